@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from postroom.adapters.compose import Postroom, list_mailboxes, open_mailbox
+    from postroom.adapters.compose.capture import open_capture
     from postroom.adapters.compose.connect import Connection, connect
     from postroom.adapters.compose.event_targets import MailboxTarget
     from postroom.adapters.compose.export import export_messages
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from postroom.adapters.kafka.settings import KafkaSettings
     from postroom.adapters.nats.definitions import ConsumerDefinition, StreamDefinition
     from postroom.adapters.nats.settings import NatsSettings
+    from postroom.adapters.postgres.capture.settings import CaptureColumns, CaptureSettings
     from postroom.adapters.postgres.messaging.middleware import (
         acknowledge,
         current_transaction,
@@ -53,7 +55,10 @@ if TYPE_CHECKING:
     from postroom.adapters.rabbitmq.settings import RabbitmqSettings
     from postroom.adapters.sql.mailbox_outbox import AsyncMailboxOutbox, MailboxOutbox
     from postroom.adapters.sync_mailbox import SyncMailbox, SyncMessageStream, SyncReceivedMessage
+    from postroom.application.erasure.policy import SubjectPolicy
+    from postroom.application.erasure.settings import ErasureSettings
     from postroom.application.extras import MissingExtra
+    from postroom.application.inbox.event_handlers import EventHandlers
     from postroom.application.inbox.settings import InboxSettings
     from postroom.application.mailbox.administer import PurgeTopic, RedriveDeadLetters, SetTopicPolicy
     from postroom.application.mailbox.receive import ReceiveMessages
@@ -132,6 +137,8 @@ __all__ = [
     "Backlog",
     "BrokenLog",
     "BrokenProjection",
+    "CaptureColumns",
+    "CaptureSettings",
     "Changes",
     "Chart",
     "ClientTls",
@@ -142,7 +149,9 @@ __all__ = [
     "DeleteOldEvents",
     "DuplicateInboxMessage",
     "EnvelopeProblem",
+    "ErasureSettings",
     "EventFilter",
+    "EventHandlers",
     "EventProjection",
     "Explanation",
     "ExtendVisibility",
@@ -215,6 +224,7 @@ __all__ = [
     "SourceMessage",
     "StaleReceipt",
     "StreamDefinition",
+    "SubjectPolicy",
     "SyncMailbox",
     "SyncMessageStream",
     "SyncReceivedMessage",
@@ -236,6 +246,7 @@ __all__ = [
     "load_namespaces",
     "migrate_messaging",
     "migrate_store",
+    "open_capture",
     "open_dead_letters",
     "open_follower",
     "open_inbox",
@@ -261,6 +272,7 @@ __all__ = [
 # The module of each public name, for those who import it at run time.
 _NAMES = {
     "adapters.compose": "Postroom list_mailboxes open_mailbox",
+    "adapters.compose.capture": "open_capture",
     "adapters.compose.queries": "Projections Reader read_mailbox read_projections",
     "adapters.compose.projections": "rebuild_projections roll_back_projections verify_projections",
     "adapters.compose.connect": "Connection connect",
@@ -280,6 +292,7 @@ _NAMES = {
     "adapters.http.signature": "verify_signature",
     "adapters.kafka.settings": "KafkaSettings",
     "adapters.nats.settings": "NatsSettings",
+    "adapters.postgres.capture.settings": "CaptureColumns CaptureSettings",
     "adapters.postgres.messaging.middleware": (
         "acknowledge current_transaction inbox outbox pipeline transaction"
     ),
@@ -289,7 +302,10 @@ _NAMES = {
     "adapters.rabbitmq.settings": "RabbitmqSettings",
     "adapters.sync_mailbox": "SyncMailbox SyncMessageStream SyncReceivedMessage",
     "adapters.sql.mailbox_outbox": "AsyncMailboxOutbox MailboxOutbox",
+    "application.erasure.policy": "SubjectPolicy",
+    "application.erasure.settings": "ErasureSettings",
     "application.extras": "MissingExtra",
+    "application.inbox.event_handlers": "EventHandlers",
     "application.inbox.settings": "InboxSettings",
     "application.mailbox.administer": "PurgeTopic RedriveDeadLetters SetTopicPolicy",
     "application.mailbox.receive": "ReceiveMessages",

@@ -1,4 +1,4 @@
-"""Anchors: ends of logs that are kept apart from the store, so that a later verification can rely on them."""
+"""Anchors: ends of logs that are stored outside of the store, for later verifications."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -12,14 +12,14 @@ from postroom.domain.errors import BrokenLog, InvalidRequest
 
 
 class Anchor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The end of a log at one time.
+    """The end of a log at a moment.
 
     Arguments:
-        log: the mailbox, or another log of the store.
+        log: the mailbox, or the name of a reserved log.
         position: last position of a commit.
-        chain: its chain hash in hex, which depends on every event before it.
-        at: its log time, µs.
-        anchored_at: wall clock, µs since 1970 UTC.
+        chain: chain hash of the commit in hex, which depends on all earlier events.
+        at: log time of the commit in µs.
+        anchored_at: wall clock in µs since 1970 UTC.
         timestamp: response of an RFC 3161 authority for the other fields, or None.
     """
 
@@ -31,7 +31,7 @@ class Anchor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timestamp: bytes | None = None
 
     def signed_bytes(self) -> bytes:
-        """Return what a time stamp is for: the anchor's encoding without it."""
+        """Return the bytes that a time stamp certifies: the encoded anchor without its time stamp."""
         return encode_anchor(msgspec.structs.replace(self, timestamp=None))
 
 
@@ -60,25 +60,25 @@ def decode_anchor(line: bytes, where: str) -> Anchor:
     is_valid = anchor is not None and anchor.position > 0 and _CHAIN.fullmatch(anchor.chain)
     if anchor is None or not is_valid or encode_anchor(anchor) != line:
         raise InvalidRequest(
-            f"{where} is not an anchor that postroom anchor wrote; name another file, or restore this one."
+            f"{where} is not an anchor of postroom anchor; name another file, or restore this one."
         )
     return anchor
 
 
 def next_anchor(log: EventLogReader, anchors: Iterable[Anchor], now: int) -> Anchor | None:
-    """Return an anchor of the present end of a log; None if it is empty, or anchored already.
+    """Return an anchor of the current end of a log, or None if it is empty or already anchored.
 
     Arguments:
-        anchors: earlier ones, oldest first; the log must still contain the newest of its own.
-        now: wall clock, µs.
+        anchors: earlier anchors, oldest first; the log must still contain its newest one.
+        now: wall clock in µs.
 
-    Raises: BrokenLog when the log was cut or rewritten since.
+    Raises: BrokenLog if the log was truncated or rewritten since its newest anchor.
     """
     newest = next((each for each in reversed(list(anchors)) if each.log == log.mailbox), None)
     head, first = log.head(), log.first_position()
     if newest is not None:
         if head is None or head.position < newest.position:
-            raise _cut(log.mailbox, 0 if head is None else head.position, newest.position)
+            raise truncated(log.mailbox, 0 if head is None else head.position, newest.position)
         is_removed = first is not None and newest.position < first
         if not is_removed and not ends_with(log, newest.position, bytes.fromhex(newest.chain)):
             raise _rewritten(log.mailbox, newest.position)
@@ -88,9 +88,9 @@ def next_anchor(log: EventLogReader, anchors: Iterable[Anchor], now: int) -> Anc
 
 
 def check_logs(anchors: Iterable[Anchor], logs: Sequence[str], store: str) -> None:
-    """Check that a store has every log that was anchored.
+    """Check that a store has all anchored logs.
 
-    Raises: BrokenLog for one that is missing.
+    Raises: BrokenLog for a missing log.
     """
     for each in anchors:
         if each.log not in logs:
@@ -102,13 +102,13 @@ def check_logs(anchors: Iterable[Anchor], logs: Sequence[str], store: str) -> No
 
 
 class ExpectedEnds:
-    """Ends of commits that a log has had; `check` takes its commits in order, `finish` its last position.
+    """Checks that a log contains known ends of commits; `check` takes its commits in order.
 
     Arguments:
         ends: positions with chain hashes in hex.
-        start, link: position and chain hash before the first commit; ends before them can't be checked.
+        start, link: position and chain hash before the first commit; earlier ends can't be checked.
 
-    Raises: BrokenLog when the log begins with another commit than the one at `start`.
+    Raises: BrokenLog if the log begins with another commit than the one at `start`.
     """
 
     def __init__(self, log: str, ends: Iterable[tuple[int, str]], start: int, link: bytes) -> None:
@@ -124,7 +124,7 @@ class ExpectedEnds:
     def finish(self, last: int) -> None:
         """Check that the log, which ends at `last`, has reached every expected end."""
         if self._ends:
-            raise _cut(self._log, last, self._ends[0][0])
+            raise truncated(self._log, last, self._ends[0][0])
 
     def _pass(self, last: int, chain: bytes) -> None:
         while self._ends and self._ends[-1][0] <= last:
@@ -133,7 +133,8 @@ class ExpectedEnds:
                 raise _rewritten(self._log, end[0])
 
 
-def _cut(log: str, last: int, position: int) -> BrokenLog:
+def truncated(log: str, last: int, position: int) -> BrokenLog:
+    """Return the error for a log that ends at position `last`, but contained `position` before."""
     return BrokenLog(
         f"The log of mailbox {log} ends at position {last}, but it reached {position} before: its end was "
         "cut off. Restore the store from a backup.",

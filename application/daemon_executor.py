@@ -1,4 +1,4 @@
-"""Threads for blocking work that go on until the process ends."""
+"""Threads for blocking work that run until the process ends."""
 
 import queue
 import threading

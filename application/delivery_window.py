@@ -16,7 +16,7 @@ _NEVER = 1 << 63
 class DeliveryWindow:
     """The unsettled deliveries of one stream.
 
-    A delivery whose visibility timeout has ended takes no room: its message is delivered anew.
+    A delivery whose visibility timeout has ended takes no room, as its message is redelivered.
 
     Arguments:
         capacity: maximum number of them.

@@ -109,7 +109,7 @@ _TEXT_HEADERS = tuple(
 
 
 def _key(name: str) -> str:
-    """Return what names of one header have in common: pages write `correlation id`, and HTTP `X-Card`."""
+    """Return the canonical name of a header: pages write `correlation id`, and HTTP `X-Card`."""
     return name.casefold().replace("-", "_").replace(" ", "_")
 
 
@@ -146,7 +146,7 @@ def _index(part: str, length: int) -> list[int]:
 
 
 def _decode(text: str) -> tuple[Any, bool]:
-    """Return what JSON stands for, and whether any of its objects repeats a name."""
+    """Return the value of JSON, and whether any of its objects repeats a name."""
     repeats_names = False
 
     def to_object(members: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -124,7 +124,7 @@ class DeliveredMessage(msgspec.Struct, gc=False, eq=False):
 
     @property
     def delivery(self) -> MessageDelivery:
-        """Return what the owner handed over, for a surface that hands it on."""
+        """Return the message as the owner returned it, for a surface that forwards it."""
         return self._delivery
 
     def json(self) -> Any:

@@ -52,7 +52,7 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 Measure = Callable[[], Awaitable[Sequence[Metric]]]
-"""Return the present metrics; raises a PostroomError when they can't be read."""
+"""Returns the current metrics; raises a PostroomError if they can't be read."""
 
 
 def counter(name: str, text: str, value: float) -> Metric:
@@ -90,7 +90,7 @@ def merge(metrics: Iterable[Metric]) -> list[Metric]:
 
 
 def label(name: str, sources: Mapping[str, Iterable[Metric]]) -> list[Metric]:
-    """Return the metrics of several sources, one for each name; a label tells the sources apart.
+    """Return the metrics of several sources, one for each name, with a label for the source.
 
     Arguments:
         name: of the label.

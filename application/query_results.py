@@ -55,7 +55,11 @@ class HistoryEntry(msgspec.Struct, frozen=True):
 
 
 class MessageDetail(msgspec.Struct, frozen=True):
-    """A message with its present state, headers and history."""
+    """A message with its current state, headers and history.
+
+    Arguments:
+        erased: whether the key of its subject was destroyed; the payload in `item` is ciphertext then.
+    """
 
     mailbox: str
     message_id: str
@@ -69,6 +73,7 @@ class MessageDetail(msgspec.Struct, frozen=True):
     intact: bool
     item: MailboxItem
     history: list[HistoryEntry]
+    erased: bool = False
 
 
 class HistoryStep(msgspec.Struct, frozen=True):
@@ -97,7 +102,7 @@ class DeliveryExplanation(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """A message's history, its deliveries, and its present state with the reason for it."""
+    """A message's history, its deliveries, and its current state with the reason for it."""
 
     mailbox: str
     message_id: str
@@ -129,7 +134,8 @@ class PeekedMessage(msgspec.Struct, frozen=True):
 
     Arguments:
         attempts: deliveries so far.
-        payload: None where the stored bytes do not match their hash; a receive dead-letters such a message.
+        payload: None where the stored bytes do not match their hash, or the message was erased; a receive
+            dead-letters or removes such a message.
     """
 
     message_id: str

@@ -152,7 +152,7 @@ Raises: NotFound, or WrongOwner, for a mailbox that this process does not serve;
 
 
 def only(service: Service) -> FindService:
-    """Return what finds the service of a process that serves one mailbox, whatever name is given.
+    """Return the lookup of a process that serves one mailbox, which ignores the name.
 
     A server refuses another name after it has checked the token, and so shows its own to nobody else.
     """

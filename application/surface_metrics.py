@@ -28,7 +28,7 @@ class SurfaceMetrics:
         self._rejected: Counter[str] = Counter()
 
     def answered_http(self, method: str, route: str, status: int) -> None:
-        """Count a request over HTTP that was answered; its route is `other` if there is none."""
+        """Count an answered HTTP request; the route of an unknown path is `other`."""
         name = method if method in ("GET", "HEAD", "POST", "PUT") else "other"
         self._http[name, route, status] += 1
 

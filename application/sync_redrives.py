@@ -24,7 +24,7 @@ class SyncRedrives:
         """Return the answer of a call."""
 
     def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
-        """Return what a job would select; see `Mailbox.preview_redrive`."""
+        """Return the dead letters that a job would select; see `Mailbox.preview_redrive`."""
         return self._run(self._open.preview_redrive(spec))
 
     def start_redrive(

@@ -23,7 +23,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=False):
 
 
 class StoredEvent(Event, frozen=True, gc=False):
-    """An event of a log that is not a mailbox's, in the encoding of whoever wrote it.
+    """An event of a reserved log, in the encoding of its writer.
 
     Arguments:
         topic: name of its type.

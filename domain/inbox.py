@@ -9,8 +9,8 @@ from postroom.domain.errors import DuplicateInboxMessage, InvalidTimestamp, Unav
 from postroom.domain.event import Event
 from postroom.domain.policy import backoff_ms
 
-Outcome = Literal["processed", "already_processed", "poison", "unreadable", "failed"]
-DeadLetterReason = Literal["poison", "unreadable", "max_deliver"]
+Outcome = Literal["processed", "already_processed", "poison", "unreadable", "unhandled", "failed"]
+DeadLetterReason = Literal["poison", "unreadable", "unhandled", "max_deliver"]
 
 MAX_REASON = 1_000
 """Longer reasons are truncated."""
@@ -224,7 +224,8 @@ class HandlerResult(msgspec.Struct, frozen=True):
     """Response of a handler to a message.
 
     Arguments:
-        outcome: `poison` if the handler rejects the message permanently, `unreadable` if it isn't a request.
+        outcome: `poison` if the handler rejects the message permanently, `unreadable` if it isn't a request,
+            `unhandled` if its event type has no handler.
         reason: why the message was not processed.
         retry_after_ms: delay that the handler asks for before the next delivery.
     """
@@ -287,7 +288,7 @@ def settle(
     match result.outcome:
         case "processed" | "already_processed":
             return Acknowledge()
-        case "poison" | "unreadable":
+        case "poison" | "unreadable" | "unhandled":
             return RouteToDeadLetter(result.outcome, reason)
     if attempt >= policy.max_deliver or (policy.server_limit and delivered >= policy.server_limit):
         return RouteToDeadLetter("max_deliver", reason)

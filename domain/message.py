@@ -17,7 +17,7 @@ MAX_EPOCH = (1 << 48) - 1
 
 RequeueReason = Literal["nacked", "visibility_expired"]
 DeadReason = Literal["max_attempts", "rejected", "ttl_expired", "retention_expired", "integrity", "replaced"]
-ExpiryReason = Literal["retention", "capacity", "purged", "archived", "undone"]
+ExpiryReason = Literal["retention", "capacity", "purged", "archived", "undone", "erased"]
 REPLACED: DeadReason = "replaced"
 """Reason of a dead letter of which a redrive job sent a copy (ADR 0082)."""
 

@@ -88,7 +88,7 @@ def simulate_grid(
 
 
 def effect_of(actual: Outcome, best: Outcome, worst: Outcome) -> Effect:
-    """Return what changes do to a message with these outcomes."""
+    """Return the effect of changes on a message with these outcomes."""
     if best == actual == worst:
         return "unchanged"
     if actual.dead_letterings:

@@ -137,7 +137,7 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         topics: exact names or globs, any of which may match (see `topic_matches`).
         principals: publishers, any of which may match.
         statuses: of the message, any of which may match.
-        headers: custom headers that must all be present with exactly these values.
+        headers: custom headers that a message must have with exactly these values.
         text: substrings, separated by blanks, each of which must occur in some header, ignoring case (see
             `searchable_text`).
         match: words that must all occur as whole words in headers other than ids, or in searched bodies;

@@ -23,7 +23,7 @@ from postroom.application.mailbox.runs import HASH_BYTES, AnyRun, SentRun, Store
 from postroom.domain.commit import Commit
 from postroom.domain.errors import BrokenLog
 from postroom.domain.names import STREAM_BYTES
-from postroom.projections.log_columns import COLUMNS, arrow_schema
+from postroom.projections.log_columns import COLUMNS, HEADER_COLUMNS, arrow_schema
 from postroom.projections.log_conditions import Condition, may_match, to_arrow
 from postroom.projections.log_extent import LogExtent, Range, split
 from postroom.projections.ports.log_reader import POSITIONS_PER_READ
@@ -32,33 +32,14 @@ ROWS_PER_BATCH = 20_000
 BYTES_PER_BATCH = 32 << 20
 """Size of the commits of a batch, as they are encoded."""
 
+_SINGULAR = ("due", "expires_at", "custom_headers")
 FIELDS = {
-    "version": "versions",
-    "distance": "distances",
-    "topic": "topics",
-    "shard": "shards",
-    "attempt": "attempts",
-    "due": "due",
-    "expires_at": "expires_at",
-    "reason": "reasons",
-    "last_error": "last_errors",
-    "consumer": "consumers",
-    "priority": "priorities",
-    "size": "sizes",
-    "idem_key": "idem_keys",
-    "timestamp": "timestamps",
-    "message_id": "message_ids",
-    "content_type": "content_types",
-    "schema_url": "schema_urls",
-    "schema_version": "schema_versions",
-    "encryption": "encryptions",
-    "correlation_id": "correlation_ids",
-    "principal": "principals",
-    "namespace": "namespaces",
-    "trace_id": "trace_ids",
-    "span_id": "span_ids",
-    "custom_headers": "custom_headers",
-}
+    name: name if name in _SINGULAR else f"{name}s"
+    for name in (
+        *("version", "distance", "topic", "shard", "attempt", "due", "expires_at", "reason", "last_error"),
+        *("consumer", "size", "idem_key", *HEADER_COLUMNS),
+    )
+} | {"priority": "priorities"}
 """Fields of runs that are columns of the log."""
 JOINED = {
     "stream": ("streams", STREAM_BYTES),

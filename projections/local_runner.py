@@ -41,5 +41,5 @@ class LocalRunner:
         return items
 
     def reason(self, error: Exception) -> str:
-        """Return what a task raised; see `Runner.reason`."""
+        """Return the error of a task; see `Runner.reason`."""
         return str(error).partition("\n")[0] or summarize(error)

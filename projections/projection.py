@@ -222,7 +222,7 @@ def _load(name: str) -> Projection:
 
 
 def _defect(projection: Projection) -> str | None:
-    """Return what is wrong with a projection, or None."""
+    """Return the problem of a projection, or None."""
     names = [column.name for column in projection.columns]
     invalid = next((name for name in (projection.name, *names) if not _NAME.match(name)), None)
     if invalid is not None:

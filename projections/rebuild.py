@@ -30,9 +30,6 @@ from postroom.projections.progress import Progress, Stopwatch
 from postroom.projections.projection import load_projections
 from postroom.projections.tasks import RebuildTasks, Work
 
-PHASES = ("start", "fold", "load", "index", "catch_up", "flip")
-"""Phases of a rebuild: start the runner; read, fold and write in tasks; load staged rows and merge by key;
-build indexes; apply the records logged since the rebuild began; make the version the active one."""
 ALIASES = {"search": "mailbox"}
 """Other names of models that `only` accepts: search reads the messages' table."""
 
@@ -55,7 +52,7 @@ class RebuildReport(msgspec.Struct, frozen=True):
         rows: number of rows of each model that was built.
         parts, resumed: number of parts, and of those completed by an earlier, interrupted rebuild.
         parked: number of records that could not be folded and were left out.
-        seconds: duration of each phase, and `total`.
+        seconds: duration of each phase (start, fold, load, index, catch_up, flip), and `total`.
         task_seconds: time spent in `read`, `fold` and `write`, summed over all concurrent tasks.
         differences: from the previously active version, a sentence each; None without a comparison.
     """
@@ -120,7 +117,7 @@ def rebuild(
         bodies: topics whose bodies are searched for words.
         restart: begin a new version instead of continuing an interrupted rebuild.
         verify: check the hashes of all commits and envelopes.
-        allow_gaps: go on when records are missing from the log.
+        allow_gaps: ignore missing log records.
         progress: called repeatedly, from this thread.
 
     Raises: NotFound when the store does not exist; InvalidRequest for an unknown model or position;

@@ -8,6 +8,7 @@ import msgspec
 from typer import Argument, Option
 
 from postroom.adapters.cli.exit_codes import NOTHING
+from postroom.adapters.cli.filters import From
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.time_arguments import parse_micros
 
@@ -24,6 +25,7 @@ def activity(
     until: Annotated[str | None, Option(metavar="TIME", help="End (exclusive), in the same format.")] = None,
     limit: Annotated[int, Option(help="Rows per page, up to 1000.")] = 100,
     cursor: Annotated[str | None, Option(help="Continue after the page that printed this cursor.")] = None,
+    source: From = None,
 ) -> int | None:
     """Count events by hour or day, topic and type, latest first, as of the read models.
 
@@ -41,7 +43,7 @@ def activity(
         limit=limit,
         cursor=cursor,
     )
-    with closing(open_read_models(session.existing_store())) as models:
+    with closing(open_read_models(session.existing_store(), source)) as models:
         page = models.activity(criteria)
     if session.out.as_json:
         session.out.json({"period": period, **msgspec.structs.asdict(page)})

@@ -1,4 +1,4 @@
-"""`postroom anchor`: keep the ends of logs apart from the store."""
+"""`postroom anchor`: store the ends of logs outside of the store."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,25 +11,25 @@ from postroom.application.pluralize import pluralize
 
 def anchor(
     session: Session,
-    file: Annotated[str, Argument(metavar="FILE", help="File of anchors; created if it is missing.")],
+    file: Annotated[str, Argument(metavar="FILE", help="Anchor file; created if it is missing.")],
     git: Annotated[bool, Option("--git", help="Commit FILE to the git repository that contains it.")] = False,
     timestamp: Annotated[
         str | None,
-        Option(metavar="URL", help="Let this RFC 3161 authority certify when each anchor existed."),
+        Option(metavar="URL", help="Request a time stamp for each anchor from this RFC 3161 authority."),
     ] = None,
 ) -> None:
-    """Append the end of each log to a file, so that `verify --anchor` finds a log that was cut or rewritten.
+    """Append the end of each log to a file, so that `verify --anchor` detects truncated or rewritten logs.
 
-    Without --mailbox, the logs of audited accesses and of capabilities are anchored as well. A log that was
-    cut or rewritten since its last anchor gets none: the command fails. Keep FILE where those who can write
-    the store can't.
+    Without --mailbox, the audit log and the log of capabilities are anchored as well. If a log was truncated
+    or rewritten since its last anchor, the command fails. Store FILE where users with access to the store
+    can't write.
     """
     from postroom.adapters.cli.tables import Time
     from postroom.adapters.compose.anchors import anchor_store
 
     store = session.existing_store()
     if session.settings.mailbox is not None:
-        session.mailboxes()  # which checks its name
+        session.mailboxes()  # checks its name
     result = anchor_store(
         store, Path(file), mailbox=session.settings.mailbox, git=git, timestamp_url=timestamp
     )

@@ -25,6 +25,7 @@ from postroom.adapters.compose.settings import (
     RabbitmqSettings,
 )
 from postroom.adapters.compose.tracing import TracingSettings
+from postroom.application.erasure.settings import ErasureSettings
 from postroom.application.inbox.settings import InboxSettings
 from postroom.application.outbox.settings import OutboxSettings
 from postroom.domain.names import describe_choices
@@ -45,6 +46,7 @@ _KINDS: Mapping[str, type[msgspec.Struct]] = {
     "outbox": OutboxSettings,
     "inbox": InboxSettings,
     "owner": OwnerSection,
+    "erasure": ErasureSettings,
     "relay": RelaySettings,
     "tracing": TracingSettings,
     "cluster": ClusterSettings,

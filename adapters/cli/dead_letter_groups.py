@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 from typer import Argument, Option
 
 from postroom.adapters.cli.exit_codes import NOTHING
+from postroom.adapters.cli.filters import From
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import parse_time
 from postroom.application.pluralize import pluralize
@@ -39,6 +40,7 @@ def group_dead_letters(
     bars: Annotated[int, Option(help="With --json: number of bars of the trends, up to 200.")] = 24,
     limit: Annotated[int, Option(help="Groups per page, up to 1000.")] = 100,
     cursor: Annotated[str | None, Option(help="Continue after the page that printed this cursor.")] = None,
+    source: From = None,
 ) -> int | None:
     """Group dead letters, by default by fingerprint and topic, as of the read models.
 
@@ -62,7 +64,7 @@ def group_dead_letters(
         limit=limit,
         cursor=cursor,
     )
-    with read_projections(session.existing_store()) as projections:
+    with read_projections(session.existing_store(), source) as projections:
         page = projections.group_dead_letters(filter_)
     if session.out.as_json:
         session.out.json(page)

@@ -1,13 +1,16 @@
 """`postroom dlq`: list, show, redrive and purge dead letters."""
 
 import sys
+from collections.abc import Sequence
+from contextlib import closing
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
 from postroom.adapters.cli.exit_codes import REFUSED
+from postroom.adapters.cli.filters import From
 from postroom.adapters.cli.inspect import find_message, show_detail
 from postroom.adapters.cli.remote import use_mailbox
 from postroom.adapters.cli.session import Session
@@ -15,6 +18,10 @@ from postroom.adapters.cli.time_arguments import Archive, At, parse_moment
 from postroom.adapters.cli.topic import note_unknown_topic
 from postroom.adapters.cli.values import WrongUsage
 from postroom.domain.errors import NotFound
+
+if TYPE_CHECKING:
+    from postroom.application.ports.dead_letters import DeadLetter as StoredDeadLetter
+    from postroom.application.query_results import DeadLetter
 
 Topic = Annotated[str, Argument(help="Topic.")]
 
@@ -24,20 +31,62 @@ def list_dead_letters(
     topic: Annotated[str | None, Argument(help="Only this topic.")] = None,
     reason: Annotated[str | None, Option(help="Only this reason, such as max_attempts.")] = None,
     limit: Annotated[int, Option(help="Dead letters per page, up to 1000.")] = 100,
-    cursor: Annotated[int, Option(help="Continue after the page that printed this cursor.")] = 0,
+    cursor: Annotated[str | None, Option(help="Continue after the page that printed this cursor.")] = None,
     at: At = None,
     archive: Archive = None,
+    source: From = None,
 ) -> None:
-    """List the dead letters of a mailbox, oldest first, now or at an earlier time."""
+    """List the dead letters of a mailbox, oldest first, now or at an earlier time.
+
+    With --from, the read models answer, as of their last update, latest first.
+    """
+    if source is not None:
+        if at is not None or archive is not None:
+            raise WrongUsage("--from reads the current dead letters of read models; omit --at and --archive.")
+        _list_stored(session, source, topic, reason, limit, cursor)
+        return
+    if cursor is not None and not cursor.isdecimal():
+        raise WrongUsage(f"--cursor {cursor!r} is not a number; use the cursor of the previous page.")
     moment = None if at is None else parse_moment(at, datetime.now(UTC))
     with session.read(session.mailbox, archive) as reader:
-        letters = reader.list_dead_letters(topic, reason=reason, limit=limit, cursor=cursor, at=moment)
+        letters = reader.list_dead_letters(
+            topic, reason=reason, limit=limit, cursor=int(cursor or 0), at=moment
+        )
         if topic is not None and not letters:
             note_unknown_topic(session, topic, reader.list_topics())
     next_cursor = letters[-1].position if len(letters) == limit else None
     if session.out.as_json:
         session.out.json({"dead_letters": letters, "next_cursor": next_cursor, "dlq_profile": "durable"})
         return
+    _show_letters(session, letters)
+    if next_cursor is not None:
+        session.out.note(f"There may be more; continue with --cursor {next_cursor}.")
+
+
+def _list_stored(
+    session: Session, source: str, topic: str | None, reason: str | None, limit: int, cursor: str | None
+) -> None:
+    from postroom.adapters.compose.queries import open_read_models
+    from postroom.application.ports.dead_letters import DeadLetterFilter
+
+    criteria = DeadLetterFilter(
+        mailbox=session.mailbox,
+        topics=() if topic is None else (topic,),
+        reason=reason,
+        limit=limit,
+        cursor=cursor,
+    )
+    with closing(open_read_models(session.existing_store(), source)) as models:
+        page = models.dead_letters(criteria)
+    if session.out.as_json:
+        session.out.json({"dead_letters": page.items, "next_cursor": page.next_cursor})
+        return
+    _show_letters(session, page.items)
+    if page.next_cursor is not None:
+        session.out.note(f"There is more; continue with --cursor {page.next_cursor}.")
+
+
+def _show_letters(session: Session, letters: "Sequence[DeadLetter | StoredDeadLetter]") -> None:
     from postroom.adapters.cli.tables import Id, Time
 
     session.out.table(
@@ -55,8 +104,6 @@ def list_dead_letters(
         ],
         only_wide=("reason", "attempts"),
     )
-    if next_cursor is not None:
-        session.out.note(f"There may be more; continue with --cursor {next_cursor}.")
 
 
 def show_dead_letter(

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from postroom.domain.search import EventFilter
 
 
+From = Annotated[
+    str | None,
+    Option("--from", metavar="TARGET", help="Read models in clickhouse: or chdb: instead of the store's."),
+]
+
+
 def search_filter(
     session: Session,
     text: Annotated[

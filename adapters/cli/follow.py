@@ -18,17 +18,22 @@ async def follow(
     batch: Annotated[
         int, Option(metavar="N", min=1, help="Maximum number of log records in a batch.")
     ] = 300_000,
+    into: Annotated[
+        str | None,
+        Option(metavar="TARGET", help="Update read models in clickhouse: or chdb: instead of the store's."),
+    ] = None,
     metrics_port: MetricsPort = None,
 ) -> None:
     """Apply new log records to the read models continuously, until interrupted.
 
-    One process at a time follows a store; others stand by to take over. A rebuild may run at the same time.
+    One process at a time follows a store into one place; others stand by to take over. A rebuild may run
+    at the same time.
     """
     store = session.existing_store()
     from postroom.adapters.compose.follow import open_follower
 
     with (
-        open_follower(store, max_events=batch) as follower,
+        open_follower(store, max_events=batch, into=into) as follower,
         refresh_contexts(session, store),
         monitoring(session, metrics_port, follower.monitor),
     ):

@@ -10,8 +10,9 @@ import msgspec
 from typer import Argument, Option
 
 from postroom.adapters.cli.exit_codes import REFUSED
-from postroom.adapters.cli.messaging import show_backlog, show_cleanup
+from postroom.adapters.cli.messaging import Database, Nats, show_backlog, show_cleanup
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
+from postroom.adapters.cli.python_object import load_object
 from postroom.adapters.cli.running import running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.streams import consumer_definition
@@ -28,18 +29,15 @@ if TYPE_CHECKING:
         MessagingSettings,
     )
     from postroom.adapters.compose.streams import ConsumerDefinition
+    from postroom.application.inbox.event_handlers import EventHandlers
 
 EXTRAS = "http,nats,postgres"
 """Of the commands of the inbox, together, so that one installation is enough."""
 
-Database = Annotated[
-    str | None, Option("--database", metavar="URL", help="Database of the service. [messaging.database]")
-]
 Context = Annotated[
     str | None,
     Option("--context", metavar="NAME", help="Context of the inbox, such as sea. [messaging.context]"),
 ]
-Nats = Annotated[str | None, Option("--nats", metavar="URL", help="NATS URL. [nats.url]")]
 Consumer = Annotated[
     str | None,
     Option(
@@ -50,6 +48,14 @@ Consumer = Annotated[
 ]
 Handler = Annotated[
     str | None, Option("--handler", metavar="URL", help="URL that events are posted to. [inbox.handler]")
+]
+Functions = Annotated[
+    str | None,
+    Option(
+        "--handlers",
+        metavar="MODULE:NAME",
+        help="EventHandlers to call instead of URLs, such as shop:handlers.",
+    ),
 ]
 Allow = Annotated[
     list[str] | None,
@@ -77,6 +83,7 @@ async def consume(
     once: Annotated[bool, Option("--once", help="Process the pending messages, then exit.")] = False,
     consumer: Consumer = None,
     handler: Handler = None,
+    handlers: Functions = None,
     allow: Allow = None,
     concurrency: Annotated[
         int | None, Option(metavar="N", help="Maximum number of messages in progress. [inbox.concurrency]")
@@ -86,11 +93,12 @@ async def consume(
     nats: Nats = None,
     metrics_port: MetricsPort = None,
 ) -> None:
-    """Deliver messages of a stream to the handler, until interrupted.
+    """Deliver messages of a stream to the handlers of their event types, until interrupted.
 
     200 and 409 acknowledge a message, 422 dead-letters it, and everything else is retried. Several workers
     share the messages.
     """
+    functions = _load_functions(handler, handlers)
     with explain_missing_extra(EXTRAS):
         from postroom.adapters.compose.inbox import NatsSettings, open_monitored_worker
 
@@ -99,8 +107,12 @@ async def consume(
     definition = _consumer(session, settings.consumer)
     server = session.settings.section("nats", NatsSettings, {"url": nats})
     stop = asyncio.Event()
-    async with open_monitored_worker(messaging, server, definition, settings) as (worker, monitor):
-        session.out.note(f"Delivering messages of {definition.name} to {settings.handler}.")
+    async with open_monitored_worker(messaging, server, definition, settings, handler=functions) as (
+        worker,
+        monitor,
+    ):
+        destination = handlers or ", ".join(dict.fromkeys(settings.urls.values()))
+        session.out.note(f"Delivering messages of {definition.name} to {destination}.")
         with monitoring(session, metrics_port, monitor):
             async with running(session, _stop_or_cancel(stop)):
                 await worker.run(stop, until_idle=once)
@@ -171,6 +183,7 @@ async def redrive(
     consumer: ConsumerName = None,
     limit: Annotated[int | None, Option(min=1, help="Maximum number of dead letters.")] = None,
     handler: Handler = None,
+    handlers: Functions = None,
     allow: Allow = None,
     database: Database = None,
     context: Context = None,
@@ -181,8 +194,9 @@ async def redrive(
     Those processed are removed. One that fails remains, as do the later dead letters of its aggregate.
     """
     outcomes: Counter[str] = Counter()
+    functions = _load_functions(handler, handlers)
     options = None if dry_run else {"handler": handler, "allow": allow}
-    async with _open_admin(session, database, context, nats, options) as admin:
+    async with _open_admin(session, database, context, nats, options, functions) as admin:
         letters = (await admin.list(subject, consumer))[:limit]
         if dry_run:
             _show(session, letters)
@@ -233,15 +247,34 @@ async def _open_admin(
     context: str | None,
     nats: str | None,
     handler: dict[str, Any] | None = None,
+    functions: "EventHandlers | None" = None,
 ) -> AsyncIterator["DeadLetterAdmin"]:
-    """Open the dead letters; `handler` has the options of the handler, None only lists and discards."""
+    """Open the dead letters.
+
+    Arguments:
+        handler: options of the handler; None only lists and discards.
+        functions: to call instead of it.
+    """
     with explain_missing_extra(EXTRAS):
         from postroom.adapters.compose.inbox import NatsSettings, open_dead_letters
 
     messaging, settings = _settings(session, database, context, handler)
     server = session.settings.section("nats", NatsSettings, {"url": nats})
-    async with open_dead_letters(messaging, server, settings, can_redrive=handler is not None) as admin:
+    async with open_dead_letters(
+        messaging, server, settings, can_redrive=handler is not None, handler=functions
+    ) as admin:
         yield admin
+
+
+def _load_functions(handler: str | None, functions: str | None) -> "EventHandlers | None":
+    """Return the `EventHandlers` that `--handlers` names, if any."""
+    from postroom.application.inbox.event_handlers import EventHandlers
+
+    if functions is None:
+        return None
+    if handler is not None:
+        raise WrongUsage("--handler and --handlers exclude each other; pass one of them.")
+    return load_object(functions, EventHandlers)
 
 
 def _settings(
@@ -285,7 +318,7 @@ def _consumer(session: Session, name: str) -> "ConsumerDefinition":
 
 
 def _stop_or_cancel(stop: asyncio.Event) -> Callable[[], None]:
-    """Return what finishes the messages in progress at its first call, and cancels them at its second."""
+    """Return a function that stops the worker at its first call, and cancels its messages at the second."""
     task = asyncio.current_task()
     assert task is not None
 

@@ -1,6 +1,7 @@
-"""`postroom backlog`, `show` and `verify`: queries on the logs of a store, not on its read models."""
+"""`postroom backlog`, `show` and `verify`: queries on the logs of a store."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -8,6 +9,7 @@ import msgspec
 from typer import Argument, Option
 
 from postroom.adapters.cli.exit_codes import INTEGRITY
+from postroom.adapters.cli.filters import From
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.time_arguments import Archive, At, parse_moment
 from postroom.adapters.cli.topic import note_unknown_topic
@@ -19,7 +21,9 @@ from postroom.adapters.cli.verification import (
     load_anchors,
     parse_expectation,
     show_anchors,
+    show_erasures,
     show_verifications,
+    verify_erasures,
 )
 from postroom.domain.errors import InvalidRequest, NotFound
 
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+BACKLOG_COLUMNS = ("mailbox", "topic", "shard", "ready", "delayed", "in flight", "dead", "oldest")
 MAX_CANDIDATES = 10
 
 
@@ -39,12 +44,18 @@ def backlog(
     topic: Annotated[str | None, Argument(help="Only this topic.")] = None,
     at: At = None,
     archive: Archive = None,
+    source: From = None,
 ) -> None:
     """Count ready, delayed, in-flight and dead messages by topic and shard, now or at an earlier time.
 
     A log position is exact to the event; a time is log time and includes every event up to it. Both are
-    computed from the log and its archive.
+    computed from the log and its archive. With --from, the read models answer, as of their last update.
     """
+    if source is not None:
+        if at is not None or archive is not None:
+            raise WrongUsage("--from reads the current backlog of read models; omit --at and --archive.")
+        _show_stored_backlog(session, topic, source)
+        return
     from postroom.adapters.cli.tables import Time
 
     moment = None if at is None else parse_moment(at, datetime.now(UTC))
@@ -61,7 +72,7 @@ def backlog(
         session.out.json({"mailboxes": backlogs})
         return
     session.out.table(
-        ("mailbox", "topic", "shard", "ready", "delayed", "in flight", "dead", "oldest"),
+        BACKLOG_COLUMNS,
         [
             (
                 each.mailbox,
@@ -90,12 +101,45 @@ def backlog(
             session.out.line(f"  paused: {', '.join(each.paused_topics)}")
 
 
+def _show_stored_backlog(session: Session, topic: str | None, source: str) -> None:
+    from postroom.adapters.cli.tables import Time
+    from postroom.adapters.compose.queries import open_read_models
+    from postroom.application.ports.paging import MAX_LIMIT
+    from postroom.application.ports.read_models import BacklogFilter, ShardBacklog
+
+    criteria = BacklogFilter(
+        mailbox=session.settings.mailbox, topics=() if topic is None else (topic,), limit=MAX_LIMIT
+    )
+    shards: list[ShardBacklog] = []
+    with closing(open_read_models(session.existing_store(), source)) as models:
+        while True:
+            page = models.backlog(criteria)
+            shards += page.items
+            if page.next_cursor is None:
+                break
+            criteria = msgspec.structs.replace(criteria, cursor=page.next_cursor)
+    if session.out.as_json:
+        session.out.json({"shards": shards})
+        return
+    session.out.table(
+        BACKLOG_COLUMNS,
+        [
+            (
+                *(each.mailbox, each.topic, each.shard),
+                *(each.ready, each.delayed, each.in_flight, each.dead),
+                None if each.oldest_at is None else Time(each.oldest_at),
+            )
+            for each in shards
+        ],
+    )
+
+
 def show(
     session: Session,
     message_id: Annotated[str, Argument(help="Message id, or the beginning of one.")],
     payload: Annotated[bool, Option("--payload", help="Write only the payload, byte for byte.")] = False,
     why: Annotated[
-        bool, Option("--why", help="Explain its history and its present state in sentences.")
+        bool, Option("--why", help="Explain its history and its current state in sentences.")
     ] = False,
     archive: Archive = None,
 ) -> int | None:
@@ -120,7 +164,8 @@ def verify(
 ) -> None:
     """Recompute the hashes of all logs, check their events and indexes, and report the range that is intact.
 
-    Without --mailbox, the logs of audited accesses and of capabilities are verified as well.
+    Without --mailbox, the logs of audited accesses and of capabilities are verified as well. With settings of
+    erasure, so are the signed records of erasures.
     """
     names = session.mailboxes()
     # Before the logs: they must have reached what was anchored by now.
@@ -144,11 +189,14 @@ def verify(
         from postroom.adapters.compose.audit import verify_reserved_logs
 
         others = verify_reserved_logs(session.existing_store(), anchors.anchors)
+    erasures = verify_erasures(session)
     if session.out.as_json:
-        session.out.json({"mailboxes": verifications, "logs": others, "timestamps": anchors.times})
+        facts = {"mailboxes": verifications, "logs": others, "timestamps": anchors.times}
+        session.out.json(facts | ({} if erasures is None else {"erasures": erasures._asdict()}))
     else:
         show_verifications(session, [*verifications, *others])
         show_anchors(session, anchors, [*verifications, *others])
+        show_erasures(session, erasures)
 
 
 def find_message(session: Session, message_id: str, archive: str | None = None) -> "MessageDetail":
@@ -208,8 +256,10 @@ def show_detail(
     """Write a message with its history and, of a dead letter, its lineage."""
     from postroom.domain.envelope.build import open_envelope
 
+    if detail.erased and only_payload:
+        raise NotFound(f"The payload of message {detail.message_id} was erased with the key of its subject.")
     try:
-        payload = open_envelope(detail.item.envelope_blob).payload
+        payload = b"" if detail.erased else open_envelope(detail.item.envelope_blob).payload
     except InvalidRequest:  # altered on disk, which the detail reports; the history is still shown
         payload = b""
     text, is_text = readable(payload)
@@ -219,7 +269,7 @@ def show_detail(
     if session.out.as_json:
         dead_letterings = {} if lineage is None else msgspec.to_builtins(lineage)
         session.out.json(
-            _as_json(detail) | dead_letterings | ({"payload": text} if is_text else {"payload_b64": text})
+            _as_json(detail) | dead_letterings | _payload_as_json(None if detail.erased else text, is_text)
         )
         return
     item = detail.item
@@ -231,6 +281,7 @@ def show_detail(
             ("status", f"{detail.status}, attempt {detail.attempt}"),
             ("reason", detail.reason),
             ("last error", detail.last_error),
+            ("erased", "yes: the key of its subject was destroyed" if detail.erased else None),
             ("intact", "yes" if detail.intact else "NO: it was altered on disk"),
             ("principal", item.principal),
             ("content type", item.content_type),
@@ -241,8 +292,9 @@ def show_detail(
         ]
     )
     _show_history(session, detail)
-    session.out.line()
-    session.out.payload(text, is_text)
+    if not detail.erased:
+        session.out.line()
+        session.out.payload(text, is_text)
 
 
 def _show_history(session: Session, detail: "MessageDetail") -> None:
@@ -291,6 +343,10 @@ def _show_explanation(session: Session, explanation: "Explanation") -> None:
         out.line(f"Why it was delivered {len(explanation.deliveries)} times:")
         for each in explanation.deliveries:
             out.line(f"  {each.number}. at position {each.position}, {each.at}: {each.why}")
+
+
+def _payload_as_json(text: str | None, is_text: bool) -> dict[str, str | None]:
+    return {"payload": text} if is_text else {"payload_b64": text}
 
 
 def _as_json(detail: "MessageDetail") -> dict[str, Any]:

@@ -4,7 +4,7 @@ from postroom.adapters.cli.session import Session
 
 
 async def list_mailboxes(session: Session) -> None:
-    """List the mailboxes of a store: mode, present owner, and size of the log."""
+    """List the mailboxes of a store: mode, current owner, and size of the log."""
     from postroom.adapters.compose.queries import describe_mailboxes
 
     names = session.mailboxes()

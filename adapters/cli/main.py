@@ -50,6 +50,12 @@ COMMANDS: Entries = {
     "activity": Command("activity:activity", QUERIES),
     "verify": Command("inspect:verify", OPERATIONS),
     "anchor": Command("anchor:anchor", OPERATIONS),
+    "erase": Command("erase:erase", OPERATIONS),
+    "erasure": Group(
+        "Keys with which messages of data subjects are encrypted: create their store.",
+        {"init": Command("erasure:init")},
+        OPERATIONS,
+    ),
     "audit": Group(None, {"verify": Command("audit:verify")}, OPERATIONS, target="audit:audit"),
     "token": Group(
         "Capabilities: mint, attenuate, inspect, revoke and list tokens, and rotate the keys that sign them.",

@@ -233,7 +233,7 @@ async def extend(
 async def _describe_receive(
     session: Session, postroom: "Mailbox", topic: str, has_messages: bool, visibility: str | None
 ) -> str:
-    """Return why there is no message, or for how long the messages are hidden and what to do next."""
+    """Return the reason for an empty receive, or how long the messages are hidden and what to do next."""
     from postroom.application.queries.peek_messages import explain_empty
 
     try:

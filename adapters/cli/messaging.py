@@ -1,6 +1,8 @@
-"""What the commands of the outbox and of the inbox have in common."""
+"""Options and output shared by the commands of the outbox, the inbox and streams."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
 
 from postroom.adapters.cli.session import Session
 from postroom.application.pluralize import pluralize
@@ -8,6 +10,11 @@ from postroom.application.pluralize import pluralize
 if TYPE_CHECKING:
     from postroom.application.inbox.get_backlog import InboxBacklog
     from postroom.application.outbox.operate import OutboxBacklog
+
+Database = Annotated[
+    str | None, Option("--database", metavar="URL", help="Database of the service. [messaging.database]")
+]
+Nats = Annotated[str | None, Option("--nats", metavar="URL", help="NATS URL. [nats.url]")]
 
 
 def show_backlog(session: Session, backlog: "InboxBacklog | OutboxBacklog") -> None:
@@ -22,6 +29,6 @@ def show_backlog(session: Session, backlog: "InboxBacklog | OutboxBacklog") -> N
 
 
 def show_cleanup(session: Session, removed: int | None, noun: str) -> None:
-    """Show how many rows a cleanup removed; None if another one is running."""
+    """Show the number of rows that a cleanup removed; None if another one is running."""
     text = "another cleanup is running" if removed is None else f"{pluralize(removed, noun)} removed"
     session.out.result({"removed": removed}, text)

@@ -6,7 +6,7 @@ from uuid import UUID
 import msgspec
 from typer import Argument, Option
 
-from postroom.adapters.cli.messaging import show_backlog, show_cleanup
+from postroom.adapters.cli.messaging import Database, Nats, show_backlog, show_cleanup
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
 from postroom.adapters.cli.outbox_target import EXTRAS, scheme_of, target_from_url
 from postroom.adapters.cli.running import running
@@ -18,14 +18,10 @@ from postroom.application.pluralize import pluralize
 if TYPE_CHECKING:
     from postroom.adapters.compose.outbox import MessagingSettings, OutboxSettings
 
-Database = Annotated[
-    str | None, Option("--database", metavar="URL", help="Database of the service. [messaging.database]")
-]
 Context = Annotated[
     str | None,
     Option("--context", metavar="NAME", help="First token of the events' subjects. [messaging.context]"),
 ]
-Nats = Annotated[str | None, Option("--nats", metavar="URL", help="NATS URL. [nats.url]")]
 Target = Annotated[
     str | None,
     Option(

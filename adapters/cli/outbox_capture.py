@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from postroom.adapters.cli.messaging import Database
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
-from postroom.adapters.cli.outbox import Context, Database, Exchange, Target, Topic
+from postroom.adapters.cli.outbox import Context, Exchange, Target, Topic
 from postroom.adapters.cli.outbox_target import EXTRAS, scheme_of, target_from_url
 from postroom.adapters.cli.running import running
 from postroom.adapters.cli.session import Session

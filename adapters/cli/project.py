@@ -6,6 +6,7 @@ import msgspec
 from typer import Option
 
 from postroom.adapters.cli.exit_codes import REFUSED
+from postroom.adapters.cli.filters import From
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.cli.values import WrongUsage
@@ -105,11 +106,12 @@ def status(
     parked: Annotated[
         bool, Option("--parked", help="List all parked log records instead of the first 5.")
     ] = False,
+    source: From = None,
 ) -> None:
     """Show the active version of the read models, its lag, and the parked log records."""
     from postroom.adapters.compose.queries import read_projections
 
-    with read_projections(session.existing_store()) as projections:
+    with read_projections(session.existing_store(), source) as projections:
         current = projections.get_projection_status(MAX_PARKED_LIMIT if parked else DEFAULT_PARKED_LIMIT)
     if session.out.as_json:
         session.out.json(current)

@@ -25,7 +25,7 @@ _OUTCOMES = ("redriven", "archived", "purged", "skipped", "undone")
 JobId = Annotated[str, Argument(help="Id of the job.")]
 Time = Annotated[
     str | None,
-    Option(metavar="TIME", help="In the same format: RFC 3339, ms since 1970, or an age such as 2h."),
+    Option(metavar="TIME", help="End: RFC 3339, ms since 1970, or an age such as 2h."),
 ]
 Texts = list[str] | None
 
@@ -53,29 +53,32 @@ async def start(
     trace_id: Annotated[str | None, Option(help="Trace id.")] = None,
     namespace: Annotated[str | None, Option(help="Namespace.")] = None,
     header: Annotated[Texts, Option(metavar="NAME=VALUE", help="Custom header; may be repeated.")] = None,
-    action: Annotated[str, Option(metavar="redrive|archive|purge", help="What to do.")] = "redrive",
-    rate: Annotated[int | None, Option(help="Maximum number of messages a second.")] = None,
-    delay: Annotated[str, Option(metavar="DURATION", help="Time until they may be delivered.")] = "0",
+    action: Annotated[
+        str, Option(metavar="redrive|archive|purge", help="Action on the dead letters.")
+    ] = "redrive",
+    rate: Annotated[int | None, Option(help="Maximum number of messages per second.")] = None,
+    delay: Annotated[str, Option(metavar="DURATION", help="Delay of their delivery.")] = "0",
     limit: Annotated[int | None, Option(help="Maximum number of messages.")] = None,
     to: Annotated[str | None, Option(metavar="TOPIC", help="Send copies to this topic instead.")] = None,
     set_header: Annotated[
         Texts,
-        Option(metavar="NAME=VALUE", help="Custom header of copies that are sent; may be repeated."),
+        Option(metavar="NAME=VALUE", help="Send copies with this custom header; may be repeated."),
     ] = None,
     remove_header: Annotated[
-        Texts, Option(metavar="NAME", help="Custom header that the copies lack; may be repeated.")
+        Texts, Option(metavar="NAME", help="Send copies without this custom header; may be repeated.")
     ] = None,
     merge_patch: Annotated[
-        str | None, Option(metavar="JSON|@FILE", help="JSON merge patch of the payloads, or a file with it.")
+        str | None,
+        Option(metavar="JSON|@FILE", help="Send copies with payloads changed by this JSON merge patch."),
     ] = None,
-    job_id: Annotated[str | None, Option(help="Id of the job; starting it again changes nothing.")] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be selected.")] = False,
+    job_id: Annotated[str | None, Option(help="Id of the job; repeating a start has no effect.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only show the dead letters that match.")] = False,
     detach: Annotated[bool, Option("--detach", help="Do not wait until the job has ended.")] = False,
     yes: Annotated[bool, Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> int | None:
-    """Start a job that redrives, archives or purges the dead letters of a query, of this moment.
+    """Start a job that redrives, archives or purges the current dead letters that match a query.
 
-    The owner of the mailbox does the work: with --detach, a process that goes on owning it.
+    The owner of the mailbox runs the job; use --detach only while another process, such as a server, owns it.
     """
     from postroom.domain.redrive.spec import Action, RedriveSpec
 

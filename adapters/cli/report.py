@@ -159,7 +159,7 @@ def _write(
     by: str,
     parameters: Mapping[str, int] | None = None,
 ) -> int | None:
-    from postroom.projections.reports.report import PERIODS
+    from postroom.projections.models.activity import PERIODS
 
     if by not in PERIODS:
         raise WrongUsage(f"Unknown --by {by!r}; expected {' or '.join(PERIODS)}.")

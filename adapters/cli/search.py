@@ -8,7 +8,7 @@ import msgspec
 from typer import Option
 
 from postroom.adapters.cli.exit_codes import NOTHING
-from postroom.adapters.cli.filters import takes_filter
+from postroom.adapters.cli.filters import From, takes_filter
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage
 from postroom.application.pluralize import pluralize
@@ -27,6 +27,7 @@ def search(
     cursor: Annotated[str | None, Option(help="Continue after the page that printed this cursor.")] = None,
     every: Annotated[bool, Option("--all", help="Print all pages.")] = False,
     envelope: Annotated[bool, Option("--envelope", help="With --json, add the envelope in base64.")] = False,
+    source: From = None,
 ) -> int | None:
     """Search all messages by their headers and words, as of the last `postroom project rebuild` or `follow`.
 
@@ -38,18 +39,19 @@ def search(
     if order not in list(Order):
         raise WrongUsage(f"Unknown --order {order!r}; expected {' or '.join(Order)}.")
     criteria = msgspec.structs.replace(criteria, order=Order(order), limit=limit, cursor=cursor)
-    with read_projections(session.existing_store()) as projections:
+    erasure = session.erasure_settings()
+    with read_projections(session.existing_store(), source, erasure=erasure) as projections:
         count = _show_pages(session, projections, criteria, every, envelope)
         if not session.out.as_json:
             _note_lag(session, projections)
     return None if count else NOTHING
 
 
-def stats(session: Session) -> None:
+def stats(session: Session, source: From = None) -> None:
     """Show the number of messages, their size, and the first and last publish time, as of the read models."""
     from postroom.adapters.compose.queries import read_projections
 
-    with read_projections(session.existing_store()) as projections:
+    with read_projections(session.existing_store(), source) as projections:
         totals = projections.get_table_stats()
     if session.out.as_json:
         session.out.json(totals)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from postroom.adapters.cli.output import Output
-from postroom.adapters.cli.settings import Settings
+from postroom.adapters.cli.settings import InvalidSettings, Settings
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.names import describe_choices
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from postroom.adapters.compose import OwnerSettings
     from postroom.adapters.compose.connect import SharedMailbox
     from postroom.adapters.compose.queries import Reader
+    from postroom.application.erasure.settings import ErasureSettings
     from postroom.domain.mailbox.events import MailboxMode
 
 MEMORY = "memory:"
@@ -182,11 +183,13 @@ class Session:
         """
         from postroom.adapters.compose.queries import read_mailbox
 
-        with read_mailbox(self.existing_store(), mailbox, archive=self.archive(archive)) as reader:
+        with read_mailbox(
+            self.existing_store(), mailbox, archive=self.archive(archive), erasure=self.erasure_settings()
+        ) as reader:
             yield reader
 
     def why_empty(self, topic: str) -> str | None:
-        """Return why a receive from a topic would deliver nothing; None if it would change the mailbox.
+        """Return the reason why a receive would deliver nothing, or None if it would change the mailbox.
 
         Raises: NotFound when the store or the mailbox is missing.
         """
@@ -257,7 +260,19 @@ class Session:
             accept_clock=self._accept_clock,
             outboxes=settings.section("relay", RelaySettings).databases,
             listen=settings.section("owner", OwnerSection).listen,
+            erasure=self.erasure_settings(),
         )
+
+    def erasure_settings(self) -> "ErasureSettings | None":
+        """Return the settings of encryption, or None if nothing is encrypted."""
+        if not self.settings.sections["erasure"]:
+            return None
+        from postroom.application.erasure.settings import ErasureSettings
+
+        try:
+            return self.settings.section("erasure", ErasureSettings).validate()
+        except InvalidRequest as error:
+            raise InvalidSettings(f"[erasure] in {self.settings.file}: {error}") from error
 
     def writable_store(self) -> str:
         """Return the store after checking that it can be created.

@@ -105,6 +105,7 @@ SECTIONS = (
     "archive",
     "search",
     "owner",
+    "erasure",
     "relay",
     "schedules",
     "serve",

@@ -60,7 +60,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--verify", action="store_true", help="check the hashes of all commits and envelopes that are read"
     )
-    parser.add_argument("--allow-gaps", action="store_true", help="go on when records are missing from a log")
+    parser.add_argument("--allow-gaps", action="store_true", help="ignore missing log records")
     return parse(parser)
 
 

@@ -9,6 +9,7 @@ import typer
 from typer import Option
 
 from postroom.adapters.cli.exit_codes import DIFFERS, REFUSED
+from postroom.adapters.cli.messaging import Nats
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings, unknown_key
 from postroom.adapters.cli.values import WrongUsage, exact_duration, exact_size, parse_duration, parse_size
@@ -38,7 +39,6 @@ Replicas = Annotated[
         help="Number of servers that store each stream. [streams.replicas]",
     ),
 ]
-Nats = Annotated[str | None, Option("--nats", metavar="URL", help="NATS URL. [nats.url]")]
 
 
 async def apply(

@@ -114,8 +114,8 @@ def revoke(
 
     with open_capabilities(session.existing_store()) as capabilities:
         if is_epoch:
-            present = capabilities.revoke_epoch(epoch)
-            session.out.result({"epoch": present}, f"Revoked; the epoch is now {present}")
+            current = capabilities.revoke_epoch(epoch)
+            session.out.result({"epoch": current}, f"Revoked; the epoch is now {current}")
             return None
         nonces = nonce or _valid_nonces(capabilities.list(), principal)
         for each in nonces:

@@ -35,7 +35,7 @@ Out = Annotated[
 
 
 def find_token_text(session: Session, file: str | None) -> str | None:
-    """Return the text of a token from a file (`-` is stdin) or `POSTROOM_TOKEN`, or None if there is none.
+    """Return the text of a token from a file (`-` is stdin) or `POSTROOM_TOKEN`, or None without a token.
 
     Raises: WrongUsage for an empty file.
     """
@@ -47,7 +47,7 @@ def find_token_text(session: Session, file: str | None) -> str | None:
 def read_token_text(session: Session, file: str | None) -> str:
     """Return the text of a token from a file, `POSTROOM_TOKEN`, or stdin, in this order.
 
-    Raises: WrongUsage when there is none.
+    Raises: WrongUsage without a token.
     """
     if file is None and os.environ.get(VARIABLE):
         return os.environ[VARIABLE].strip()

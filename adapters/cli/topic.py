@@ -50,7 +50,7 @@ def list_topics(session: Session) -> None:
 
 
 async def pause(session: Session, topic: Topic) -> None:
-    """Deliver no more messages of a topic until it is resumed; sends and acks go on."""
+    """Stop the delivery of a topic's messages until it is resumed; sends and acks continue."""
     async with use_mailbox(session) as postroom:
         await postroom.pause_topic(topic)
     session.out.result({"topic": topic, "paused": True}, f"{topic} is paused")
@@ -71,7 +71,7 @@ async def policy(
         Argument(metavar="[NAME=VALUE]...", help="Fields to change, such as visibility=30s max_attempts=3."),
     ] = None,
 ) -> None:
-    """Show the policy of a topic, or change it for its present and future messages."""
+    """Show the policy of a topic, or change it for its current and future messages."""
     if changes and topic in session.settings.topics:
         raise InvalidRequest(
             f'The policy of {topic} is set in {session.settings.file}; change [topics."{topic}"] there.'

@@ -14,6 +14,7 @@ from postroom.application.pluralize import pluralize
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from postroom.adapters.compose.erasures import ErasureVerification
     from postroom.application.anchors import Anchor
     from postroom.application.queries.verify import Verification
 
@@ -72,6 +73,29 @@ def show_anchors(session: Session, anchors: LoadedAnchors, verifications: Sequen
     if anchors.times is not None:
         text += f", {pluralize(len(anchors.times), 'time stamp')} verified"
     session.out.line(text)
+
+
+def verify_erasures(session: Session) -> "ErasureVerification | None":
+    """Return the result of verifying the records of erasures, or None without settings of erasure."""
+    if session.erasure_settings() is None:
+        return None
+    from postroom.adapters.cli.erase import open_erasures
+
+    return open_erasures(session).verify()
+
+
+def show_erasures(session: Session, erasures: "ErasureVerification | None") -> None:
+    """Write for people which messages are erased, and whether that is recorded."""
+    if erasures is None:
+        return
+    session.out.line(
+        f"{pluralize(erasures.encrypted, 'message')} encrypted, {erasures.erased:,} of them erased; "
+        f"{pluralize(erasures.records, 'record')} of erasures signed by {erasures.public_key}"
+    )
+    if erasures.ends:
+        session.out.line(
+            f"  {erasures.ends_in_logs} of {erasures.ends} log ends of the records are in the logs"
+        )
 
 
 def parse_expectation(text: str | None) -> tuple[int | None, str | None]:

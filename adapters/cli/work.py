@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable, Coroutine
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -12,6 +10,7 @@ from typer import Argument, Option
 
 from postroom.adapters.cli.exit_codes import DONE
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
+from postroom.adapters.cli.python_object import load_object
 from postroom.adapters.cli.running import running, topic_policies
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
@@ -19,13 +18,11 @@ from postroom.adapters.cli.values import WrongUsage, parse_duration
 from postroom.application.background import cancel_and_wait
 from postroom.application.monitor import mailbox_monitor
 from postroom.application.pluralize import pluralize
-from postroom.application.telemetry import summarize
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.connect import SharedMailbox
     from postroom.adapters.compose.schedule import ScheduleSettings
     from postroom.application.metrics import Metric
-    from postroom.application.workers.worker import Worker
 
 
 STUCK_SECONDS = 1.0
@@ -46,7 +43,9 @@ async def work(
 
     On SIGTERM or Ctrl-C no more messages are received, and running handlers may finish.
     """
-    worker = load_worker(app)
+    from postroom.application.workers.worker import Worker
+
+    worker = load_object(app, Worker)
     stop_ms = parse_duration(stop_within)
     async with session.use(create=True) as mailbox:
         if not once:
@@ -82,29 +81,6 @@ async def schedule(session: Session, metrics_port: MetricsPort = None) -> None:
             async with running(session, scheduler.stop, [topic_policies(session, mailbox)]):
                 await scheduler.run()
     session.out.result({"sent": scheduler.sent}, f"{pluralize(scheduler.sent, 'message')} sent")
-
-
-def load_worker(app: str) -> "Worker":
-    """Import a worker by `module:name`; the working directory comes first, as with `python -m`.
-
-    Raises: WrongUsage when it can't be imported or is no Worker.
-    """
-    from postroom.application.workers.worker import Worker
-
-    module, colon, name = app.partition(":")
-    if not (module and colon and name):
-        raise WrongUsage(f"{app!r} does not name a worker; write MODULE:NAME, such as shop.tasks:worker.")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        worker = import_module(module)
-        for part in name.split("."):
-            worker = getattr(worker, part)
-    except (Exception, SystemExit) as error:  # whatever the user's module raises
-        raise WrongUsage(f"{app} can't be imported: {summarize(error).rstrip('.')}.") from error
-    if not isinstance(worker, Worker):
-        raise WrongUsage(f"{app} is of type {type(worker).__name__}, not Worker.")
-    return worker
 
 
 def _schedules(session: Session) -> "dict[str, ScheduleSettings]":

@@ -10,6 +10,7 @@ from typing import NamedTuple, get_args
 
 import uuid_utils
 
+from postroom.adapters.compose.erasure import open_protection
 from postroom.adapters.compose.message_relay import OutboxRelays, check_outboxes
 from postroom.adapters.compose.store import MEMORY, Store, open_store
 from postroom.adapters.compose.tracing import trace_if_used
@@ -23,9 +24,13 @@ from postroom.adapters.system.clock import SystemClock
 from postroom.application.background import background_task
 from postroom.application.cluster.lease_term import LeaseTerm, own_by_lease
 from postroom.application.daemon_executor import DaemonExecutor
+from postroom.application.erasure.protection import Protection
+from postroom.application.erasure.search import as_stored
+from postroom.application.erasure.settings import ErasureSettings
 from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.envelope_cache import CACHE_BYTES
+from postroom.application.mailbox.erase_messages import EraseMessages
 from postroom.application.mailbox.handlers import CommandHandlers
 from postroom.application.mailbox.memory_bound import MemoryBound
 from postroom.application.mailbox.ownership_watch import watch_ownership
@@ -69,6 +74,7 @@ class Postroom(CommandHandlers, OwnerQueries):
         self.engine = engine
         self.retention = Retention(engine, archive)
         self.delete_old_events = DeleteOldEvents(self.retention)
+        self.erase_messages = EraseMessages(engine)
         self.redrives = RedriveJobs(engine, self.describe_dead_letters, uuid_utils.uuid7)
         self.preview_redrive = self.redrives.preview_redrive
         self.start_redrive = self.redrives.start_redrive
@@ -91,6 +97,7 @@ class OwnerSettings(NamedTuple):
     outboxes: Sequence[str] = ()
     amnesia: bool = False
     listen: str | None = None
+    erasure: ErasureSettings | None = None
 
     def check(self) -> "OwnerSettings":
         """Return the settings, with a default owner, or raise InvalidRequest."""
@@ -110,7 +117,9 @@ class OwnerSettings(NamedTuple):
             check_path("An outbox", address)
         if check_type("amnesia", self.amnesia, bool):
             self._check_amnesia()
+        erasure = None if self.erasure is None else check_type("erasure", self.erasure, ErasureSettings)
         return self._replace(
+            erasure=None if erasure is None else erasure.validate(),
             owner=owner or f"process {os.getpid()} on {socket.gethostname()}",
             # Absolute, as another process may relay them, and this one may change its working directory.
             archive=None if self.archive is None else os.path.abspath(self.archive),
@@ -146,6 +155,7 @@ async def open_mailbox(
     outboxes: Sequence[str] = (),
     amnesia: bool = False,
     listen: str | None = None,
+    erasure: ErasureSettings | None = None,
 ) -> AsyncIterator[Postroom]:
     """Own a mailbox for as long as the context lasts; processes that `connect` to it call this one.
 
@@ -164,6 +174,7 @@ async def open_mailbox(
             256 MiB by default (svc-mailbox I-9); for the store `memory:` only.
         listen: `host:port` at which this process, while it owns the mailbox of a database, answers those of
             other hosts; None takes the interface by which it uses the database, and `off` answers none.
+        erasure: encrypt the messages of data subjects, so that they can be erased; None encrypts none.
 
     Raises: MailboxOwned, InvalidRequest for an argument that is malformed, of a wrong type or out of range,
         Unavailable when the store can't be used, ImplausibleClock when the machine was restarted and its wall
@@ -171,7 +182,17 @@ async def open_mailbox(
     """
     check_mailbox(mailbox)
     settings = OwnerSettings(
-        mode, durability, limits, default_policy, owner, archive, accept_clock, outboxes, amnesia, listen
+        mode,
+        durability,
+        limits,
+        default_policy,
+        owner,
+        archive,
+        accept_clock,
+        outboxes,
+        amnesia,
+        listen,
+        erasure,
     ).check()
     check_int("wait_ms", wait_ms, 0, MAX_DURATION_MS)
     await check_outboxes(settings.outboxes)
@@ -207,7 +228,9 @@ async def own_mailbox(
     that one opens the log.
     """
     trace_if_used()
-    owner, clock, limits = settings.owner or "", SystemClock(), settings.limits
+    owner, clock, limits, protection = settings.owner or "", SystemClock(), settings.limits, None
+    if settings.erasure is not None:
+        protection = await asyncio.to_thread(open_protection, settings.erasure)
     async with AsyncExitStack() as opened:
         last = await opened.enter_async_context(
             AsyncExitStack()
@@ -237,11 +260,12 @@ async def own_mailbox(
             cache_bytes=CACHE_BYTES if bound is None else bound.cache_bytes,
             admit=None if bound is None else bound.admit,
             may_append=None if lease is None else lease.may_append,
+            protection=protection,
         )
         epoch = None if lease is None else lease.epoch
         await engine.open(owner, settings.mode, accept_clock=settings.accept_clock, epoch=epoch)
         opened.push_async_callback(engine.close)
-        postroom = Postroom(engine, clock, log_archive, make_search(store))
+        postroom = Postroom(engine, clock, log_archive, make_search(store, protection))
         run = postroom.retention.run() if bound is None else bound.run(engine)
         await opened.enter_async_context(background_task(run))
         await opened.enter_async_context(background_task(watch_ownership(engine)))
@@ -286,14 +310,19 @@ async def _close_log(log: EventLog) -> None:
         thread.shutdown(wait=False)
 
 
-def make_search(store: Store) -> Search | None:
-    """Return the search of a store's read models; None in memory, where there are none."""
+def make_search(store: Store, protection: Protection | None = None) -> Search | None:
+    """Return the search of a store's read models; None in memory, where there are none.
+
+    Arguments:
+        protection: finds encrypted messages by their subjects.
+    """
     if store.identity == MEMORY:
         return None
 
     def search(filter_: EventFilter) -> SearchPage:
+        stored = filter_ if protection is None else as_stored(filter_, protection)
         with explain_missing_extra(), closing(store.read_models()) as read_models:
-            return read_models.search(filter_)
+            return read_models.search(stored)
 
     async def search_in_thread(filter_: EventFilter) -> SearchPage:
         return await in_query_thread(search, filter_)

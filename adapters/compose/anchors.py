@@ -1,4 +1,4 @@
-"""Wiring of anchors: ends of a store's logs, kept in a file apart from it."""
+"""Wiring of anchors: ends of a store's logs in a separate file."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ RESERVED_LOGS = (AUDIT_LOG, CAPABILITY_LOG)
 
 
 class Anchoring(NamedTuple):
-    """Result of `anchor_store`: the new anchors, and how many logs had not changed."""
+    """Result of `anchor_store`: the new anchors, and the number of unchanged logs."""
 
     added: list[Anchor]
     unchanged: int
@@ -33,18 +33,17 @@ class Anchoring(NamedTuple):
 def anchor_store(
     store: str, file: Path, *, mailbox: str | None = None, git: bool = False, timestamp_url: str | None = None
 ) -> Anchoring:
-    """Append the ends of a store's logs to an anchor file.
-
-    Logs that have not changed since their last anchor get none.
+    """Append the ends of a store's logs to an anchor file, except those of unchanged logs.
 
     Arguments:
-        mailbox: only this one's log; None is all logs, those of audit and capabilities too.
+        mailbox: the mailbox whose log is anchored; None for all logs, including the audit log and the log of
+            capabilities.
         git: commit the file to the git repository that contains it.
         timestamp_url: an RFC 3161 authority that certifies when each anchor existed.
 
-    Raises: BrokenLog when a log was cut or rewritten since its last anchor; InvalidRequest for a file that
-        is none of anchors; Unavailable when a part of it fails. The file is unchanged then, except when the
-        commit to git fails.
+    Raises: BrokenLog if a log was truncated or rewritten since its last anchor; InvalidRequest if the file is
+        not an anchor file; Unavailable if a step fails. The file is then unchanged, unless the commit to git
+        failed.
     """
     if timestamp_url is not None and not timestamp_url.startswith(("http://", "https://")):
         raise InvalidRequest(
@@ -75,9 +74,9 @@ def read_anchors(file: Path, store: str, mailbox: str | None = None) -> list[Anc
     """Return the anchors of a file, oldest first, after checking that the store has the logs.
 
     Arguments:
-        mailbox: only those of this mailbox; None is all.
+        mailbox: the mailbox whose anchors are returned; None for all.
 
-    Raises: NotFound, InvalidRequest or Unavailable as `AnchorFile.read`; BrokenLog when a log is missing.
+    Raises: the errors of `AnchorFile.read`; BrokenLog if a log is missing.
     """
     anchors = [each for each in AnchorFile(file).read() if mailbox in (None, each.log)]
     check_logs(anchors, _logs(store), store)
@@ -86,10 +85,10 @@ def read_anchors(file: Path, store: str, mailbox: str | None = None) -> list[Anc
 
 @explain_missing_extra("anchors")
 def verify_timestamps(anchors: Iterable[Anchor], certificates: Path) -> list[datetime]:
-    """Return the certified times of those anchors that have one.
+    """Return the certified times of the anchors with time stamps.
 
     Arguments:
-        certificates: file in PEM of the authorities' root certificates.
+        certificates: PEM file with the root certificates of the authorities.
 
     Raises: IntegrityFailure for a time stamp that is not valid, InvalidRequest for an unusable file.
     """
@@ -107,7 +106,7 @@ async def _timestamp(url: str, anchors: Sequence[Anchor]) -> list[Anchor]:
 
 
 def _logs(store: str) -> list[str]:
-    """Return the logs of a store: of its mailboxes, and the reserved ones that exist."""
+    """Return the names of a store's logs: its mailboxes, and the reserved logs that exist."""
     names = list(list_mailboxes(store))
     for name in RESERVED_LOGS:
         try:

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from postroom.adapters.compose.event_targets import EventTarget, open_target
 from postroom.adapters.compose.outbox import new_cleanup, open_repository
 from postroom.adapters.compose.tracing import trace_if_used
-from postroom.adapters.postgres.capture.settings import CaptureSettings, Columns
+from postroom.adapters.postgres.capture.settings import CaptureColumns, CaptureSettings
 from postroom.adapters.postgres.capture.slot import ReplicationSlot
 from postroom.adapters.postgres.capture.source import PostgresCaptureSource
 from postroom.adapters.postgres.messaging.held_events import PostgresHeldEvents
@@ -27,8 +27,8 @@ from postroom.application.ports.capture import SlotState
 from postroom.domain.errors import InvalidRequest
 
 __all__ = [
+    "CaptureColumns",
     "CaptureSettings",
-    "Columns",
     "MessagingSettings",
     "create_slot",
     "get_slot_state",

@@ -130,7 +130,7 @@ class _Directory:
 
 
 def parse_cluster_url(url: str) -> ClusterUrl:
-    """Return what a URL of a cluster names, or raise InvalidRequest."""
+    """Parse the URL of a cluster, or raise InvalidRequest."""
     rest = url.partition("://")[2]
     hosts, slash, path = rest.partition("/")
     proxies = tuple(_parse_proxy(each) for each in hosts.split(",")) if "@" not in hosts else (None,)

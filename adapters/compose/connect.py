@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 import uuid_utils
 
 from postroom.adapters.compose import OwnerSettings, make_search, open_owner_store, own_mailbox, socket_path
+from postroom.adapters.compose.erasure import open_protection
 from postroom.adapters.compose.remote import ClientTls, connect_remote, is_remote
 from postroom.adapters.compose.tracing import trace_if_used
 from postroom.adapters.local.mailbox import SharedMailbox
@@ -18,6 +19,7 @@ from postroom.adapters.local.shared import SharedOwner
 from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sync_mailbox import SyncMailbox
 from postroom.adapters.system.clock import SystemClock
+from postroom.application.erasure.settings import ErasureSettings
 from postroom.application.ports.mailbox import Mailbox
 from postroom.domain.arguments import check_int, check_path
 from postroom.domain.errors import InvalidRequest
@@ -105,6 +107,7 @@ def connect(
     outboxes: Sequence[str] = (),
     amnesia: bool = False,
     listen: str | None = None,
+    erasure: ErasureSettings | None = None,
 ) -> Connection:
     """Return a connection to a mailbox, opened by `async with`, or by `with` where nothing awaits.
 
@@ -122,8 +125,9 @@ def connect(
         token: sent to a server with each call as `Authorization: Bearer`; a store takes none.
         tls: certificates with which to connect to the `https://` or `grpcs://` URL of a server.
         owner_timeout_ms: time without an answer after which an owner is replaced, even if it still runs.
-        mode, durability, limits, default_policy, owner, archive, accept_clock, amnesia, listen: how this
-            process opens the mailbox if it becomes the owner; see `open_mailbox`.
+        mode, durability, limits, default_policy, owner, archive, accept_clock, amnesia, listen, erasure: how
+            this process opens the mailbox if it becomes the owner; see `open_mailbox`. With `erasure`, an
+            owner that encrypts otherwise is not used.
         outboxes: as for `open_mailbox`; if another process is the owner, it is told of them, and one that
             can't be used is retried.
 
@@ -132,7 +136,17 @@ def connect(
         Calls raise Unavailable, with a retry time, when no owner answers in time.
     """
     settings = OwnerSettings(
-        mode, durability, limits, default_policy, owner, archive, accept_clock, outboxes, amnesia, listen
+        mode,
+        durability,
+        limits,
+        default_policy,
+        owner,
+        archive,
+        accept_clock,
+        outboxes,
+        amnesia,
+        listen,
+        erasure,
     )
 
     def open_() -> AbstractAsyncContextManager[Mailbox]:
@@ -179,11 +193,15 @@ async def share_mailbox(
         timeout_ms=timeout_ms,
         owner_timeout_ms=owner_timeout_ms,
         outboxes=checked.outboxes,
+        subject_policies=None if checked.erasure is None else checked.erasure.topics,
     )
     trace_if_used()
+    protection = None
+    if checked.erasure is not None:
+        protection = await asyncio.to_thread(open_protection, checked.erasure)
     await owner.open()
     try:
-        shared = SharedMailbox(owner, SystemClock().wall, uuid_utils.uuid7, make_search(place))
+        shared = SharedMailbox(owner, SystemClock().wall, uuid_utils.uuid7, make_search(place, protection))
         if checked.mode is not None:
             await shared.check_mode(checked.mode)
         yield shared

@@ -1,4 +1,4 @@
-"""Wiring of the console: what its pages read, and its mount in the HTTP server."""
+"""Wiring of the console: its data sources, and its mount in the HTTP server."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from contextlib import (
     contextmanager,
 )
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -49,7 +49,7 @@ PACKAGES = ("jinja2", "markupsafe", "python_multipart", "starlette")
 T = TypeVar("T")
 
 OpenControlPlane = Callable[[], AbstractAsyncContextManager[LeaseAdmin | None]]
-"""Use the control plane of a cluster for as long as the context lasts; it may be None."""
+"""Opens the control plane of a cluster for the duration of the context; yields None without a cluster."""
 
 
 def is_installed() -> bool:
@@ -58,10 +58,10 @@ def is_installed() -> bool:
 
 
 def new_code(token: str | None = None) -> OneTimeCode:
-    """Return a code with which a link starts one session.
+    """Return the code of a link that starts one session.
 
     Arguments:
-        token: the capability token of the session; None for a caller who may do everything.
+        token: capability token of the session; None for an unrestricted session.
     """
     return OneTimeCode(time.monotonic, token)
 
@@ -75,14 +75,14 @@ def console_mount(
     code: OneTimeCode | None = None,
     is_alone: bool = False,
 ) -> "Mount":
-    """Return the mount of the console of the mailbox that is served.
+    """Return the mount of the console of a served mailbox.
 
     Arguments:
         store: address of the mailbox's store.
-        open_control_plane: opens that of the cluster; None outside of one.
-        trusts_proxy: requests come from a proxy, which states the path below which it serves the console.
-        code: starts the session of the local user; without it, sessions start with capability tokens.
-        is_alone: serve the console only.
+        open_control_plane: opens the control plane of the cluster; None outside of a cluster.
+        trusts_proxy: whether requests come from a proxy whose `X-Forwarded-Prefix` is trusted.
+        code: starts the session of the local user; None if sessions start with capability tokens.
+        is_alone: serve only the console.
 
     Raises: InvalidRequest for invalid settings; MissingExtra.
     """
@@ -91,51 +91,67 @@ def console_mount(
     from postroom.adapters.http_server.mount import Mount
 
     checked = (settings or ConsoleSettings()).validate()
-    decode, mask = None if checked.namespaces is None else _decoder(checked.namespaces), checked.mask()
+    data = ConsoleData(
+        decode=None if checked.namespaces is None else _decoder(checked.namespaces),
+        mask=checked.mask(),
+        serves_calls=not is_alone,
+    )
+    opener = _Opener(store, checked, data, open_control_plane, trusts_proxy, code)
+    return Mount(checked.prefix, opener.open, is_alone)
+
+
+class _Opener(NamedTuple):
+    """Opens the console of a service; see `console_mount`."""
+
+    store: str
+    settings: ConsoleSettings
+    data: ConsoleData
+    open_control_plane: OpenControlPlane | None
+    trusts_proxy: bool
+    code: OneTimeCode | None
 
     @asynccontextmanager
-    async def open_(service: Service, is_secure: bool) -> AsyncIterator[Any]:
+    async def open(self, service: Service, is_secure: bool) -> AsyncIterator[Any]:
+        """Open the console for the duration of the context; its pages are opened at the first request."""
         samples = Samples(service.mailbox, service.metrics.measure)
-
-        async def open_app(opened: AsyncExitStack) -> Any:
-            make_console = await asyncio.to_thread(_import_app)
-            cluster = None
-            if open_control_plane is not None:
-                cluster = await opened.enter_async_context(open_control_plane())
-            measure, mailbox = service.metrics.measure, service.mailbox
-            search = mailbox.search_unsettled if isinstance(mailbox, Postroom | SharedMailbox) else None
-            opening = open_data(store, mailbox.name, measure=measure, search_unsettled=search)
-            data = await asyncio.to_thread(opened.enter_context, opening)
-            data = msgspec.structs.replace(
-                data,
-                leases=None if cluster is None else cluster.list_leases,
-                control_plane=cluster,
-                decode=decode,
-                mask=mask,
-                serves_calls=not is_alone,
-            )
-            app = make_console(
-                service,
-                data,
-                checked,
-                samples,
-                is_secure=is_secure,
-                trusts_proxy=trusts_proxy,
-                code=code,
-            )
-            await opened.enter_async_context(
-                background_task(app.state.console.sessions.run(service.stopping))
-            )
-            return app
-
         async with AsyncExitStack() as opened, background_task(samples.run(service.stopping)):
-            yield _LateApp(lambda: open_app(opened))
+            yield _LateApp(lambda: self._open_app(service, samples, opened, is_secure=is_secure))
 
-    return Mount(checked.prefix, open_, is_alone)
+    async def _open_app(
+        self, service: Service, samples: Samples, opened: AsyncExitStack, *, is_secure: bool
+    ) -> Any:
+        make_console = await asyncio.to_thread(_import_app)
+        cluster = None
+        if self.open_control_plane is not None:
+            cluster = await opened.enter_async_context(self.open_control_plane())
+        mailbox = service.mailbox
+        search = mailbox.search_unsettled if isinstance(mailbox, Postroom | SharedMailbox) else None
+        opening = open_data(
+            self.store, mailbox.name, measure=service.metrics.measure, search_unsettled=search
+        )
+        data = msgspec.structs.replace(
+            await asyncio.to_thread(opened.enter_context, opening),
+            leases=None if cluster is None else cluster.list_leases,
+            control_plane=cluster,
+            decode=self.data.decode,
+            mask=self.data.mask,
+            serves_calls=self.data.serves_calls,
+        )
+        app = make_console(
+            service,
+            data,
+            self.settings,
+            samples,
+            is_secure=is_secure,
+            trusts_proxy=self.trusts_proxy,
+            code=self.code,
+        )
+        await opened.enter_async_context(background_task(app.state.console.sessions.run(service.stopping)))
+        return app
 
 
 class _LateApp:
-    """ASGI application that is opened at its first request: most servers are never asked for the console."""
+    """An ASGI application that is opened at its first request, as most servers never serve the console."""
 
     def __init__(self, open_: Callable[[], Awaitable[Any]]) -> None:
         self._open = open_
@@ -159,9 +175,9 @@ def open_data(
     measure: Measure | None = None,
     search_unsettled: Search | None = None,
 ) -> Iterator[ConsoleData]:
-    """Open what the console reads of a store, for as long as the context lasts; see `ConsoleData`.
+    """Open the console's data sources of a store for the duration of the context; see `ConsoleData`.
 
-    What does not exist, or can't be read, is None.
+    Sources that do not exist, or can't be read, are None.
 
     Arguments:
         search_unsettled: searches the unsettled messages of the mailbox.
@@ -206,7 +222,7 @@ def _closing(open_each: Callable[[], T]) -> Iterator[T]:
 
 @explain_missing_extra("namespaces")
 def _decoder(file: str) -> Decode:
-    """Return the decoder by the schemas of a file of namespaces, or raise InvalidRequest."""
+    """Return the decoder for the schemas of a namespace file, or raise InvalidRequest."""
     from postroom.adapters.config.namespaces import load_namespaces
     from postroom.adapters.schemas.decoder import SchemaDecoder
 
@@ -215,7 +231,7 @@ def _decoder(file: str) -> Decode:
 
 @explain_missing_extra("console")
 def _import_app() -> Callable[..., Any]:
-    import python_multipart  # noqa: F401 - without it, Starlette reads no forms
+    import python_multipart  # noqa: F401 - Starlette needs it to parse forms
 
     from postroom.adapters.console.app import make_console
 

@@ -5,11 +5,13 @@ from contextlib import closing, contextmanager
 from threading import Event
 
 from postroom.adapters.compose.store import Store, open_log_reader, open_store
+from postroom.adapters.compose.targets import open_clickhouse
 from postroom.application.monitor import Monitor
 from postroom.projections.follow import Follower
 from postroom.projections.follow_monitor import follow_monitor
 from postroom.projections.incremental.counts import FollowCounts
 from postroom.projections.incremental.sizing import MAX_EVENTS
+from postroom.projections.ports.read_model_updater import ReadModelUpdater
 
 __all__ = ["MAX_EVENTS", "FollowCounts", "RunningFollower", "make_follower", "open_follower"]
 
@@ -40,10 +42,26 @@ class RunningFollower:
         return follow_monitor(self._follower)
 
 
-def make_follower(store: Store, *, version: int | None = None, max_events: int = MAX_EVENTS) -> Follower:
-    """Return a follower of a store's read models; see `Follower`."""
+def open_updater(store: Store, into: str | None = None) -> ReadModelUpdater:
+    """Return the updater of a store's read models; see `make_follower`."""
+    if into is None:
+        return store.read_model_updater()
+    database = open_clickhouse(into, "can't be followed")
+    from postroom.adapters.clickhouse.read_model_updater import ClickHouseReadModelUpdater
+
+    return ClickHouseReadModelUpdater(database, store.read_model_updater())
+
+
+def make_follower(
+    store: Store, *, version: int | None = None, max_events: int = MAX_EVENTS, into: str | None = None
+) -> Follower:
+    """Return a follower of a store's read models; see `Follower`.
+
+    Arguments:
+        into: `clickhouse:` or `chdb:` address into which they were built; None for the store's own.
+    """
     return Follower(
-        store.read_model_updater(),
+        open_updater(store, into),
         lambda archive: open_log_reader(store, archive),
         version=version,
         max_events=max_events,
@@ -51,12 +69,15 @@ def make_follower(store: Store, *, version: int | None = None, max_events: int =
 
 
 @contextmanager
-def open_follower(address: str, *, max_events: int = MAX_EVENTS) -> Iterator[RunningFollower]:
+def open_follower(
+    address: str, *, max_events: int = MAX_EVENTS, into: str | None = None
+) -> Iterator[RunningFollower]:
     """Open a follower of a store while the context lasts.
 
     Arguments:
         address: of the store.
         max_events: records of a batch, at most.
+        into: see `make_follower`.
     """
-    with closing(make_follower(open_store(address), max_events=max_events)) as follower:
+    with closing(make_follower(open_store(address), max_events=max_events, into=into)) as follower:
         yield RunningFollower(follower)

@@ -7,8 +7,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from postroom.adapters.compose.tracing import trace_if_used
 from postroom.adapters.http.event_handler import HttpEventHandler
 from postroom.adapters.http.signature import read_keys
+from postroom.adapters.memory.event_handler import FunctionEventHandler
 from postroom.adapters.nats.connection import connect
-from postroom.adapters.nats.consumers import ensure_consumer
+from postroom.adapters.nats.consumers import InboxConsumer, ensure_consumer
 from postroom.adapters.nats.dead_letter_queue import JetStreamDeadLetterQueue
 from postroom.adapters.nats.definitions import ConsumerDefinition
 from postroom.adapters.nats.metrics import nats_metrics
@@ -27,8 +28,10 @@ from postroom.application.cleanup import Cleanup
 from postroom.application.inbox.dead_letter_admin import DeadLetterAdmin, InboxDeadLetter
 from postroom.application.inbox.dead_letters import DeadLetterPublisher
 from postroom.application.inbox.delivery import Delivery, identify
+from postroom.application.inbox.dispatcher import EventDispatcher
+from postroom.application.inbox.event_handlers import EventHandlers
 from postroom.application.inbox.get_backlog import GetInboxBacklog, InboxBacklog
-from postroom.application.inbox.metrics import MeasuredHandler, inbox_monitor
+from postroom.application.inbox.metrics import inbox_monitor
 from postroom.application.inbox.ordered_source import OrderedSource, sharing
 from postroom.application.inbox.settings import InboxSettings
 from postroom.application.inbox.worker import InboxWorker
@@ -82,7 +85,7 @@ async def open_worker(
     consumer: ConsumerDefinition,
     settings: InboxSettings,
     *,
-    handler: EventHandler | None = None,
+    handler: EventHandler | EventHandlers | None = None,
 ) -> AsyncIterator[InboxWorker]:
     """Open a worker; see `open_monitored_worker`."""
     async with open_monitored_worker(messaging, nats, consumer, settings, handler=handler) as (worker, _):
@@ -96,14 +99,14 @@ async def open_monitored_worker(
     consumer: ConsumerDefinition,
     settings: InboxSettings,
     *,
-    handler: EventHandler | None = None,
+    handler: EventHandler | EventHandlers | None = None,
 ) -> AsyncIterator[tuple[InboxWorker, Monitor]]:
     """Open a worker that delivers messages of a consumer to their handler, with its monitor.
 
     The consumer is created if it is missing, without a server limit on deliveries.
 
     Arguments:
-        handler: handles the messages; None posts them to the URL of the settings.
+        handler: handles the messages; None posts them to the URLs of the settings.
 
     Raises:
         InvalidRequest, Forbidden: the settings are invalid.
@@ -113,7 +116,7 @@ async def open_monitored_worker(
     check_token(messaging.context, "The context")
     trace_if_used()
     async with AsyncExitStack() as stack:
-        events = MeasuredHandler(handler or _handler(settings))
+        events = _dispatcher(settings, handler)
         stack.push_async_callback(events.close)
         client = await stack.enter_async_context(connect(nats, f"postroom inbox {consumer.durable}"))
         await JetStreamDeadLetterQueue(client).check(f"{messaging.context}.dlq.>")
@@ -130,22 +133,7 @@ async def open_monitored_worker(
         clock = SystemClock()
         stream = await JetStreamSource.open(nats, PullConsumer(durable=actual.durable, stream=actual.stream))
         stack.push_async_callback(stream.close)
-        queue = PostgresInboxQueue(messaging.database, f"{actual.stream}/{actual.durable}", messaging.tables)
-        stack.push_async_callback(queue.close)
-        source: Source = stream
-        if settings.ordered:
-            ordered = OrderedSource(
-                queue,
-                JetStreamOrderedStream(stream, actual.stream, actual.durable),
-                lambda message: identify(message, actual.stream),
-                clock,
-                lease_ms=settings.lease_ms,
-                ack_wait_ms=stream.ack_wait_ms,
-            )
-            await stack.enter_async_context(sharing(ordered, queue))
-            source = ordered
-        else:
-            await _refuse_beside_ordered(queue, actual.durable)
+        source = await _open_source(stack, messaging, settings, stream, actual)
         if settings.cleanup_every_ms:
             connection = _repository(messaging, settings)
             stack.push_async_callback(connection.close)
@@ -154,9 +142,6 @@ async def open_monitored_worker(
         dead_letters = DeadLetterPublisher(
             JetStreamPublisher(client), messaging.context, actual.stream, actual.durable
         )
-        concurrency = settings.concurrency
-        if not settings.ordered:
-            concurrency = min(concurrency, actual.max_ack_pending)
         worker = InboxWorker(
             source,
             Delivery(
@@ -199,7 +184,7 @@ async def open_dead_letters(
     settings: InboxSettings,
     *,
     can_redrive: bool = True,
-    handler: EventHandler | None = None,
+    handler: EventHandler | EventHandlers | None = None,
 ) -> AsyncIterator[DeadLetterAdmin]:
     """Open the dead letters of a context for operators.
 
@@ -207,7 +192,7 @@ async def open_dead_letters(
         can_redrive: connect to a handler; without one, dead letters can only be listed and discarded.
     """
     async with AsyncExitStack() as stack:
-        events = handler or _handler(settings) if can_redrive else None
+        events = _dispatcher(settings, handler) if can_redrive else None
         if events is not None:
             stack.push_async_callback(events.close)
         client = await stack.enter_async_context(connect(nats, "postroom inbox dlq"))
@@ -215,6 +200,34 @@ async def open_dead_letters(
         stack.push_async_callback(repository.close)
         queue = JetStreamDeadLetterQueue(client)
         yield DeadLetterAdmin(queue, repository, events, SystemClock(), messaging.context)
+
+
+async def _open_source(
+    stack: AsyncExitStack,
+    messaging: MessagingSettings,
+    settings: InboxSettings,
+    stream: JetStreamSource,
+    consumer: InboxConsumer,
+) -> Source:
+    """Return the source of a worker: the stream itself, or a share of the queue of ordered workers.
+
+    Raises: InvalidRequest for a worker that is not ordered beside ordered workers.
+    """
+    queue = PostgresInboxQueue(messaging.database, f"{consumer.stream}/{consumer.durable}", messaging.tables)
+    stack.push_async_callback(queue.close)
+    if not settings.ordered:
+        await _refuse_beside_ordered(queue, consumer.durable)
+        return stream
+    source = OrderedSource(
+        queue,
+        JetStreamOrderedStream(stream, consumer.stream, consumer.durable),
+        lambda message: identify(message, consumer.stream),
+        SystemClock(),
+        lease_ms=settings.lease_ms,
+        ack_wait_ms=stream.ack_wait_ms,
+    )
+    await stack.enter_async_context(sharing(source, queue))
+    return source
 
 
 async def _refuse_beside_ordered(queue: PostgresInboxQueue, consumer: str) -> None:
@@ -228,11 +241,27 @@ async def _refuse_beside_ordered(queue: PostgresInboxQueue, consumer: str) -> No
         )
 
 
-def _handler(settings: InboxSettings) -> HttpEventHandler:
-    if not settings.handler:
-        raise InvalidRequest("No handler is configured; pass --handler URL, or set handler under [inbox].")
+def _dispatcher(settings: InboxSettings, handler: EventHandler | EventHandlers | None) -> EventDispatcher:
+    """Return the dispatcher to functions, to one handler of all events, or else to URLs of the settings."""
+    if isinstance(handler, EventHandlers):
+        return EventDispatcher(
+            {
+                event_type: FunctionEventHandler(function, timeout_ms=settings.timeout_ms)
+                for event_type, function in handler.functions.items()
+            },
+            unhandled=handler.unhandled,
+        )
+    if handler is not None:
+        return EventDispatcher({"*": handler})
+    urls = settings.urls
+    by_url = {url: _http_handler(settings, url) for url in urls.values()}
+    handlers = {event_type: by_url[url] for event_type, url in urls.items()}
+    return EventDispatcher(handlers, unhandled=settings.unhandled)
+
+
+def _http_handler(settings: InboxSettings, url: str) -> HttpEventHandler:
     return HttpEventHandler(
-        settings.handler,
+        url,
         allow=settings.allowed,
         keys=read_keys(settings),
         timeout_ms=settings.timeout_ms,

@@ -5,8 +5,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from postroom.adapters.compose import list_mailboxes, open_archive
+from postroom.adapters.compose.erasure import open_protection
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.system.clock import SystemClock
+from postroom.application.erasure.protection import Protection
+from postroom.application.erasure.settings import ErasureSettings
 from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.archived_log import ArchivedEventLog
 from postroom.application.mailbox.fold import fold
@@ -36,10 +39,10 @@ from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
 class Reader:
     """The queries on one mailbox, for a process that does not own it; any number of readers is allowed."""
 
-    def __init__(self, log: EventLogReader, clock: Clock) -> None:
+    def __init__(self, log: EventLogReader, clock: Clock, protection: Protection | None = None) -> None:
         self.log = log
         now = LogTime(log, clock)
-        self.get_message = GetMessage(log, now)
+        self.get_message = GetMessage(log, now, protection)
         self.find_message_ids = FindMessageIds(log)
         self.explain_message = ExplainMessage(log, now)
         state_at = StateAt(log, now)
@@ -47,7 +50,7 @@ class Reader:
         self.get_topic_policy = GetTopicPolicy(lambda: fold(log))
         self.list_dead_letters = ListDeadLetters(state_at, log)
         self.list_topics = ListTopics(state_at)
-        self.peek_messages = PeekMessages(state_at, log)
+        self.peek_messages = PeekMessages(state_at, log, protection)
         self.why_empty = WhyEmpty(state_at)
         self.verify_log = VerifyLog(log)
         self.simulate_policy = SimulatePolicy(log)
@@ -56,8 +59,8 @@ class Reader:
 class Projections:
     """The queries on the read models of a store, which show the log as of the last rebuild or update."""
 
-    def __init__(self, read_models: ReadModels) -> None:
-        self.search_messages = SearchMessages(read_models)
+    def __init__(self, read_models: ReadModels, protection: Protection | None = None) -> None:
+        self.search_messages = SearchMessages(read_models, protection)
         self.group_dead_letters = GroupDeadLetters(read_models)
         self.get_table_stats = GetTableStats(read_models)
         self.get_projection_status = GetProjectionStatus(read_models)
@@ -65,44 +68,70 @@ class Projections:
 
 @contextmanager
 def read_mailbox(
-    store: str, mailbox: str = DEFAULT_MAILBOX, *, archive: str | Path | None = None
+    store: str,
+    mailbox: str = DEFAULT_MAILBOX,
+    *,
+    archive: str | Path | None = None,
+    erasure: ErasureSettings | None = None,
 ) -> Iterator[Reader]:
     """Query a mailbox without owning it.
 
     Arguments:
         archive: folder in which retention stored what it removed, to be read as the log's beginning.
+        erasure: decrypts messages; without it, encrypted ones are returned as they are stored.
 
     Raises: NotFound when the store or the mailbox does not exist; Unavailable when it can't be read, or the
         archive is of another store; BrokenLog when records are missing between the two.
     """
+    protection = None if erasure is None else open_protection(erasure)
     log = open_store(store).existing_log(check_mailbox(mailbox))
     try:
         # Looked for first, as PyArrow takes long to load.
         if archive is not None and (Path(archive) / mailbox).is_dir():
-            yield Reader(ArchivedEventLog(log, open_archive(archive)), SystemClock())
+            yield Reader(ArchivedEventLog(log, open_archive(archive)), SystemClock(), protection)
         else:
-            yield Reader(log, SystemClock())
+            yield Reader(log, SystemClock(), protection)
     finally:
         log.close()
 
 
 @contextmanager
-def read_projections(store: str) -> Iterator[Projections]:
+def read_projections(
+    store: str, source: str | None = None, *, erasure: ErasureSettings | None = None
+) -> Iterator[Projections]:
     """Query the read models of a store.
+
+    Arguments:
+        source: where they were built into; see `open_read_models`.
+        erasure: finds encrypted messages by their subjects.
 
     Raises: Unavailable when they can't be read; the queries raise NotFound before the first rebuild.
     """
-    read_models = open_read_models(store)
+    read_models = open_read_models(store, source)
     try:
-        yield Projections(read_models)
+        yield Projections(read_models, None if erasure is None else open_protection(erasure))
     finally:
         read_models.close()
 
 
 @explain_missing_extra()
-def open_read_models(store: str) -> ReadModels:
-    """Return the read models of a store: a SQLite file or a PostgreSQL database."""
-    return open_store(store).read_models()
+def open_read_models(store: str, source: str | None = None) -> ReadModels:
+    """Return the read models of a store: a SQLite file or a PostgreSQL database.
+
+    Arguments:
+        source: `clickhouse:` or `chdb:` address into which they were built; None for the store's own.
+
+    Raises: InvalidRequest for any other address.
+    """
+    read_models = open_store(store).read_models()
+    if source is None:
+        return read_models
+    from postroom.adapters.compose.targets import open_clickhouse  # polars and the driver are slow to import
+
+    database = open_clickhouse(source, "can't be queried")
+    from postroom.adapters.clickhouse.read_models import ClickHouseReadModels
+
+    return ClickHouseReadModels(database, read_models)
 
 
 async def describe_mailboxes(store: str) -> list[MailboxSummary]:

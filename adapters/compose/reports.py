@@ -134,7 +134,7 @@ def _arguments(
 
 
 def _selection(report: Report, selection: LogSelection) -> LogSelection:
-    """Return what a report reads: one that follows messages reads to the end of the log."""
+    """Return the selection to read: a report that follows messages reads to the end of the log."""
     return LogSelection(selection.mailbox, selection.since) if report.follows else selection
 
 

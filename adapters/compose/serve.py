@@ -94,7 +94,7 @@ def make_service(
     measure: Measure | None = None,
     cap_cache_ttl_ms: int | None = None,
 ) -> Service:
-    """Return what surfaces serve of a mailbox; arguments as of `serve_mailbox`."""
+    """Return the service of a mailbox for surfaces; for the arguments, see `serve_mailbox`."""
     return Service(
         mailbox,
         access(mailbox, search or mailbox.search_messages),

@@ -35,7 +35,7 @@ async def open_source(namespace: Namespace) -> CountedSource:
 
 
 async def open_dead_letters(source: MessageSource, stack: AsyncExitStack) -> DeadLetterSubject | None:
-    """Return where messages that can't be stored are published, or None if the source names no target.
+    """Return the target of messages that can't be stored, or None if the source has no target.
 
     Arguments:
         stack: closes the connection.

@@ -16,10 +16,11 @@ from postroom.domain.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from postroom.adapters.sql.log_reader import Driver
-    from postroom.application.ports.read_models import ContextBacklog, ReadModels
+    from postroom.adapters.sql.read_model_updater import SqlReadModelUpdater
+    from postroom.adapters.sql.read_models import SqlReadModels
+    from postroom.application.ports.read_models import ContextBacklog
     from postroom.projections.ports.log_reader import LogReader
     from postroom.projections.ports.read_model_store import VerifiableStore
-    from postroom.projections.ports.read_model_updater import ReadModelUpdater
 
 MEMORY = "memory:"
 
@@ -45,7 +46,7 @@ class Store(Protocol):
         """
 
     def existing_log(self, mailbox: str) -> EventLogReader:
-        """Open the log of a mailbox for reading; raise NotFound when there is none."""
+        """Open the log of a mailbox for reading; raise NotFound if it does not exist."""
 
     def ownership(self) -> Ownership:
         """Return the ownership of mailboxes."""
@@ -72,13 +73,13 @@ class Store(Protocol):
     def log_reader(self, driver: "Driver" = "auto", *, allow_gaps: bool = False) -> "LogReader":
         """Return the reader of all logs in columns; see `open_log_reader`."""
 
-    def read_models(self) -> "ReadModels":
+    def read_models(self) -> "SqlReadModels":
         """Open the read models for queries."""
 
     def read_model_store(self) -> "VerifiableStore":
         """Return the read models for rebuilds."""
 
-    def read_model_updater(self) -> "ReadModelUpdater":
+    def read_model_updater(self) -> "SqlReadModelUpdater":
         """Open the read models for updates."""
 
     def save_context_backlog(self, backlog: "Sequence[ContextBacklog]") -> None:

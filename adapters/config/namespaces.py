@@ -68,7 +68,7 @@ def load_namespaces(file: str | Path) -> tuple[Namespace, ...]:
 
 
 def find_namespace(namespaces: tuple[Namespace, ...], name: str | None) -> Namespace:
-    """Return a namespace by name, or the only one; raise `InvalidRequest` when there is none."""
+    """Return a namespace by name, or the only one; raise `InvalidRequest` if it does not exist."""
     names = [namespace.name for namespace in namespaces]
     if name is None and len(namespaces) == 1:
         return namespaces[0]

@@ -99,7 +99,7 @@ def _check(target: Path, kind: str, overwrite: bool) -> None:
 
 
 def _export_kind(target: Path) -> str | None:
-    """Return the format of the export in a folder; None when there is none."""
+    """Return the format of the export in a folder, or None without one."""
     with suppress(FileNotFoundError, msgspec.MsgspecError):
         return msgspec.json.decode((target / SUCCESS).read_bytes(), type=Manifest).postroom_export
     return None

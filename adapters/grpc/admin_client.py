@@ -228,7 +228,7 @@ def _seconds(ttl_ms: int | None) -> int:
 def _grant(
     trailers: dict[str, str], expires_at: int, requested_ttl_ms: int | None, epoch: int | None
 ) -> LeaseGrant:
-    """Return what was granted; an admin that is another implementation names only the expiry."""
+    """Return the granted lease; admins of other implementations return only its expiry."""
     default = LeasePolicy()
     ttl_ms = read_number(trailers, TTL_KEY) or requested_ttl_ms or default.ttl_ms
     granted = read_number(trailers, EPOCH_KEY)

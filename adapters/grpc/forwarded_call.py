@@ -93,7 +93,7 @@ class ForwardedCall:
         return _code_of(failure) == WrongOwner.code or (self.method in READS and _is_lost(failure))
 
     def explain(self, route: Route, failure: Exception) -> Exception:
-        """Return the error for the caller: an owner's own status, or why there is none."""
+        """Return the error for the caller: the owner's status, or the reason why it did not respond."""
         owner = f"Runner {route.runner} at {route.address}, which owns mailbox {self.mailbox},"
         if isinstance(failure, OwnerUnreachable):
             return Unavailable(f"{owner} can't be reached; nothing was done. Retry.", RETRY_MS)

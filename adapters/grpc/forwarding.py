@@ -103,7 +103,7 @@ class ForwardingHandlers(grpc.GenericRpcHandler):
         )
 
     def end_waits(self) -> None:
-        """End streams and long polls, with an error that tells their callers to connect again."""
+        """End streams and long polls, with an error that makes their callers reconnect."""
         self._is_stopping = True
         for task in self._waiting:
             task.cancel()
@@ -261,7 +261,7 @@ class ForwardingHandlers(grpc.GenericRpcHandler):
 
 
 def _function(handler: "grpc.RpcMethodHandler[Any, Any] | None") -> Handler | None:
-    """Return what a handler of gRPC calls."""
+    """Return the function of a gRPC handler, or None without a handler."""
     if handler is None:
         return None
     return cast("Handler", handler.unary_stream if handler.response_streaming else handler.unary_unary)

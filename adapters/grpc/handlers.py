@@ -43,7 +43,7 @@ class _Served:
         self.watch: asyncio.Task[None] | None = None
 
     def end_waits(self) -> None:
-        """End streams and long polls, with an error that tells their callers to connect again."""
+        """End streams and long polls, with an error that makes their callers reconnect."""
         self.calls.is_stopping = True
         for task in self.waiting:
             task.cancel()

@@ -132,8 +132,8 @@ class OwnerRoutes:
 
     def _learn(self, response: pb.ResolveResponse) -> list[str]:
         for route in response.routes:
-            present = self._routes.get(route.mailbox_id)
-            if present is None or route.position >= present.position:
+            current = self._routes.get(route.mailbox_id)
+            if current is None or route.position >= current.position:
                 self._routes[route.mailbox_id] = route
         self._forgotten.clear()
         return [route.mailbox_id for route in response.routes]

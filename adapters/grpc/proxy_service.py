@@ -53,7 +53,7 @@ class _RouteService:
     async def remove_mailbox_route(
         self, request: admin_pb.MailboxRouteRemoval, call: NodeCall
     ) -> admin_pb.MailboxRouteRemovalAck:
-        """Remove a route, unless a newer one is present."""
+        """Remove a route, unless the table has a newer one."""
         self._proxy.remove_route(check_mailbox(request.mailbox_id), self._position(call))
         return admin_pb.MailboxRouteRemovalAck(success=True)
 

@@ -20,7 +20,7 @@ class GrpcRedrives:
         """Return the answer of a method."""
 
     async def preview_redrive(self, spec: RedriveSpec) -> RedrivePreview:
-        """Return what a job would select."""
+        """Return the dead letters that a job would select."""
         request = pb.PreviewRedriveRequest(spec=_write_spec(spec))
         return messages.read_result(await self._call("preview_redrive", request), RedrivePreview)
 

@@ -27,7 +27,7 @@ class RedriveService:
     async def preview_redrive(
         self, request: pb.PreviewRedriveRequest, call: Accepted
     ) -> pb.PreviewRedriveResponse:
-        """Return what a job would select."""
+        """Return the dead letters that a job would select."""
         preview = await call.mailbox.preview_redrive(read_spec(request.spec))
         return messages.write_result(preview, pb.PreviewRedriveResponse())
 

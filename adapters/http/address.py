@@ -138,7 +138,7 @@ class CheckedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """Return the host's addresses; raise `OSError` if there are none, or one is not permitted."""
+        """Return the host's addresses; raise `OSError` if it has none, or one is not permitted."""
         infos = await asyncio.get_running_loop().getaddrinfo(
             host, port, type=socket.SOCK_STREAM, family=family, flags=socket.AI_ADDRCONFIG
         )

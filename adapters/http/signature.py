@@ -26,7 +26,7 @@ _HEADER_ID = re.compile(r"[!-\-/-~]{1,255}")
 def check_keys(keys: Iterable[str | bytes]) -> tuple[bytes, ...]:
     """Return signing keys as bytes; text that begins with `whsec_` is base64.
 
-    Raises: InvalidRequest if there is none, or one is malformed or too short; errors don't contain keys.
+    Raises: InvalidRequest without a key, or if one is malformed or too short; errors don't contain keys.
     """
     checked = tuple(map(_key_bytes, keys))
     if not checked:

@@ -142,6 +142,7 @@ class Detail(msgspec.Struct, frozen=True):
     item: dict[str, Any]
     envelope_b64: bytes
     history: list[HistoryEntry]
+    erased: bool = False
 
     def __post_init__(self) -> None:
         """Check the item, whose type has the envelope in a field of its own."""

@@ -42,7 +42,7 @@ class HttpRedrives:
         """Return the answer to a request."""
 
     async def preview_redrive(self, spec: RedriveSpec) -> RedrivePreview:
-        """Return what a job would select."""
+        """Return the dead letters that a job would select."""
         return await self._post("/v1/redrives/preview", spec, RedrivePreview)
 
     async def start_redrive(self, spec: RedriveSpec, job_id: str) -> RedriveReport:

@@ -43,11 +43,12 @@ def make_routes(
             "POST",
             "/v1/send",
             messages.send,
-            "Send a message, or a list of messages.",
+            "Send a message, a list of messages, or a CloudEvent.",
             (schemas.SendAnswer, schemas.SendAnswers),
             schemas.SendBody,
             refusals=(409,),
             examples=(_SEND, _SENT),
+            takes_cloud_events=True,
         ),
         Route(
             "POST",

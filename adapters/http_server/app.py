@@ -23,6 +23,8 @@ from postroom.adapters.http_server.routes import Route, Router
 from postroom.adapters.http_server.site import Site
 from postroom.adapters.http_server.strict_json import decode
 from postroom.application.bearer import read_bearer
+from postroom.application.cloudevents.message import read_message
+from postroom.application.cloudevents.new_message import new_message
 from postroom.application.correlation import MAX_CORR_ID_CHARS, correlate, is_corr_id
 from postroom.application.service import OpenSession, Session
 from postroom.application.surface_metrics import SurfaceMetrics
@@ -148,11 +150,21 @@ class App:
             if body:
                 raise InvalidRequest(f"{route.method} {route.path} takes no body.")
             return None
+        if route.takes_cloud_events and _is_cloud_event(headers):
+            pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers.items()]
+            return new_message(read_message(pairs, body, is_percent_encoded=True))
         if not body and route.body_is_optional:
             body = b"{}"
         elif headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
             raise UnsupportedMediaType("The body must be JSON; send Content-Type: application/json.")
         return decode(body, self._decoders[route.body])
+
+
+def _is_cloud_event(headers: dict[bytes, bytes]) -> bool:
+    """Return whether a request is a CloudEvent (HTTP protocol binding, section 3); names are lower-case."""
+    return b"ce-specversion" in headers or headers.get(b"content-type", b"").lower().startswith(
+        b"application/cloudevents"
+    )
 
 
 def _segments(raw_path: bytes) -> list[str]:

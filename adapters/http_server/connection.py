@@ -163,7 +163,7 @@ class Connection(HttpToolsProtocol):
         return b""
 
     def _decline_upgrade(self, rest: bytes) -> bytes:
-        """Return the request without its upgrade, to be parsed anew (RFC 9110, 7.8).
+        """Return the request without its upgrade, to be parsed again (RFC 9110, 7.8).
 
         The parser takes what follows the header for another protocol, although it may be a body.
         """

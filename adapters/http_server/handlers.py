@@ -9,7 +9,7 @@ from postroom.adapters.http_server.problems import DuplicateMessage, brief
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.adapters.http_server.stream import MessageStream, receive_or_stop
 from postroom.application.delivery_window import ended, extended
-from postroom.application.messages import Sent, read_receipt
+from postroom.application.messages import NewMessage, Sent, read_receipt
 from postroom.application.service import Service
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Rejected
 from postroom.domain.message import Receipt
@@ -24,14 +24,15 @@ class MessageHandlers:
         self._settings = settings
 
     async def send(self, call: Call) -> Reply:
-        """Send one message, or a list."""
-        body: schemas.Send | list[schemas.Send] = call.body
+        """Send one message, a list, or what a CloudEvent has become."""
+        body: schemas.Send | list[schemas.Send] | NewMessage = call.body
         as_conflict = _as_conflict(call)
         if isinstance(body, list):
             messages = [each.to_message(call.corr_id) for each in body]
             answers = await self._service.writes.watch(call.mailbox.send_batch(messages))
             return json_reply(schemas.SendAnswers([_send_result(each, as_conflict) for each in answers]))
-        sent = await self._service.writes.watch(call.mailbox.send_message(body.to_message(call.corr_id)))
+        message = body if isinstance(body, NewMessage) else body.to_message(call.corr_id)
+        sent = await self._service.writes.watch(call.mailbox.send_message(message))
         if sent.duplicate and as_conflict:
             raise DuplicateMessage(sent.message_id)
         return json_reply(schemas.SendAnswer(sent.message_id, sent.duplicate))

@@ -110,7 +110,7 @@ class MountedApp:
     async def _receive_form(
         self, scope: Any, headers: dict[bytes, bytes], receive: Any, hold: Callable[[int], None]
     ) -> Any:
-        """Return what the application receives of a form; one that is refused has no body, but an error."""
+        """Return the ASGI `receive` of a form; a refused form has an error in the scope and no body."""
         body = b""
         try:
             self._site.check_form(scope["headers"])

@@ -8,8 +8,9 @@ import msgspec
 
 from postroom.adapters.http_server import problems, schemas
 from postroom.adapters.http_server.routes import Route
+from postroom.application.cloudevents.message import STRUCTURED
 
-VERSION = "1.3.0"
+VERSION = "1.4.0"
 """Version of the contract: a new call or an optional field raises the middle number."""
 DESCRIPTION = (
     "Send, receive and settle messages of one mailbox. Payloads are base64. Every answer has `X-Corr-Id`: "
@@ -65,6 +66,8 @@ def _operation(route: Route, shapes: dict[int, Any]) -> dict[str, Any]:
             "required": not route.body_is_optional,
             "content": {"application/json": content},
         }
+    if route.takes_cloud_events:
+        operation["requestBody"]["content"][STRUCTURED] = {"schema": {"type": "object"}}
     return operation
 
 

@@ -156,6 +156,7 @@ class Detail(msgspec.Struct, frozen=True):
     item: dict[str, Any]
     envelope_b64: bytes
     history: list[History]
+    erased: bool
 
 
 class DeadLetters(msgspec.Struct, frozen=True):
@@ -232,7 +233,7 @@ class DeadLetterGroups(msgspec.Struct, frozen=True):
     Arguments:
         letters, groups: number of dead letters that match, and of their groups, on all pages.
         since: if there are too many dead letters, only those since this time are counted; else null.
-        trend_start: when the first bar begins; null if there are none.
+        trend_start: start of the first bar; null without bars.
         bar_us: the time that each bar covers, in µs.
     """
 

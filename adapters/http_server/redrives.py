@@ -45,7 +45,7 @@ class RedriveHandlers:
     """Handlers of redrive jobs."""
 
     async def preview_redrive(self, call: Call) -> Reply:
-        """Return what a job would select."""
+        """Return the dead letters that a job would select."""
         return json_reply(await call.mailbox.preview_redrive(call.body))
 
     async def start_redrive(self, call: Call) -> Reply:

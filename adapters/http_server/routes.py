@@ -19,6 +19,7 @@ class Route(NamedTuple):
         refusals: statuses with which it may be refused, besides those of every call.
         examples: of body and answer.
         is_public: it needs no token.
+        takes_cloud_events: its body may also be a CloudEvent, which becomes a `NewMessage`.
     """
 
     method: str
@@ -32,6 +33,7 @@ class Route(NamedTuple):
     refusals: tuple[int, ...] = ()
     examples: tuple[Any, Any] = (None, None)
     is_public: bool = False
+    takes_cloud_events: bool = False
 
     @property
     def segments(self) -> tuple[str, ...]:

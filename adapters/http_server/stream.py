@@ -63,9 +63,9 @@ async def receive_or_stop(
 class MessageStream:
     """Stream of deliveries to one client.
 
-    At most `max_messages` deliveries are unsettled at a time: the stream goes on when some are acked, nacked,
-    or have timed out. When the client goes, the unsettled ones are nacked without a delay, so that other
-    consumers get them at once. At a stop of the service they stay with the client.
+    At most `max_messages` deliveries are unsettled at a time: the stream continues when some are acked,
+    nacked, or have timed out. When the client disconnects, unsettled deliveries are nacked without a delay,
+    so that other consumers get them at once. When the service stops, they stay with the client.
 
     A stream ends with an error when its token expires or is revoked.
     """

@@ -32,7 +32,7 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
 
 
 def describe(error: Exception) -> str:
-    """Return what a decoder reports, in one line of bounded length and without a full stop."""
+    """Return the error of a decoder as one line of bounded length, without a full stop."""
     detail = (str(error) or type(error).__name__)[:MAX_DETAIL_CHARS].rstrip(".")
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in detail)
 

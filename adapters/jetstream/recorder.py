@@ -153,7 +153,7 @@ class JetStreamRecorder(ApplicationRecorder):
         return notifications[:limit]
 
     def max_notification_id(self) -> int | None:
-        """Return the sequence of the last event, or None while there is none."""
+        """Return the sequence of the last event, or None if the log is empty."""
         newest = self._call(partial(self._log.last, self._log.all_subjects))
         return None if newest is None else newest.sequence
 

@@ -4,18 +4,17 @@ The client must be polled continuously: rebalances wait for every member, and a 
 removed from the group. The client blocks while a thread polls it, so the same thread makes all other calls.
 """
 
-import asyncio
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from postroom.adapters.kafka.futures import resolve_in_loop
 from postroom.adapters.kafka.partition import Partition
+from postroom.adapters.kafka.thread_calls import ThreadCalls
 from postroom.application.ingest.deliveries import DeliveryToken
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Unavailable
@@ -40,8 +39,6 @@ _REFUSALS = (
 )
 _STALE = (KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_INSTANCE_ID)
 _MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
-
-T = TypeVar("T")
 
 
 class GroupConsumer:
@@ -71,8 +68,7 @@ class GroupConsumer:
         self._on_change = on_change
         self._on_revoke = on_revoke
         self._lock = threading.Condition()
-        self._requests: list[tuple[Callable[[], object], asyncio.Future[object]]] = []
-        self._has_ended = False
+        self._calls = ThreadCalls(self._lock)
         self._partitions: dict[int, Partition] = {}
         self._buffer: deque[tuple[Message, int]] = deque()
         self._generation = 0
@@ -162,24 +158,14 @@ class GroupConsumer:
 
         Raises: Unavailable if it failed and should be repeated.
         """
-        await self._request(self._commit_all)
+        await self._calls.request(self._commit_all)
 
     async def count_pending(self) -> int:
         """Return the number of messages of the assigned partitions that were not taken.
 
         Raises: Unavailable if Kafka does not answer.
         """
-        return await self._request(self._count_pending)
-
-    async def _request(self, call: Callable[[], T]) -> T:
-        """Make a call in the thread, and return its result."""
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        with self._lock:
-            if self._has_ended:
-                raise self._failure or Unavailable(f"{self._label} can't be reached: it was closed.")
-            self._requests.append((call, future))  # type: ignore[arg-type]  # a result fits its future
-            self._lock.notify_all()
-        return await future
+        return await self._calls.request(self._count_pending)
 
     def _current(self, tokens: Iterable[DeliveryToken]) -> list[tuple[Partition, int]]:
         """Return partition and offset of messages whose partition is still assigned."""
@@ -195,10 +181,10 @@ class GroupConsumer:
     def _run(self) -> None:
         try:
             while not self._is_closing and self._failure is None:
-                self._serve_requests()
+                self._calls.serve()
                 if self._wait_for_space(STALL_SECONDS):
                     self._poll(POLL_MESSAGES)
-                elif not self._requests:
+                elif not self._calls:
                     self._poll_paused()
                 self._probe()
         except (KafkaException, RuntimeError) as error:
@@ -207,22 +193,8 @@ class GroupConsumer:
             self._is_closing = True
             with suppress(KafkaException, RuntimeError):
                 self._client.close()
-            with self._lock:
-                self._has_ended = True
-                requests, self._requests = self._requests, []
-            failure = self._failure or Unavailable(f"{self._label} can't be reached: it was closed.")
-            for _, future in requests:
-                resolve_in_loop(future, failure)
+            self._calls.end(self._failure or Unavailable(f"{self._label} can't be reached: it was closed."))
             self._on_change()
-
-    def _serve_requests(self) -> None:
-        with self._lock:
-            requests, self._requests = self._requests, []
-        for call, future in requests:
-            try:
-                resolve_in_loop(future, None, call())
-            except PostroomError as error:
-                resolve_in_loop(future, error)
 
     def _commit_all(self) -> None:
         with self._lock:
@@ -253,7 +225,7 @@ class GroupConsumer:
 
     def _wait_for_space(self, seconds: float) -> bool:
         with self._lock:
-            self._lock.wait_for(lambda: self._is_closing or self._requests or self._has_space(), seconds)
+            self._lock.wait_for(lambda: self._is_closing or self._calls or self._has_space(), seconds)
             return self._has_space()
 
     def _poll_paused(self) -> None:
@@ -264,7 +236,7 @@ class GroupConsumer:
                 self._client.pause(assigned)
                 paused = assigned
             self._poll(1)
-            self._serve_requests()
+            self._calls.serve()
             self._probe()
         self._client.resume(self._client.assignment())
 

@@ -35,7 +35,7 @@ class Endpoint(Protocol):
         """
 
     def is_owner(self, connected: Any) -> bool:
-        """Return whether whoever has the other end of a socket may be the owner."""
+        """Return whether the peer of a socket may be the owner."""
 
     async def is_host_up(self) -> bool:
         """Return whether the owner's host answers, so that an owner that does not is one that hangs."""
@@ -81,7 +81,7 @@ class LocalEndpoint:
 
 
 class RemoteEndpoint:
-    """The address of an owner on another host, which the database tells (ADR 0064)."""
+    """The address of an owner on another host, from the database (ADR 0064)."""
 
     def __init__(self, mailbox: str, owner: OwnerAddress, directory: OwnerDirectory) -> None:
         self._mailbox = mailbox

@@ -41,8 +41,13 @@ class SharedMailbox(CommandHandlers):
         count: int = await self._owner.query("delete_old_events", older_than)
         return count
 
+    async def erase_messages(self, pseudonym: str) -> int:
+        """Remove ready messages and dead letters of a subject whose key was destroyed, and count them."""
+        count: int = await self._owner.query("erase_messages", pseudonym)
+        return count
+
     async def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
-        """Return what a job would select; see `Mailbox.preview_redrive`."""
+        """Return the dead letters that a job would select; see `Mailbox.preview_redrive`."""
         preview: RedrivePreview = await self._owner.query("preview_redrive", check_spec(spec))
         return preview
 

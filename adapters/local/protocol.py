@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from postroom.application.erasure.policy import SubjectPolicy
 from postroom.application.mailbox.administer import CHUNK
 from postroom.application.mailbox.receive import make_receive
 from postroom.application.mailbox.settle import check_nack
@@ -279,10 +280,12 @@ _RESULTS: dict[str, Callable[[msgspec.Raw], Any]] = {
     name: msgspec.msgpack.Decoder(type_).decode
     for name, type_ in {
         "delete_old_events": int,
+        "erase_messages": int,
         "explain_message": Explanation,
         "get_backlog": Backlog,
         "get_message": MessageDetail,
         "get_mode": str,
+        "get_subject_policies": dict[str, SubjectPolicy],
         "get_topic_policy": TopicPolicy | None,
         "list_dead_letters": list[DeadLetter],
         "list_topics": list[TopicSummary],

@@ -106,7 +106,7 @@ class LocalServer:
             ) from error
 
     async def _watch(self) -> None:
-        """Listen anew when the socket was deleted, such as by a job that cleans folders."""
+        """Listen again if the socket was deleted, such as by a job that cleans folders."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             if self._server is None or self._path.exists():
@@ -125,7 +125,7 @@ class LocalServer:
         return (await asyncio.shield(self._served))[0]
 
     async def outboxes(self) -> Outboxes:
-        """Return what relays outboxes once the mailbox is open."""
+        """Return the relays of outboxes once the mailbox is open."""
         return (await asyncio.shield(self._served))[1]
 
     def make_connection(self) -> asyncio.Protocol:

@@ -2,13 +2,14 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from postroom.adapters.local.client import LocalClient, OwnerGone
 from postroom.adapters.local.endpoints import Endpoint, LocalEndpoint, RemoteEndpoint
+from postroom.application.erasure.policy import SubjectPolicy
 from postroom.application.forks import check_not_forked
 from postroom.application.mailbox.group import as_known
 from postroom.application.messages import MessageDelivery
@@ -69,11 +70,11 @@ Owner = _Here | LocalClient
 
 
 class SharedOwner:
-    """The owner of a mailbox, be it this process or another, through changes of owner.
+    """The owner of a mailbox, in this process or another, across changes of owner.
 
-    A background task connects to the owner, or becomes it if there is none. Calls wait for an owner, and are
-    repeated with the next one when theirs goes. That is safe for all commands but redriving and purging: a
-    message that is sent again has the id of the first attempt, which the log has once.
+    A background task connects to the owner, or becomes the owner if the mailbox has none. Calls wait for an
+    owner, and are repeated with the next one if theirs ends. That is safe for all commands except redriving
+    and purging: a message that is sent again has the id of the first attempt, which the log stores once.
 
     Arguments:
         path: the socket of the mailbox; None if other processes can't reach it. An owner without a socket
@@ -82,6 +83,7 @@ class SharedOwner:
         timeout_ms: time for each call, besides the wait for messages.
         owner_timeout_ms: time after which an owner that does not answer is replaced.
         outboxes: databases that the owner is to relay; `own` relays them by itself.
+        subject_policies: with which the owner must encrypt messages; None accepts any.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class SharedOwner:
         timeout_ms: int,
         owner_timeout_ms: int,
         outboxes: Sequence[str] = (),
+        subject_policies: Mapping[str, SubjectPolicy] | None = None,
     ) -> None:
         self.name = name
         self._path = path
@@ -102,6 +105,7 @@ class SharedOwner:
         self._timeout_ms = timeout_ms
         self._owner_timeout_ms = owner_timeout_ms
         self._outboxes = outboxes
+        self._subject_policies = subject_policies
         self._owner: Owner | None = None
         self._is_available = asyncio.Event()
         self._failure: Exception | None = None
@@ -305,6 +309,7 @@ class SharedOwner:
             return None
         try:
             if client.has_greeted:
+                await self._check_policies(client)
                 self._use(client)
                 await self._name_outboxes(client)
                 await client.ended
@@ -312,6 +317,16 @@ class SharedOwner:
             self._drop(client)
             client.close()
         return client
+
+    async def _check_policies(self, client: LocalClient) -> None:
+        """Raise InvalidRequest if the owner would store in the clear what this process has encrypted."""
+        if self._subject_policies is None:
+            return
+        if await client.query("get_subject_policies", (), {}) != self._subject_policies:
+            raise InvalidRequest(
+                f"The owner of mailbox {self.name} encrypts other topics or fields than this process; give "
+                "every process that may own it the same settings of erasure."
+            )
 
     async def _name_outboxes(self, client: LocalClient) -> None:
         if not self._outboxes:
@@ -343,7 +358,7 @@ class SharedOwner:
         return True
 
     async def _note_incumbent(self) -> None:
-        """Note whom to replace if the silence goes on, so that no later owner is taken for it."""
+        """Record the owner to replace if the silence lasts, so that no later owner is mistaken for it."""
         with suppress(PostroomError):
             self._incumbent = await self._ownership.incumbent(self.name)
 
@@ -367,7 +382,7 @@ class SharedOwner:
 
 
 def _socket_id(path: Path) -> tuple[int, int] | None:
-    """Return what tells the socket at a path from its successors; None if there is none."""
+    """Return the identity of the socket at a path, which its successors lack, or None."""
     try:
         status = path.stat()
     except OSError:  # whoever opens the store says why it can't be used

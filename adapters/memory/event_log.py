@@ -109,7 +109,7 @@ class MemoryEventLog(Records):
             return self._commits[index - 1].last if index else self._removed
 
     def position_at_size(self, size: int) -> int:
-        """Return where the oldest commits take `size` bytes; see `EventLog.position_at_size`."""
+        """Return the position at a size of the oldest commits; see `EventLog.position_at_size`."""
         with self._lock:
             through = self._removed
             for index, commit in enumerate(self._commits):

@@ -93,7 +93,7 @@ class MemoryLeaseRecorder(ApplicationRecorder):
         return [each for each in events if not topics or each.topic in topics][:limit]
 
     def max_notification_id(self) -> int | None:
-        """Return the position of the last event, or None while there is none."""
+        """Return the position of the last event, or None without events."""
         return self._position or None
 
     def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> PollingSubscription:

@@ -40,7 +40,7 @@ class MemoryOwnership:
         return self._owners[mailbox][0] if mailbox in self._owners else None
 
     async def incumbent(self, mailbox: str) -> str | None:
-        """Return a token of the present ownership; see `Ownership.incumbent`."""
+        """Return a token of the current ownership; see `Ownership.incumbent`."""
         return repr(self._owners[mailbox]) if mailbox in self._owners else None
 
     async def evict(self, mailbox: str, incumbent: str) -> None:

@@ -41,7 +41,7 @@ def access_options(settings: NatsSettings) -> dict[str, Any]:
 
 
 def explain(error: BaseException) -> str | None:
-    """Return what to check after an error that a retry would repeat; None for other errors."""
+    """Return advice for an error that a retry would repeat, or None for other errors."""
     if isinstance(error, InvalidRequest):
         return "Check the NATS settings."
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -130,7 +130,7 @@ class Difference(msgspec.Struct, frozen=True):
     """A field in which a server differs from a definition.
 
     Arguments:
-        current: None if there is no such stream or consumer, or no limit.
+        current: None if the stream or consumer does not exist, or has no limit.
         desired: value in the definition.
         note: consequence of the change.
         refusal: why it can't be changed; None if it can.
@@ -161,14 +161,14 @@ def with_defaults(definition: Definition) -> Definition:
     return msgspec.structs.replace(definition, **missing)
 
 
-def compare(definition: Definition, present: Definition | None) -> Sequence[Difference]:
+def compare(definition: Definition, actual: Definition | None) -> Sequence[Difference]:
     """Return the differences between a server and a definition, field by field.
 
     Arguments:
-        present: configuration on the server; None if there is no such stream or consumer.
+        actual: configuration on the server; None if the stream or consumer does not exist.
     """
     kind: Literal["stream", "consumer"] = "stream" if isinstance(definition, StreamDefinition) else "consumer"
-    if present is None:
+    if actual is None:
         new = with_defaults(definition)
         return [
             Difference(kind, new.name, "create", field, None, value, _note(field, None, None))
@@ -177,7 +177,7 @@ def compare(definition: Definition, present: Definition | None) -> Sequence[Diff
         ]
     differences = []
     for field, desired in _fields(definition):
-        current = getattr(present, field)
+        current = getattr(actual, field)
         # The server must have no limit: a message that reaches it would never be delivered again.
         if (desired is None and field != "server_max_deliver") or desired == current:
             continue

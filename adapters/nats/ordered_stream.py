@@ -72,7 +72,7 @@ class JetStreamOrderedStream:
     async def read(self, after: int, limit: int, wait_ms: int) -> Sequence[SourceMessage]:
         """Return the next messages after a sequence, without gaps; see `OrderedStream.read`.
 
-        Raises: Unavailable when stream or consumer were created anew, until `state` is called.
+        Raises: Unavailable if the stream or consumer was recreated, until `state` is called.
         """
         if not self._ahead:
             fetched = await self._source.fetch(limit, wait_ms)
@@ -82,7 +82,7 @@ class JetStreamOrderedStream:
         if any(at <= after for at in self._ahead):
             # Sequences begin again in a new stream, whose messages must not be taken for old ones.
             if (await self._look()).incarnation != self._incarnation:
-                raise self._unavailable("it or its consumer was created anew")
+                raise self._unavailable("it or its consumer was recreated")
             await self._source.ack([self._ahead.pop(at) for at in list(self._ahead) if at <= after])
         messages: list[SourceMessage] = []
         last = self._last if self._last is not None and int(self._last.sequence) == after else None

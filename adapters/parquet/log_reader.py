@@ -56,7 +56,7 @@ class ArchivedLogReader:
         return heads
 
     def bounds(self) -> dict[str, LogBounds]:
-        """Return what the store has recorded of the ends of logs; see `LogReader.bounds`."""
+        """Return the recorded bounds of logs; see `LogReader.bounds`."""
         return self.live.bounds()
 
     def extents(self, through: Mapping[str, int] | None = None) -> list[LogExtent]:

@@ -25,6 +25,8 @@ class ParquetTarget:
     `{folder}/_served.json` is replaced atomically and names the active folder of each model.
     """
 
+    search_tables: Sequence[Projection] = ()
+
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder).absolute()
         self.where = str(self.folder)

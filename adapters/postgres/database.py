@@ -51,6 +51,15 @@ def shown(url: str) -> str:
     return f"postgresql://{user}{parameters.get('host', '')}{port}/{parameters.get('dbname', '')}"
 
 
+def follow_lock(target: str) -> str:
+    """Return the name of the lock of the process that follows.
+
+    Arguments:
+        target: name of the target that it follows into, empty for the store's own read models.
+    """
+    return f"postroom follow{f' into {target}' if target else ''}"
+
+
 def connect(url: str, name: str) -> Connection:
     """Open a connection in autocommit mode.
 

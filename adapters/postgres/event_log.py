@@ -85,7 +85,7 @@ class PostgresEventLog(Records):
 
     @property
     def durability(self) -> str:
-        """Return what an append survives; see `EventLog.durability`."""
+        """Return the durability of appends; see `EventLog.durability`."""
         return "power-cut" if self._durability == "full" and self._db.is_synced else "process-crash"
 
     def append(self, commits: Sequence[Commit]) -> None:
@@ -189,7 +189,7 @@ class PostgresEventLog(Records):
         return through
 
     def position_at_size(self, size: int) -> int:
-        """Return where the oldest commits take `size` bytes; see `EventLog.position_at_size`.
+        """Return the position at a size of the oldest commits; see `EventLog.position_at_size`.
 
         A position before the newest partition is rounded up to the end of the last commit that begins in its
         partition.

@@ -50,7 +50,7 @@ class _IdleConnections:
         self._is_closed = False
 
     def take(self) -> Any | None:
-        """Return a connection, which the server may have ended; None if there is none."""
+        """Return an idle connection, which the server may have closed, or None."""
         with self._lock:
             return self._connections.pop() if self._connections else None
 
@@ -99,7 +99,7 @@ class PostgresLogReader:
             return {name: end[0] for name, end in ends if end is not None}
 
     def bounds(self) -> dict[str, LogBounds]:
-        """Return what is recorded of the ends of logs; see `LogReader.bounds`."""
+        """Return the recorded bounds of logs; see `LogReader.bounds`."""
         with self._reader() as connection:
             return {name: LogBounds(*bounds) for name, *bounds in connection.execute(_SQL["bounds"])}
 

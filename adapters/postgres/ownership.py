@@ -90,7 +90,7 @@ class PostgresOwnership:
         await self._lock(mailbox).announce(address)
 
     async def find(self, mailbox: str) -> OwnerAddress | None:
-        """Return what the session that has the lock has written; see `OwnerDirectory.find`."""
+        """Return the entry of the session that holds the lock; see `OwnerDirectory.find`."""
         row = await self._execute(_DIRECTORY["find"], {"mailbox": mailbox})
         return None if row is None else OwnerAddress(str(row[0]), str(row[1]))
 

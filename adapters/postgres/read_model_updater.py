@@ -19,7 +19,7 @@ from postroom.adapters.postgres.columns import (
     kind_name,
     unescape_row,
 )
-from postroom.adapters.postgres.database import connect, describe, shown
+from postroom.adapters.postgres.database import connect, describe, follow_lock, shown
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.sql.errors import check_ids
 from postroom.adapters.sql.read_model_updater import CursorConflict, SqlReadModelUpdater
@@ -54,11 +54,13 @@ class PostgresReadModelUpdater(SqlReadModelUpdater):
             self._db = None
 
     @contextmanager
-    def leader_lock(self) -> Iterator[bool]:
+    def leader_lock(self, target: str = "") -> Iterator[bool]:
         """Acquire an advisory lock on a separate connection; see `ReadModelUpdater.leader_lock`."""
         with closing(connect(self._url, "postroom project follow, leader")) as connection:
             try:
-                (is_leader,) = connection.execute(_SQL["try_lock"]).fetchone() or (False,)
+                (is_leader,) = connection.execute(_SQL["try_lock"], [follow_lock(target)]).fetchone() or (
+                    False,
+                )
             except psycopg.Error as error:
                 raise describe(error, self._url) from error
             try:

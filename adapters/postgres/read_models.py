@@ -31,7 +31,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from postroom.adapters.postgres.columns import ESCAPE, INDEXED_BYTES, INDEXED_CHARS, escape, unescape
-from postroom.adapters.postgres.database import connect, describe, is_lost, shown
+from postroom.adapters.postgres.database import connect, describe, follow_lock, is_lost, shown
 from postroom.adapters.sql.read_models import SqlReadModels
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import ReadModelTables
@@ -133,18 +133,21 @@ class PostgresReadModels(SqlReadModels):
     def _size(self, db: Connection) -> int:
         return int(db.exec_driver_sql(_SQL["size"]).scalar_one())
 
-    def _heads(self) -> list[tuple[str, int]]:
+    def log_heads(self) -> list[tuple[str, int]]:
+        """Return the mailboxes of the store; see `SqlReadModels.log_heads`."""
         with self._transaction() as db:
             return [(name, head) for name, head in db.exec_driver_sql(_SQL["heads"])]
 
-    def _at(self, mailbox: str, position: int) -> int | None:
+    def log_time_after(self, mailbox: str, position: int) -> int | None:
+        """Return the log time of a record; see `SqlReadModels.log_time_after`."""
         with self._transaction() as db:
             after = {"mailbox": escape(mailbox), "position": position}
             at = db.exec_driver_sql(_SQL["at"], after).scalar_one_or_none()
             return None if at is None else int(at)
 
-    def _is_following(self) -> bool:
-        return self._is_locked("postroom follow")
+    def is_following(self, target: str = "") -> bool:
+        """Return whether a follower holds its lock; see `SqlReadModels.is_following`."""
+        return self._is_locked(follow_lock(target))
 
     def _is_rebuild_running(self) -> bool:
         return self._is_locked("postroom rebuild")

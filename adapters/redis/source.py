@@ -177,9 +177,9 @@ class RedisStreamSource:
         counts = {each["message_id"]: each["times_delivered"] for each in pending}
         claimed = await self._ask("read", self._claim, list(counts))
         self._forget_deferred(list(counts))
-        present = [(id_, fields) for id_, fields in claimed if fields is not None]
-        await self._ack_trimmed(counts.keys() - {id_ for id_, _ in present})
-        return [self._message(id_, fields, counts[id_] + 1) for id_, fields in present]
+        existing = [(id_, fields) for id_, fields in claimed if fields is not None]
+        await self._ack_trimmed(counts.keys() - {id_ for id_, _ in existing})
+        return [self._message(id_, fields, counts[id_] + 1) for id_, fields in existing]
 
     def _pending(self, limit: int) -> Awaitable[Any]:
         return self._client.xpending_range(self._stream, self._group, "-", "+", limit, idle=self.ack_wait_ms)

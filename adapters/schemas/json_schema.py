@@ -56,7 +56,7 @@ class JsonSchema:
             yield f"can't be validated: {error}"
 
     def decode(self, payload: any_pb2.Any, data: bytes) -> Any:
-        """Return what a payload stands for; raise `InvalidRequest` when it is not JSON."""
+        """Return the value of a payload; raise `InvalidRequest` if it is not JSON."""
         return decode_json(data)
 
 

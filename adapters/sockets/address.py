@@ -106,7 +106,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def find_file(address: Address) -> os.stat_result | None:
-    """Return what is at the path of a Unix socket; None for another address, or if nothing is there."""
+    """Return the status of a Unix socket's file, or None if it does not exist or the address has none."""
     with suppress(OSError):
         return os.stat(address.target) if address.is_unix else None
     return None
@@ -118,8 +118,8 @@ def unlink(address: Address, file: os.stat_result | None) -> None:
     Arguments:
         file: what `find_file` returned after the address was bound.
     """
-    present = find_file(address)
-    if present is not None and file is not None and os.path.samestat(present, file):
+    current = find_file(address)
+    if current is not None and file is not None and os.path.samestat(current, file):
         Path(address.target).unlink(missing_ok=True)
 
 

@@ -55,7 +55,7 @@ class ServerTls:
 
     @property
     def loaded(self) -> LoadedTls:
-        """Return what was loaded last."""
+        """Return the context that was loaded last."""
         return self._loaded
 
     @property
@@ -95,7 +95,7 @@ def _read(files: TlsFiles) -> tuple[bytes, bytes, bytes | None]:
 def _make_context(client_ca: bytes | None) -> ssl.SSLContext:
     context = AlertingContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Without tickets every connection is checked by the present authorities.
+    # Without tickets every connection is checked by the current authorities.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
     context.num_tickets = 0
     context.set_alpn_protocols(["http/1.1"])

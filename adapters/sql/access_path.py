@@ -69,7 +69,7 @@ def fewest_rows(db: Connection, query: SearchQuery, limit: int) -> tuple[Lead, b
 
 
 def _selective(db: Connection, query: SearchQuery, leads: Sequence[Lead | Candidates]) -> Lead | None:
-    """Return the access path with few rows; None if there is none."""
+    """Return the access path with few rows, or None."""
     if len(leads) == 1 and isinstance(leads[0], Lead):
         return leads[0]
     return _least(db, query, leads, MAX_SELECTIVE_ROWS) or _by_text(db, query, leads)

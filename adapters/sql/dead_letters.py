@@ -112,7 +112,7 @@ class DeadLetterQuery:
         )
 
     def _extent(self, db: Connection) -> _Extent | None:
-        """Return what is read of the dead letters within the filter's times; None if there are none."""
+        """Return the columns of the dead letters within the filter's times, or None without dead letters."""
         table = self._table
         times = self._newest_first(select(table.c.last_seen).where(*self._times()))
         last = db.scalar(times.limit(1))
@@ -211,7 +211,7 @@ class DeadLetterQuery:
 
 
 def _common_value(row: Row[Any], name: str) -> str | None:
-    """Return the value that all dead letters of a group have; None if there are several."""
+    """Return the value that all dead letters of a group have, or None if they differ."""
     fields = row._mapping
     if name in fields:
         return str(fields[name])

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, Table, and_, func, literal, or_, select, tuple_
+from sqlalchemy import ColumnElement, FromClause, Select, and_, func, literal, or_, select, tuple_
 
 from postroom.adapters.sql.search import Dialect
 from postroom.adapters.sql.tables import ReadModelTables
@@ -58,7 +58,7 @@ def activity_page(
 
 def common_conditions(
     filter_: ActivityFilter | BacklogFilter | DeadLetterFilter,
-    table: Table,
+    table: FromClause,
     topics: Collection[str] | None,
     dialect: Dialect,
 ) -> Iterator[ColumnElement[bool]]:

@@ -74,6 +74,18 @@ class SqlReadModelUpdater(ABC):
         self._stop: Event | None = None
 
     @abstractmethod
+    def leader_lock(self, target: str = "") -> AbstractContextManager[bool]:
+        """Try to hold the lock of a follower; see `ReadModelUpdater.leader_lock`.
+
+        Arguments:
+            target: name of the target that it follows into, empty for the store's own read models.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connections; see `ReadModelUpdater.close`."""
+
+    @abstractmethod
     def _table(self, name: str) -> str:
         """Return the name of a table in statements."""
 

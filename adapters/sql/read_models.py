@@ -96,6 +96,16 @@ class SqlReadModels(SqlStatistics, ABC):
     def _transaction(self) -> AbstractContextManager[Connection]:
         """Read from one snapshot; raise Unavailable for errors of the database."""
 
+    def _catalog(self, db: Connection) -> Connection:
+        """Return the connection to the catalog of versions, which is the database's own by default."""
+        return db
+
+    def _query(
+        self, filter_: EventFilter, tables: ReadModelTables, topics: Mapping[str, int | None] | None
+    ) -> SearchQuery:
+        """Return the statements for a filter."""
+        return SearchQuery(filter_, tables, topics, self._dialect)
+
     @abstractmethod
     def _prepare_scan(self, db: Connection) -> None:
         """Prepare this transaction for reading all matching messages, however long it takes."""
@@ -105,16 +115,16 @@ class SqlReadModels(SqlStatistics, ABC):
         """Return the size of the read models in bytes, including all versions."""
 
     @abstractmethod
-    def _heads(self) -> Iterable[tuple[str, int]]:
+    def log_heads(self) -> Iterable[tuple[str, int]]:
         """Yield the mailboxes of the store, sorted, with the last position of each log."""
 
     @abstractmethod
-    def _at(self, mailbox: str, position: int) -> int | None:
-        """Return the log time (µs) of a mailbox's first record after a position; None if there is none."""
+    def log_time_after(self, mailbox: str, position: int) -> int | None:
+        """Return the log time (µs) of a mailbox's first record after a position, or None without one."""
 
     @abstractmethod
-    def _is_following(self) -> bool:
-        """Return whether a follower holds its lock."""
+    def is_following(self, target: str = "") -> bool:
+        """Return whether a follower holds its lock; see `SqlReadModelUpdater.leader_lock`."""
 
     @abstractmethod
     def _is_rebuild_running(self) -> bool:
@@ -126,9 +136,9 @@ class SqlReadModels(SqlStatistics, ABC):
             topics = matching_topics(db, tables, filter_.topics)
             if topics == {}:
                 return SearchPage(())
-            query = SearchQuery(filter_, tables, topics, self._dialect)
+            query = self._query(filter_, tables, topics)
             rows = read_page(db, query)
-        items = tuple(map(_message, rows[: filter_.limit]))
+        items = tuple(map(to_message, rows[: filter_.limit]))
         last = rows[filter_.limit - 1] if len(rows) > filter_.limit else None
         return SearchPage(items, Cursor(last.timestamp, last.id).encode() if last is not None else None)
 
@@ -138,8 +148,9 @@ class SqlReadModels(SqlStatistics, ABC):
         filter_ = msgspec.structs.replace(filter_, order=Order.OLDEST_FIRST, offset=0, cursor=None)
         with self._reading() as (db, tables):
             self._prepare_scan(db)
-            version = db.execute(select(projection).where(projection.c.version == tables.version)).one()
-            yield Scan(tables.version, _positions(db, version), self._scan_pages(db, tables, filter_))
+            catalog = self._catalog(db)
+            version = catalog.execute(select(projection).where(projection.c.version == tables.version)).one()
+            yield Scan(tables.version, _positions(catalog, version), self._scan_pages(db, tables, filter_))
 
     def _scan_pages(
         self, db: Connection, tables: ReadModelTables, filter_: EventFilter
@@ -147,11 +158,11 @@ class SqlReadModels(SqlStatistics, ABC):
         topics = matching_topics(db, tables, filter_.topics)
         if topics == {}:
             return
-        query = SearchQuery(filter_, tables, topics, self._dialect)
+        query = self._query(filter_, tables, topics)
         statement = query.all_rows(choose(db, query))
         with db.execute(statement, execution_options={"yield_per": SCAN_PAGE_ROWS}) as rows:
             for page in rows.partitions():
-                yield list(map(_message, page))
+                yield list(map(to_message, page))
 
     def get(self, message_id: str, mailbox: str | None = None) -> FoundMessage:
         """Return one message; see `ReadModels.get`."""
@@ -230,7 +241,8 @@ class SqlReadModels(SqlStatistics, ABC):
         positions: dict[str, int] = {}
         parked_count = 0
         if self._exists():
-            with self._transaction() as db:
+            with self._transaction() as session:
+                db = self._catalog(session)
                 active = list(db.execute(select(projection).where(projection.c.status == "active")).all())
                 rows = list(db.execute(newest).all())
                 if active:
@@ -241,7 +253,7 @@ class SqlReadModels(SqlStatistics, ABC):
         return ProjectionStatus(
             _version(active[0]) if active else None,
             tuple(self._lags(positions)),
-            bool(active) and self._is_following(),
+            bool(active) and self.is_following(),
             parked_count,
             parked,
             _version(building) if building is not None and is_running else None,
@@ -256,7 +268,7 @@ class SqlReadModels(SqlStatistics, ABC):
             version = self._active(db)
             if version is None:
                 raise self._not_built()
-            tables = tables_of(*version, self._dialect.text)
+            tables = self._tables(db, *version)
             if model not in tables.models:
                 raise NotFound(
                     f"Version {tables.version} of the read models {self._shown} was built without {model}; "
@@ -267,8 +279,12 @@ class SqlReadModels(SqlStatistics, ABC):
     def _active(self, db: Connection) -> tuple[int, str | None] | None:
         """Return the number of the active version and its models; None before the first rebuild."""
         active = select(projection.c.version, projection.c.models).where(projection.c.status == "active")
-        row = db.execute(active).one_or_none()
+        row = self._catalog(db).execute(active).one_or_none()
         return None if row is None else (row.version, row.models)
+
+    def _tables(self, db: Connection, version: int, models: str | None) -> ReadModelTables:
+        """Return the tables of a version."""
+        return tables_of(version, models, self._dialect.text)
 
     def _not_built(self) -> NotFound:
         return NotFound(
@@ -277,9 +293,9 @@ class SqlReadModels(SqlStatistics, ABC):
 
     def _lags(self, positions: Mapping[str, int]) -> Iterator[MailboxLag]:
         now = time.time()
-        for name, head in self._heads():
+        for name, head in self.log_heads():
             position = positions.get(name, 0)
-            since = self._at(name, position) if head > position else None
+            since = self.log_time_after(name, position) if head > position else None
             seconds = 0.0 if since is None else max(0.0, round(now - since / 1e6, 3))
             yield MailboxLag(name, position, head, max(0, head - position), seconds)
 
@@ -305,7 +321,8 @@ def _parked(db: Connection, version: int, shown: int) -> tuple[int, tuple[Parked
     )
 
 
-def _message(row: Row[Any]) -> FoundMessage:
+def to_message(row: Row[Any] | tuple[Any, ...]) -> FoundMessage:
+    """Return the message of a row of `MESSAGE_COLUMNS`."""
     headers = row[_HEADERS_COLUMN]  # a position is found faster than a name
     return FoundMessage(
         **dict(zip(_ITEM_FIELDS, _item_values(row), strict=True)),

@@ -14,7 +14,6 @@ from sqlalchemy import (
     Connection,
     FromClause,
     Select,
-    Table,
     and_,
     func,
     literal,
@@ -77,7 +76,7 @@ class Dialect(Protocol):
 class Branch(NamedTuple):
     """Rows that an index returns in search order: a table with `timestamp` and `id`, and conditions."""
 
-    table: Table
+    table: FromClause
     conditions: tuple[ColumnElement[bool], ...]
 
 
@@ -291,7 +290,7 @@ class SearchQuery:
         conditions = [text.c.text.contains(part, autoescape=True) for part in self._filter.parts]
         if lead.field != "match":
             conditions += [
-                text.c.words.contains(_word_substring(word), autoescape=True) for word in self._words
+                text.c.words.contains(word_substring(word), autoescape=True) for word in self._words
             ]
         if conditions:
             # Not EXISTS, which a database may turn into a join that begins with a scan of all texts.
@@ -343,7 +342,7 @@ def matching_topics(
     }
 
 
-def _word_substring(word: Word) -> str:
+def word_substring(word: Word) -> str:
     """Return a word as a substring of the column `words`, in which each word is between blanks."""
     return f" {word.text}" if word.is_prefix else f" {word.text} "
 

@@ -5,7 +5,7 @@ then checked, or a sample.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -63,7 +63,7 @@ _FILTER_FIELDS = {
 _NO_CRITERIA = ("start_time", "end_time", "order", "limit", "offset", "cursor")
 
 
-class _Path(NamedTuple):
+class AccessPath(NamedTuple):
     """An access path of a filter.
 
     Arguments:
@@ -91,6 +91,31 @@ class SqlStatistics(ABC):
     def _reading(self, model: str = "mailbox") -> AbstractContextManager[tuple[Connection, ReadModelTables]]:
         """Read the tables of the active version, which must have a model, in one snapshot."""
 
+    @abstractmethod
+    def _catalog(self, db: Connection) -> Connection:
+        """Return the connection to the catalog of versions."""
+
+    @abstractmethod
+    def _query(
+        self, filter_: EventFilter, tables: ReadModelTables, topics: Mapping[str, int | None] | None
+    ) -> SearchQuery:
+        """Return the statements for a filter; `topics` are those that match it, None if it has none."""
+
+    def _distinct(self, column: ColumnElement[Any], start: str, limit: int) -> Select[Any]:
+        """Return the statement for the first distinct values of a column from a text on."""
+        return _distinct(column, start, limit, self._dialect)
+
+    def _count_facets(
+        self,
+        db: Connection,
+        path: AccessPath,
+        tables: ReadModelTables,
+        fields: Sequence[FacetField],
+        cap: int,
+    ) -> Iterable[Sequence[Any]]:
+        """Return rows of field, value and count; see `_facets`."""
+        return db.execute(_facets(path, tables, fields, cap))
+
     def facets(
         self, filter_: EventFilter, fields: Sequence[FacetField] = tuple(FacetField), *, cap: int = CAP
     ) -> Facets:
@@ -102,7 +127,7 @@ class SqlStatistics(ABC):
             if path is None:
                 return Facets(0, True, tuple(Facet(field, ()) for field in fields))
             messages, values, others = 0, {field: list[FacetValue]() for field in fields}, {}
-            for field, value, count in db.execute(_facets(path, tables, fields, cap)):
+            for field, value, count in self._count_facets(db, path, tables, fields, cap):
                 if not field:
                     messages = count
                 elif value is None:
@@ -148,7 +173,7 @@ class SqlStatistics(ABC):
                 SuggestionField.NAMESPACE: tables.mailbox.c.namespace,
                 SuggestionField.HEADER: tables.header.c.name,
             }
-            values = db.scalars(_distinct(columns[field], start, limit, self._dialect))
+            values = db.scalars(self._distinct(columns[field], start, limit))
             # They are sorted as bytes: those that begin with the text come first.
             return tuple(value for value in values if value.startswith(start))
 
@@ -163,7 +188,7 @@ class SqlStatistics(ABC):
     ) -> tuple[str, ...]:
         if field == SuggestionField.HEADER:
             return ()
-        query = SearchQuery(filter_, tables, None, self._dialect)
+        query = self._query(filter_, tables, None)
         (lead,) = query.leads()
         assert isinstance(lead, Lead)
         value = tables.mailbox.c[field.value]
@@ -173,13 +198,13 @@ class SqlStatistics(ABC):
 
     def _read_path(
         self, db: Connection, tables: ReadModelTables, filter_: EventFilter, rows: int
-    ) -> _Path | None:
+    ) -> AccessPath | None:
         """Return the access path with the fewest rows; None if no topic matches."""
         topics = matching_topics(db, tables, filter_.topics)
         if topics == {}:
             return None
-        query = SearchQuery(filter_, tables, topics, self._dialect)
-        return _Path(query, *fewest_rows(db, query, rows))
+        query = self._query(filter_, tables, topics)
+        return AccessPath(query, *fewest_rows(db, query, rows))
 
     def _recount(
         self,
@@ -198,14 +223,14 @@ class SqlStatistics(ABC):
                 filter_, **{name: value if field == FacetField.NAMESPACE else (value,)}
             )
             topics = {each.value: None} if field == FacetField.TOPIC else None
-            query = SearchQuery(only, tables, topics, self._dialect)
+            query = self._query(only, tables, topics)
             (lead,) = query.leads()
             if isinstance(lead, Lead):
                 count = int(db.execute(query.count(lead, cap + 1)).scalar_one())
                 yield FacetValue(each.value, min(count, cap), count <= cap)
 
     def _timeline_of_activity(
-        self, db: Connection, tables: ReadModelTables, filter_: EventFilter, path: _Path, bars: int
+        self, db: Connection, tables: ReadModelTables, filter_: EventFilter, path: AccessPath, bars: int
     ) -> Timeline | None:
         """Return the timeline of recorded sends; None if the filter has criteria that they lack."""
         has_others = _criteria(filter_) - {"topics", "mailbox"}
@@ -254,8 +279,8 @@ class SqlStatistics(ABC):
             steps = enumerate(range(first, last + 1, step))
             places += (place + number * JITTER % step for number, place in steps)
         topics = matching_topics(db, tables, filter_.topics)
-        query = SearchQuery(filter_, tables, topics, self._dialect)
-        path = _Path(query, query.by_id("sample", places), is_complete=True)
+        query = self._query(filter_, tables, topics)
+        path = AccessPath(query, query.by_id("sample", places), is_complete=True)
         is_sampled = self._dialect.is_any(tables.mailbox.c.id, places)
         sample = db.scalar(select(func.count()).select_from(tables.mailbox).where(is_sampled))
         return make_timeline(_times(db, path, tables, SAMPLE), bars, "sample", sample=int(sample or 0))
@@ -268,7 +293,8 @@ class SqlStatistics(ABC):
         conditions = [cursor.version == tables.version, cursor.position > 0]
         if filter_.mailbox is not None:
             conditions.append(cursor.mailbox == filter_.mailbox)
-        rows = db.execute(select(cursor.mailbox_id, cursor.position).where(*conditions)).all()
+        catalog = self._catalog(db)
+        rows = catalog.execute(select(cursor.mailbox_id, cursor.position).where(*conditions)).all()
         total = sum(row.position for row in rows)
         places = []
         for mailbox_id, position in rows:
@@ -278,7 +304,7 @@ class SqlStatistics(ABC):
             scope = EventFilter(
                 mailbox=filter_.mailbox, start_time=filter_.start_time, end_time=filter_.end_time
             )
-            query = SearchQuery(scope, tables, None, self._dialect)
+            query = self._query(scope, tables, None)
             lead = next((each for each in query.leads() if isinstance(each, Lead)), query.by_time)
             edges = [db.execute(query.edge(lead, is_first=each)).one_or_none() for each in (True, False)]
             ids = [edge.id for edge in edges if edge is not None]
@@ -311,11 +337,10 @@ def _can_recount(filter_: EventFilter, field: FacetField) -> bool:
     return field in _FILTER_FIELDS and not _criteria(filter_)
 
 
-def _facets(path: _Path, tables: ReadModelTables, fields: Sequence[FacetField], cap: int) -> Select[Any]:
-    """Return the statement for rows of field, value and count.
-
-    A row without a field has the number of all messages, and one without a value that of the field's values.
-    """
+def facet_values(
+    path: AccessPath, tables: ReadModelTables, fields: Sequence[FacetField], cap: int
+) -> Select[Any]:
+    """Return the statement for the values of fields of each match that is counted."""
     messages, letters = tables.mailbox, tables.dead_letters
     columns: dict[FacetField, ColumnElement[Any]] = {
         field: messages.c[field.value] for field in FacetField if field != FacetField.REASON
@@ -326,12 +351,19 @@ def _facets(path: _Path, tables: ReadModelTables, fields: Sequence[FacetField], 
     if "dead_letters" in tables.models and FacetField.REASON in fields:
         source = messages.outerjoin(letters, letters.c.id == messages.c.id)
         columns[FacetField.REASON] = letters.c.reason
-    matches = (
+    return (
         select(*(columns[field].label(field.value) for field in fields), messages.c.id)
         .select_from(source)
         .where(*path.conditions(cap))
-        .cte("matches")
     )
+
+
+def _facets(path: AccessPath, tables: ReadModelTables, fields: Sequence[FacetField], cap: int) -> Select[Any]:
+    """Return the statement for rows of field, value and count.
+
+    A row without a field has the number of all messages, and one without a value that of the field's values.
+    """
+    matches = facet_values(path, tables, fields, cap).cte("matches")
     text = tables.text_type
     counts = [
         select(
@@ -348,7 +380,7 @@ def _facets(path: _Path, tables: ReadModelTables, fields: Sequence[FacetField], 
     return select(union_all(*counts).subquery())
 
 
-def _times(db: Connection, path: _Path, tables: ReadModelTables, cap: int) -> list[tuple[int, int]]:
+def _times(db: Connection, path: AccessPath, tables: ReadModelTables, cap: int) -> list[tuple[int, int]]:
     """Return the times of matches, each with its number of messages."""
     time = tables.mailbox.c.timestamp
     rows = select(time, func.count()).where(*path.conditions(cap)).group_by(time)

@@ -1,11 +1,11 @@
 """The tables of the read models, one set for each version; `projections/models` defines the columns."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import BigInteger, Column, LargeBinary, MetaData, Table, Text
+from sqlalchemy import BigInteger, Column, FromClause, LargeBinary, MetaData, Table, Text
 from sqlalchemy.types import TypeEngine
 
 from postroom.domain.message import Headers
@@ -72,23 +72,39 @@ _OF_MESSAGES = ("header", "topic", "text", "text_index", "word_index")
 _decode_models = msgspec.json.Decoder(dict[str, int]).decode
 
 
+MakeTable = Callable[[str, Sequence[Column[Any]]], FromClause]
+"""Return the source of rows for a table's name and columns."""
+
+
+def _table(name: str, columns: Sequence[Column[Any]]) -> FromClause:
+    return Table(name, MetaData(), *columns)
+
+
 class ReadModelTables:
     """The tables of one version, with the columns that queries read.
 
     Arguments:
         models: JSON object of its models, each with the version whose table it uses; None for a version of an
             earlier release, whose dead letters lack columns.
-        text: type of text columns.
+        text, blob: types of columns of text and bytes.
+        make: returns the source of rows of a table, the table itself by default.
     """
 
-    def __init__(self, version: int, models: str | None, text: type[TypeEngine[str]]) -> None:
+    def __init__(
+        self,
+        version: int,
+        models: str | None,
+        text: type[TypeEngine[str]],
+        blob: type[TypeEngine[bytes]] = LargeBinary,
+        make: MakeTable = _table,
+    ) -> None:
         self.version = version
         self.text_type = text
         self.models = (
             dict.fromkeys(("mailbox", "backlog"), version) if models is None else _decode_models(models)
         )
-        types = {"int": BigInteger, "bytes": LargeBinary, "": text}
-        tables = {name: _table(self.name(name), columns, types) for name, columns in _COLUMNS.items()}
+        types: dict[str, type[TypeEngine[Any]]] = {"int": BigInteger, "bytes": blob, "": text}
+        tables = {name: make(self.name(name), _columns(columns, types)) for name, columns in _COLUMNS.items()}
         self.mailbox, self.backlog, self.dead_letters = (
             tables[name] for name in ("mailbox", "backlog", "dead_letters")
         )
@@ -107,6 +123,6 @@ def tables_of(version: int, models: str | None, text: Any) -> ReadModelTables:
     return ReadModelTables(version, models, text)
 
 
-def _table(name: str, columns: str, types: Mapping[str, type[TypeEngine[Any]]]) -> Table:
-    pairs = (column.partition(":") for column in columns.split())
-    return Table(name, MetaData(), *(Column(column, types[kind]) for column, _, kind in pairs))
+def _columns(text: str, types: Mapping[str, type[TypeEngine[Any]]]) -> list[Column[Any]]:
+    pairs = (column.partition(":") for column in text.split())
+    return [Column(column, types[kind]) for column, _, kind in pairs]

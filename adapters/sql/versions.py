@@ -80,7 +80,7 @@ class Versions:
         return self.database.run(_statement(name, self.database.schema), values)
 
     def active_version(self) -> ActiveVersion | None:
-        """Return the active version; None if there is none, or it has the columns of an earlier release."""
+        """Return the active version, or None without one, or if it has the columns of an earlier release."""
         for version, models in self.run("active"):
             if models is None:
                 return None

@@ -112,7 +112,7 @@ def open_file(path: Path, mode: Literal["ro", "rw", "rwc"] = "rwc", **options: A
 
 
 def file_id(path: Path) -> tuple[int, int] | None:
-    """Return what tells a file from others; None if it can't be found."""
+    """Return the identity of a file, or None if it can't be found."""
     try:
         status = path.stat()
     except OSError:

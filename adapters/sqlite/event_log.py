@@ -85,7 +85,7 @@ class SqliteEventLog(Records):
 
     @property
     def durability(self) -> str:
-        """Return what an append survives; see `EventLog.durability`."""
+        """Return the durability of appends; see `EventLog.durability`."""
         return "power-cut" if self._durability == "full" else "process-crash"
 
     def append(self, commits: Sequence[Commit]) -> None:
@@ -168,7 +168,7 @@ class SqliteEventLog(Records):
         return through
 
     def position_at_size(self, size: int) -> int:
-        """Return where the oldest commits take `size` bytes; see `EventLog.position_at_size`."""
+        """Return the position at a size of the oldest commits; see `EventLog.position_at_size`."""
         through = 0
         while rows := self._fetch("sizes", after=through, limit=SIZE_ROWS):
             for last, commit_size in rows:

@@ -52,7 +52,7 @@ class SqliteLogReader:
             return dict(query(_SQL["heads"]))
 
     def bounds(self) -> dict[str, LogBounds]:
-        """Return what is recorded of the ends of logs; see `LogReader.bounds`."""
+        """Return the recorded bounds of logs; see `LogReader.bounds`."""
         with self._open() as query:
             return {name: LogBounds(*bounds) for name, *bounds in query(_SQL["bounds"])}
 

@@ -54,7 +54,7 @@ class FileOwnership:
         return _read(path).partition("\n")[0] if _is_locked(path) else None
 
     async def incumbent(self, mailbox: str) -> str | None:
-        """Return what the lock file says; see `Ownership.incumbent`."""
+        """Return the content of the lock file; see `Ownership.incumbent`."""
         return _read(self._path(mailbox)) or None
 
     async def evict(self, mailbox: str, incumbent: str) -> None:

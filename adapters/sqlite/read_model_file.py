@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from blake3 import blake3
+
 from postroom.adapters.sql.ddl import SQLITE, replace_views, script
 from postroom.adapters.sqlite.database import connect, create_file
 from postroom.application.telemetry import logger
@@ -26,9 +28,15 @@ def views_path(store: str | Path) -> Path:
     return Path(f"{store}-views")
 
 
-def follow_lock_path(store: str | Path) -> Path:
-    """Return the path of the lock file of a store's follower."""
-    return Path(f"{store}-views-follow-lock")
+def follow_lock_path(store: str | Path, target: str = "") -> Path:
+    """Return the path of the lock file of a store's follower.
+
+    Arguments:
+        target: name of the target that it follows into, empty for the store's own read models.
+    """
+    return Path(
+        f"{store}-{f'into-{blake3(target.encode()).hexdigest(8)}' if target else 'views'}-follow-lock"
+    )
 
 
 def rebuild_lock_path(store: str | Path) -> Path:

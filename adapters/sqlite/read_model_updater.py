@@ -42,9 +42,9 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
         self._db = self._log = None
 
     @contextmanager
-    def leader_lock(self) -> Iterator[bool]:
+    def leader_lock(self, target: str = "") -> Iterator[bool]:
         """Lock a file next to the store; see `ReadModelUpdater.leader_lock`."""
-        path = follow_lock_path(self._store)
+        path = follow_lock_path(self._store, target)
         with open(os.open(path, os.O_CREAT | os.O_RDWR, 0o600), "r+b") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

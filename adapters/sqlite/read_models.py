@@ -1,9 +1,8 @@
 """The read models port over the read-model file of a SQLite store."""
 
-import fcntl
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,16 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
+from postroom.adapters.files.locks import is_file_locked
 from postroom.adapters.sql.read_models import SqlReadModels
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import ReadModelTables
 from postroom.adapters.sqlite.database import connect_reader
-from postroom.adapters.sqlite.read_model_file import follow_lock_path, rebuild_lock_path, views_path
+from postroom.adapters.sqlite.read_model_file import (
+    follow_lock_path,
+    rebuild_lock_path,
+    views_path,
+)
 from postroom.domain.errors import Unavailable
 from postroom.domain.tokenizer import Word
 
@@ -85,31 +89,25 @@ class SqliteReadModels(SqlReadModels):
     def _size(self, db: Connection) -> int:
         return self._path.stat().st_size
 
-    def _heads(self) -> list[tuple[str, int]]:
+    def log_heads(self) -> list[tuple[str, int]]:
+        """Return the mailboxes of the store; see `SqlReadModels.log_heads`."""
         if not self._store.exists():
             return []
         with closing(connect_reader(self._store)) as log:
             return log.execute(_SQL["heads"]).fetchall()
 
-    def _at(self, mailbox: str, position: int) -> int | None:
+    def log_time_after(self, mailbox: str, position: int) -> int | None:
+        """Return the log time of a record; see `SqlReadModels.log_time_after`."""
         with closing(connect_reader(self._store)) as log:
             row = log.execute(_SQL["at"], {"mailbox": mailbox, "position": position}).fetchone()
         return None if row is None else int(row[0])
 
-    def _is_following(self) -> bool:
-        return _is_locked(follow_lock_path(self._store))
+    def is_following(self, target: str = "") -> bool:
+        """Return whether a follower holds its lock; see `SqlReadModels.is_following`."""
+        return is_file_locked(follow_lock_path(self._store, target))
 
     def _is_rebuild_running(self) -> bool:
-        return _is_locked(rebuild_lock_path(self._store))
-
-
-def _is_locked(path: Path) -> bool:
-    with suppress(FileNotFoundError), open(path, "rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+        return is_file_locked(rebuild_lock_path(self._store))
 
 
 class _SqliteDialect:

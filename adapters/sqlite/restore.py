@@ -40,7 +40,7 @@ def check_side_files(store: Path) -> None:
 
 
 def log_ends(store: Path) -> Ends:
-    """Return where each log of a store ends, to be compared by `replace_store`."""
+    """Return the ends of a store's logs, for comparison by `replace_store`."""
     with _unavailable(store), closing(open_file(store, "ro")) as connection:
         return _ends(connection)
 
@@ -58,7 +58,7 @@ def replace_store(file: Path, store: Path, ends: Ends | None) -> None:
     nothing more (`StoreReplaced`).
 
     Arguments:
-        ends: where the logs of the old store ended when it was examined; None if there was no store.
+        ends: ends of the logs of the old store when it was examined; None without an old store.
 
     Raises: Unavailable when another process uses the old store, or has appended to it since.
     """

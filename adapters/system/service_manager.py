@@ -54,5 +54,5 @@ class ServiceManager:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
                 sender.setblocking(False)
                 sender.sendto(message.encode(), address)
-        except OSError as error:  # the command goes on; a service manager that hears nothing restarts it
+        except OSError as error:  # the command continues; a service manager without notifications restarts it
             logger().warning("service_manager.unreachable", error=str(error))

@@ -36,10 +36,12 @@ class Target(Protocol):
     Arguments:
         where: name of the target for messages, without a password.
         staging: prefix of the paths of a rebuild's temporary files and folders.
+        search_tables: tables of `search_text` that it contains, too.
     """
 
     where: str
     staging: Path
+    search_tables: Sequence[Projection]
 
     def exists(self) -> bool:
         """Return whether there is a catalog of versions."""
@@ -129,7 +131,11 @@ class TargetBuild(CatalogBuild):
     def writer(self) -> StagingWriter:
         """Return the writer for tasks."""
         return StagingWriter(
-            self._staging, self.version, self.plan, self.plan.projections(), has_search=False
+            self._staging,
+            self.version,
+            self.plan,
+            self.plan.projections(),
+            has_search=bool(self._target.search_tables),
         )
 
     def parts_done(self) -> frozenset[str]:
@@ -151,6 +157,12 @@ class TargetBuild(CatalogBuild):
                 files = self._staged_messages() if name == MESSAGES else self._merge_staged(projection)
                 self._target.fill(f"{name}_v{self.version}", projection, files)
                 self._versions.mark(self.version, mark, 0)
+        if MESSAGES in self.plan.models:
+            # Rows of messages that were truncated meanwhile match nothing.
+            for each in self._target.search_tables:
+                self._target.fill(
+                    f"{each.name}_v{self.version}", each, staged_files(self._staging, each.name)
+                )
         for file in staged_files(self._staging, "projection_parked"):
             self._park(pl.read_parquet(file))
 

@@ -69,7 +69,7 @@ class Authority:
     async def find_key(self, id_: bytes) -> RootKey:
         """Return a key, which another process may have created just now.
 
-        Raises: Unauthenticated when there is none of this id, Unavailable.
+        Raises: Unauthenticated if the capability does not exist, Unavailable.
         """
         await self.ensure_fresh()
         if id_ not in self._keys:

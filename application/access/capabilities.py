@@ -150,7 +150,7 @@ class Capabilities(Application[UUID]):
         """Revoke all capabilities that were issued up to now, or in an epoch and those before it.
 
         Arguments:
-            epoch: None is the present one.
+            epoch: None for the current one.
 
         Returns: the epoch of capabilities that are issued from now on.
         Raises: InvalidRequest for an epoch that has not begun.

@@ -14,7 +14,7 @@ F = TypeVar("F", bound=DeadLetterFilter)
 
 
 async def covered_filter(session: Session, filter_: F) -> F | None:
-    """Return a filter of the dead letters that a session may list, in its mailbox; None if there are none.
+    """Restrict a filter to the dead letters that a session may list, or return None if it may list none.
 
     Topics and globs that are named must be covered. Without any, the filter is narrowed to the topics with
     dead letters that are.

@@ -31,7 +31,7 @@ class KeyRing(Protocol):
 
 
 def signing_key(keys: Iterable[RootKey]) -> RootKey | None:
-    """Return the key that signs: the newest; None if there is none."""
+    """Return the key that signs, which is the newest, or None if the ring is empty."""
     return max(keys, key=lambda key: key.created_at, default=None)
 
 

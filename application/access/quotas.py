@@ -47,11 +47,11 @@ class Quotas:
         self._usages: dict[tuple[object, int], _Usage] = {}
 
     def reconfigure(self, settings: AccessSettings) -> None:
-        """Apply other quotas of principals to what `limits_of` returns from now on; usage goes on."""
+        """Apply other quotas of principals to what `limits_of` returns from now on; usage is kept."""
         self._settings = settings
 
     def limits_of(self, access: Access) -> list[Limit]:
-        """Return what limits a capability: its own quotas and that of its principal."""
+        """Return the limits of a capability: its own quotas and that of its principal."""
         limits = [Limit((access.nonce, quota.window_ms), quota) for quota in access.quotas]
         quota = self._settings.quota_of(access.principal)
         if quota is not None:

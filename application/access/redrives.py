@@ -32,7 +32,7 @@ class AuthorizedRedrives:
     _auditor: Auditor
 
     async def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
-        """Return what a job would select; see `Mailbox.preview_redrive`."""
+        """Return the dead letters that a job would select; see `Mailbox.preview_redrive`."""
         checked = check_spec(spec)
         return await self._auditor.read(
             Operation.READ_HEADERS,

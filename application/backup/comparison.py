@@ -26,7 +26,7 @@ class Loss(NamedTuple):
 
 
 def compare(target: EventLogReader, backup: EventLogReader | None) -> Loss | None:
-    """Return what would be lost if the backup's log replaced `target`; None if nothing.
+    """Return the loss if the backup's log replaced `target`, or None.
 
     Arguments:
         backup: None when the backup does not contain the mailbox.

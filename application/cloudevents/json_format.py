@@ -94,8 +94,10 @@ def _parse(decode: Callable[[bytes | msgspec.Raw], T], text: bytes | msgspec.Raw
 
 
 def _scalar(value: Any, name: str) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return str(value)  # also of a fraction, which msgspec does not encode
     if isinstance(value, dict | list):
         kind = "an object" if isinstance(value, dict) else "an array"
         raise InvalidRequest(f"The {name[:80]} of the CloudEvent is {kind}; attributes are text or numbers.")

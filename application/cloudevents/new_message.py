@@ -1,15 +1,13 @@
 """CloudEvents as messages of a mailbox."""
 
-import re
-
 import msgspec
 from blake3 import blake3
 
 from postroom.application.cloudevents.event import JSON, CloudEvent
 from postroom.application.messages import NewMessage
+from postroom.application.trace_context import read_context
 from postroom.domain.names import MAX_ID_CHARS, check_topic
 
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}\Z")
 _FIELDS = ("datacontenttype", "time", "dataschema")
 """Attributes that a message has fields for."""
 
@@ -20,7 +18,7 @@ def new_message(event: CloudEvent) -> NewMessage:
     Raises: InvalidRequest for a type that is no topic, or an invalid time.
     """
     attributes = event.attributes
-    trace = _TRACEPARENT.match(attributes.get("traceparent", ""))
+    trace = read_context(attributes.get("traceparent"))
     return NewMessage(
         topic=check_topic(attributes["type"]),
         payload=event.data or b"",
@@ -31,8 +29,8 @@ def new_message(event: CloudEvent) -> NewMessage:
         schema_url=attributes.get("dataschema"),
         correlation_id=attributes.get("correlationid"),
         causality_parent=attributes.get("causationid"),
-        trace_id=trace[1] if trace else None,
-        span_id=trace[2] if trace else None,
+        trace_id=trace.trace_id if trace else None,
+        span_id=trace.span_id if trace else None,
         attrs={f"ce_{name}": text for name, text in attributes.items() if name not in _FIELDS},
     )
 

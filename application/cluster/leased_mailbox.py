@@ -128,7 +128,7 @@ class LeasedMailbox:
             self._lease = None
 
     async def _until_stopped(self, acquiring: Awaitable[HeldLease | None]) -> HeldLease | None:
-        """Return what an acquisition returns; when the runner stops, it has a little time left."""
+        """Return the result of an acquisition, for which a stopping runner has a little time left."""
         task = asyncio.ensure_future(acquiring)
         stopping = asyncio.create_task(self._stopping.wait())
         try:

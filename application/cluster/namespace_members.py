@@ -201,9 +201,9 @@ class NamespaceMembers:
     async def _copy_topics(self, name: str, predecessors: dict[str, int]) -> None:
         """Give a new member the policies and the paused topics of an older one."""
         new, old = self._directory.poller(name), self._directory.poller(min(predecessors))
-        present = {topic.topic for topic in await new.list_topics() if topic.policy is not None}
+        existing = {topic.topic for topic in await new.list_topics() if topic.policy is not None}
         for topic in await old.list_topics():
-            if topic.topic == RESERVED_TOPIC or topic.topic in present:
+            if topic.topic == RESERVED_TOPIC or topic.topic in existing:
                 continue
             if topic.policy is not None:
                 await new.set_topic_policy(topic.topic, topic.policy)

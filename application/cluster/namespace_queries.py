@@ -191,8 +191,8 @@ def _merge_counts(rows: Iterable[TopicCount]) -> list[TopicCount]:
     for row in rows:
         if row.topic == RESERVED_TOPIC:
             continue
-        present = merged.get((row.topic, row.shard))
-        merged[row.topic, row.shard] = row if present is None else _add_counts(present, row)
+        current = merged.get((row.topic, row.shard))
+        merged[row.topic, row.shard] = row if current is None else _add_counts(current, row)
     return [merged[key] for key in sorted(merged)]
 
 
@@ -212,8 +212,8 @@ def merge_topics(pages: Iterable[Iterable[TopicSummary]]) -> list[TopicSummary]:
     """Return the topics of a namespace from those of its mailboxes, by name."""
     merged: dict[str, TopicSummary] = {}
     for topic in (topic for page in pages for topic in page if topic.topic != RESERVED_TOPIC):
-        present = merged.get(topic.topic)
-        merged[topic.topic] = topic if present is None else _add_topics(present, topic)
+        current = merged.get(topic.topic)
+        merged[topic.topic] = topic if current is None else _add_topics(current, topic)
     return [merged[name] for name in sorted(merged)]
 
 

@@ -48,7 +48,7 @@ class NamespaceRedrives:
         """Return the members."""
 
     async def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
-        """Return what the jobs would select; see `Mailbox.preview_redrive`."""
+        """Return the dead letters that the jobs would select; see `Mailbox.preview_redrive`."""
         checked = await self._check(check_spec(spec))
         previews = await self._ask_all(lambda mailbox: mailbox.preview_redrive(checked))
         return merge_previews(self._directory.namespace, previews)

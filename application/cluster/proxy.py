@@ -87,14 +87,14 @@ class Proxy:
         return max((each.position for each in self._table.routes()), default=self.position) + 1
 
     def update_route(self, route: Route) -> bool:
-        """Take a route that an admin pushed, unless a newer one is present (RFC-049 Proxy Routing Table).
+        """Take a route that an admin pushed, unless the table has a newer one (RFC-049 Proxy Routing Table).
 
         Returns: whether the table changed.
         """
         return self._count_push(self._table.update(route))
 
     def remove_route(self, mailbox: str, position: int) -> bool:
-        """Remove a route, as an admin asks, unless a newer one is present.
+        """Remove a route, at the request of an admin, unless the table has a newer one.
 
         Returns: whether the table changed.
         """
@@ -262,7 +262,7 @@ class Proxy:
 
 
 def no_owner(mailbox: str) -> Unavailable:
-    """Return the error of a call to a mailbox that no process owns at present."""
+    """Return the error of a call to a mailbox without an owner."""
     return Unavailable(f"Mailbox {mailbox} has no owner at the moment; nothing was done. Retry.", RETRY_MS)
 
 

@@ -31,12 +31,12 @@ class RegisteredProxies:
 
     async def register(self, proxy: str, address: str) -> RouteQueue:
         """Note that a proxy is alive, and return the queue of its changes."""
-        present = self._proxies.get(proxy)
-        if present is not None and present.queue.address == address:
-            queue, former = present.queue, None
+        current = self._proxies.get(proxy)
+        if current is not None and current.queue.address == address:
+            queue, former = current.queue, None
         else:
             queue = RouteQueue(address, self._push, self._counts, self._uptime)
-            former = present
+            former = current
         self._proxies[proxy] = _RegisteredProxy(queue, self._uptime())
         if former is not None:
             await former.queue.close()
@@ -44,8 +44,8 @@ class RegisteredProxies:
 
     async def forget(self, proxy: str) -> None:
         """Push nothing more to a proxy."""
-        if (present := self._proxies.pop(proxy, None)) is not None:
-            await present.queue.close()
+        if (current := self._proxies.pop(proxy, None)) is not None:
+            await current.queue.close()
 
     async def forget_silent(self) -> None:
         """Push nothing more to proxies that did not register again in time."""
@@ -61,8 +61,8 @@ class RegisteredProxies:
 
     def seen_at(self, proxy: str) -> int | None:
         """Return the uptime in µs at which a proxy registered last; None if it did not with this admin."""
-        present = self._proxies.get(proxy)
-        return None if present is None else present.seen_at
+        current = self._proxies.get(proxy)
+        return None if current is None else current.seen_at
 
     async def close(self) -> None:
         """Stop pushing."""

@@ -97,7 +97,7 @@ class Runner:
         return self._metrics.collect(remaining)
 
     def find_missing(self) -> list[str]:
-        """Return what it can't use: the control plane, and mailboxes whose leases it did not renew."""
+        """Return its problems: an unavailable control plane, and mailboxes whose leases were not renewed."""
         missing = [] if self._is_registered else ["control_plane"]
         return missing + [f"lease:{name}" for name in self.held if name not in self.served]
 

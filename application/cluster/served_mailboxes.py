@@ -42,7 +42,7 @@ class ServedMailboxes:
         raise Unavailable("The server serves no mailbox now; retry shortly.", RETRY_MS)
 
     def add(self, service: Service) -> Callable[[], None]:
-        """Serve a mailbox; return what ends that, which tells its streams and long polls to end."""
+        """Serve a mailbox; return the function that stops it, with its streams and long polls."""
         name = service.mailbox.name
         self._services[name] = service
 

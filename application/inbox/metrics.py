@@ -1,16 +1,14 @@
 """Metrics and readiness of an inbox worker."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from time import perf_counter
 from typing import Final, get_args
 
 from postroom.application.backlog_monitor import BacklogGauges, backlog_monitor
+from postroom.application.inbox.dispatcher import EventDispatcher
 from postroom.application.inbox.worker import DeliveryOutcome, InboxWorker
-from postroom.application.metrics import Histogram, Metric, new_histogram
+from postroom.application.metrics import Metric
 from postroom.application.monitor import Monitor
-from postroom.application.ports.event_handler import EventHandler, HandlerRequest
 from postroom.application.ports.outbox_repository import Backlog
-from postroom.domain.inbox import HandlerResult
 
 _GAUGES: Final = BacklogGauges(
     "postroom_inbox",
@@ -19,30 +17,10 @@ _GAUGES: Final = BacklogGauges(
 )
 
 
-class MeasuredHandler:
-    """Handler whose calls are measured."""
-
-    def __init__(self, handler: EventHandler) -> None:
-        self._handler = handler
-        self.seconds: Histogram = new_histogram()
-
-    async def handle(self, request: HandlerRequest) -> HandlerResult:
-        """Handle an event; see `EventHandler`."""
-        began = perf_counter()
-        try:
-            return await self._handler.handle(request)
-        finally:
-            self.seconds.observe(perf_counter() - began)
-
-    async def close(self) -> None:
-        """Close the handler."""
-        await self._handler.close()
-
-
 def inbox_monitor(
     worker: InboxWorker,
     context: str,
-    handler: MeasuredHandler,
+    handlers: EventDispatcher,
     get_backlog: Callable[[], Awaitable[Backlog]],
     wall: Callable[[], int],
     stream_metrics: Callable[[], Sequence[Metric]],
@@ -67,8 +45,24 @@ def inbox_monitor(
             Metric(
                 "postroom_inbox_handler_seconds",
                 "histogram",
-                "Duration of the calls of the handler.",
-                [(labels, handler.seconds)],
+                "Duration of calls, by handler.",
+                [(labels | {"handler": name}, seconds) for name, seconds in handlers.seconds.items()],
+            ),
+            Metric(
+                "postroom_inbox_handler_calls",
+                "counter",
+                "Calls of handlers by outcome.",
+                [
+                    (labels | {"handler": name, "outcome": outcome}, outcomes[outcome])
+                    for name, outcomes in handlers.outcomes.items()
+                    for outcome in ("processed", "already_processed", "poison", "failed")
+                ],
+            ),
+            Metric(
+                "postroom_inbox_unhandled",
+                "counter",
+                "Events whose type has no handler.",
+                [(labels, handlers.unhandled)],
             ),
             *stream_metrics(),
         ]

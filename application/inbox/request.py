@@ -8,6 +8,7 @@ import msgspec
 
 from postroom.application.cloudevents.event import CloudEvent
 from postroom.application.cloudevents.message import is_cloud_event, read_message
+from postroom.application.cloudevents.new_message import event_id
 from postroom.application.outbox.message import (
     CAUSATION_ID,
     CORRELATION_ID,
@@ -90,7 +91,7 @@ def _from_cloud_event(message: SourceMessage, event: CloudEvent) -> HandlerReque
     except InvalidRequest as error:
         raise Unreadable(str(error)) from error
     return HandlerRequest(
-        message_id=message.headers.get(MESSAGE_ID, ""),
+        message_id=message.headers.get(MESSAGE_ID) or event_id(attributes["source"], attributes["id"]),
         subject=message.subject,
         event_type=attributes["type"],
         event_version=_version(attributes.get("eventversion", "")) or 1,

@@ -5,6 +5,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from postroom.application.inbox.dispatcher import Unhandled
+from postroom.domain.arguments import check_text
+from postroom.domain.errors import InvalidRequest
 from postroom.domain.policy import DAY_MS, SECOND_MS
 
 TIMEOUT_MS = 60_000
@@ -15,7 +18,9 @@ class InboxSettings(msgspec.Struct, frozen=True):
     """Configuration of an inbox: `[inbox]` of the settings file; times in ms.
 
     Arguments:
-        handler: URL that events are posted to.
+        handler: URL that events are posted to if `handlers` has none for their type.
+        handlers: URLs by event type, or by pattern with `*`, `?` or `[...]`; see `EventDispatcher`.
+        unhandled: what happens to an event whose type has no handler.
         allow: permitted handler URL prefixes, and their networks; a list, or text with commas
             between entries.
         signing_key, signing_key_file: key that signs requests, or the file that contains it.
@@ -32,6 +37,8 @@ class InboxSettings(msgspec.Struct, frozen=True):
     """
 
     handler: str = ""
+    handlers: dict[str, str] = {}
+    unhandled: Unhandled = "dead-letter"
     allow: str | tuple[str, ...] = ()
     signing_key: str = ""
     signing_key_file: str = ""
@@ -49,7 +56,25 @@ class InboxSettings(msgspec.Struct, frozen=True):
     lease_ms: Annotated[int, Meta(ge=100)] = 15 * SECOND_MS
 
     def __repr__(self) -> str:
-        return f"InboxSettings(handler={self.handler!r})"  # other fields are secret
+        # Other fields are secret.
+        return f"InboxSettings(handler={self.handler!r}, handlers={self.handlers!r})"
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """Return the URLs of all handlers by event type or pattern; `handler` is that of `*`, the last.
+
+        Raises: InvalidRequest without any, or if `*` has two.
+        """
+        if not self.handler and not self.handlers:
+            raise InvalidRequest(
+                "No handler is configured; pass --handler URL, or set handler or handlers under [inbox]."
+            )
+        if self.handler and "*" in self.handlers:
+            raise InvalidRequest(
+                "handler and the * of handlers under [inbox] are the same; set only one of them."
+            )
+        urls = self.handlers | ({"*": self.handler} if self.handler else {})
+        return {event_type: check_text(f"handlers.{event_type}", url, 1) for event_type, url in urls.items()}
 
     @property
     def allowed(self) -> tuple[str, ...]:

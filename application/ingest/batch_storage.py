@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from postroom.application.cloudevents.message import is_cloud_event, read_message
 from postroom.application.cloudevents.new_message import new_message
 from postroom.application.correlation import correlate
@@ -154,8 +152,7 @@ class BatchStorage:
         if not is_cloud_event(headers):
             return message.envelope
         event = read_message(headers, message.data, is_percent_encoded=self.settings.has_encoded_headers)
-        new = new_message(event)
-        return new if message.sticky_key is None else replace(new, sticky_key=message.sticky_key)
+        return new_message(event)
 
     async def _refuse(self, message: SourceMessage, reason: str) -> None:
         """Dead-letter a malformed message, or without a dead-letter subject log and skip it (RFC-037)."""

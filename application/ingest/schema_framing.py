@@ -24,7 +24,7 @@ def framing_length(data: bytes) -> int:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a zigzag varint of at most five bytes and the position after it; -1 if there is none."""
+    """Return a zigzag varint of at most five bytes and the position after it, or -1 without one."""
     number = shift = 0
     for end in range(at, min(at + 5, len(data))):
         number |= (data[end] & 0x7F) << shift

@@ -114,7 +114,7 @@ class Leases(Application[UUID]):
         return self._change_lease(command)
 
     def expire(self, command: ExpireLease) -> Lease | None:
-        """Let a lease expire, unless it was renewed or has ended; return it, or None if there is none."""
+        """Expire a lease, unless it was renewed or has ended; return it, or None if it does not exist."""
         state: Lease | None = self._change_any_lease(command)
         return state
 
@@ -124,7 +124,7 @@ class Leases(Application[UUID]):
         return state
 
     def leave_proxy(self, command: LeaveProxy) -> Proxy | None:
-        """End the registration of a proxy, unless it has ended; return it, or None if there is none."""
+        """End the registration of a proxy, unless it has ended; return it, or None if it does not exist."""
         state: Proxy | None = self._change_proxy(command)
         return state
 

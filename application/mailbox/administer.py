@@ -113,7 +113,7 @@ class PauseTopic:
     async def __call__(self, topic: str) -> None:
         """Pause `topic`; idempotent.
 
-        Deliveries in flight can be settled, and sends, delays, expiry and dead-lettering go on.
+        Deliveries in flight can be settled, and sends, delays, expiry and dead-lettering continue.
 
         Raises: InvalidRequest, NotFound for an unknown topic, Saturated when too many topics are paused,
             Unavailable.

@@ -7,13 +7,15 @@ from contextlib import suppress
 
 import msgspec
 
+from postroom.application.erasure.encryption import is_encrypted
+from postroom.application.erasure.protection import Protection
 from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.committer import Committer
 from postroom.application.mailbox.envelope_cache import EnvelopeCache
 from postroom.application.mailbox.fold import fold_message
 from postroom.application.mailbox.group import Group
 from postroom.application.ports.event_log import EventLog
-from postroom.domain.errors import BrokenLog
+from postroom.domain.errors import BrokenLog, Saturated, Unavailable
 from postroom.domain.mailbox.commands import Ack, Command, Extend, Nack, Receive, Send
 from postroom.domain.mailbox.decide import deliverable
 from postroom.domain.mailbox.state import Mailbox
@@ -26,9 +28,12 @@ _SETTLING = (Ack, Nack, Extend)
 class CommandEnricher:
     """Enricher of commands with facts from the log and from earlier commands of their group."""
 
-    def __init__(self, log: EventLog, cache: EnvelopeCache, committer: Committer) -> None:
-        """Initialise with the log, the cache of recent messages, and the committer."""
+    def __init__(
+        self, log: EventLog, cache: EnvelopeCache, committer: Committer, protection: Protection | None = None
+    ) -> None:
+        """Initialise with the log, the cache of recent messages, the committer, and the encryption if any."""
         self._log = log
+        self._protection = protection
         self._cache = cache
         self._committer = committer
         # Payload hashes by stream id of messages: of this group, and of earlier groups whose appends may be
@@ -119,36 +124,75 @@ class CommandEnricher:
     async def load_payloads(
         self, command: Receive, group: Group, now: int
     ) -> tuple[Receive, dict[bytes, MessageSent]]:
-        """Load the messages that `command` would deliver, and mark those whose stored bytes were altered.
+        """Load the messages that `command` would deliver, and mark those that can't be delivered.
 
-        Messages from the log are verified (svc-mailbox I-12); cached ones never left memory.
+        Messages from the log are verified (svc-mailbox I-12); cached ones never left memory. Those that are
+        encrypted are decrypted.
+
+        Raises: Saturated when the key store can't be used, NotFound when it is another one.
         """
         messages: dict[bytes, MessageSent] = {}
         corrupt: set[bytes] = set()
+        erased: set[bytes] = set()
         while True:
-            missing = []
+            missing: list[Message] = []
+            loaded: list[MessageSent] = []
             for message in deliverable(command, group.state.mailbox, now):
-                if message.stream not in messages and message.stream not in corrupt:
+                stream = message.stream
+                if stream not in messages and stream not in corrupt and stream not in erased:
                     sent = self._cache.pop(message.position)
                     if sent is not None:
-                        messages[message.stream] = sent
+                        loaded.append(sent)
                     else:
                         missing.append(message)
-            if not missing:
+            if not missing and not loaded:
                 return command, messages
-            await self._committer.wait_until_durable()
-            stored = await asyncio.to_thread(self._decodable_records, [m.position for m in missing])
-            unwritten = group.events.sent(group.state.position + 1)
-            intact = {position: each.event for position, each in stored.items() if is_intact(each)}
-            intact.update(unwritten)
-            for message in missing:
-                event = intact.get(message.position)
-                if isinstance(event, MessageSent) and event.stream == message.stream:
-                    messages[message.stream] = event
-                else:
-                    corrupt.add(message.stream)
-            if corrupt:
-                command = msgspec.structs.replace(command, corrupt=frozenset(corrupt))
+            if missing:
+                loaded += await self._load(missing, corrupt, group)
+            if self._protection is not None:
+                loaded = await self._decrypt(self._protection, loaded, corrupt, erased)
+            messages.update((each.stream, each) for each in loaded)
+            if corrupt or erased:
+                marks = {"corrupt": frozenset(corrupt), "erased": frozenset(erased)}
+                command = msgspec.structs.replace(command, **marks)
+            elif not missing:
+                return command, messages
+
+    async def _load(self, missing: Sequence[Message], corrupt: set[bytes], group: Group) -> list[MessageSent]:
+        """Return messages from the log; those whose bytes were altered are added to `corrupt`."""
+        await self._committer.wait_until_durable()
+        stored = await asyncio.to_thread(self._decodable_records, [m.position for m in missing])
+        intact = {position: each.event for position, each in stored.items() if is_intact(each)}
+        intact.update(group.events.sent(group.state.position + 1))
+        loaded = []
+        for message in missing:
+            event = intact.get(message.position)
+            if isinstance(event, MessageSent) and event.stream == message.stream:
+                loaded.append(event)
+            else:
+                corrupt.add(message.stream)
+        return loaded
+
+    async def _decrypt(
+        self,
+        protection: Protection,
+        loaded: Sequence[MessageSent],
+        corrupt: set[bytes],
+        erased: set[bytes],
+    ) -> list[MessageSent]:
+        """Return messages as they were sent; the others are added to `corrupt` or `erased`."""
+        if not any(is_encrypted(each.headers) for each in loaded):
+            return list(loaded)
+        try:
+            results = await asyncio.to_thread(protection.read_messages, loaded)
+        except Unavailable as error:  # the rest of the group continues
+            raise Saturated(str(error), error.retry_after_ms) from error
+        for stream, result in results.items():
+            if result == "altered":
+                corrupt.add(stream)
+            elif result == "erased":
+                erased.add(stream)
+        return [each for each in results.values() if isinstance(each, MessageSent)]
 
     def _decodable_records(self, positions: Sequence[int]) -> dict[int, Record]:
         """Return the records at these positions, without those of commits that can't be decoded.

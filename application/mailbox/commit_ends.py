@@ -13,7 +13,7 @@ def ends_with(log: CommitReader, position: int, chain: bytes) -> bool:
 
 
 def last_commit_through(log: CommitReader, position: int) -> Commit | None:
-    """Return the last commit that ends at or before a position, without envelopes; None if there is none.
+    """Return the last commit that ends at or before a position, without envelopes, or None.
 
     Arguments:
         position: at most that of the log's end.

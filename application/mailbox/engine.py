@@ -3,7 +3,9 @@
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from postroom.application.erasure.protection import Protection
 from postroom.application.forks import check_not_forked
 from postroom.application.mailbox.command_enricher import CommandEnricher
 from postroom.application.mailbox.committer import Committer
@@ -57,8 +59,9 @@ class MailboxEngine:
 
     Arguments:
         admit: called before each send, with the size of its envelope; raises Saturated for lack of room.
-        may_append: whether the owner's lease lasts (RFC-049), from any thread. While it answers False nothing
-            is decided, appended or read: requests get Unavailable, and timers wait.
+        may_append: whether the owner's lease lasts (RFC-049), from any thread. While it answers False,
+            requests get Unavailable, nothing is appended or read, and timers wait.
+        protection: encrypts what is sent and decrypts what is delivered (ADR 0089).
     """
 
     def __init__(
@@ -71,17 +74,17 @@ class MailboxEngine:
         cache_bytes: int = CACHE_BYTES,
         admit: Callable[[Mailbox, int], None] | None = None,
         may_append: Callable[[], bool] | None = None,
+        protection: Protection | None = None,
     ) -> None:
-        self.log = log
+        self.log, self.protection = log, protection
         self._may_append = may_append or (lambda: True)
         self.writer = LogWriter(log, self._may_append)
         self._clock = clock
-        self._limits = limits
-        self._default_policy = default_policy
+        self._limits, self._default_policy = limits, default_policy
         self.metrics = MailboxMetrics()
         self._committer = Committer(self.writer, self._append_failed, self._refuse, self.metrics)
         cache = EnvelopeCache(cache_bytes)
-        enricher = CommandEnricher(log, cache, self._committer)
+        enricher = CommandEnricher(log, cache, self._committer, protection)
         self._decider = GroupDecider(enricher, cache, self.metrics.reorder, admit)
         self._long_polls = LongPolls()
         self._state: LoadedMailbox | None = None
@@ -177,7 +180,8 @@ class MailboxEngine:
         Raises: Saturated when too many commands are pending, Unavailable when the outcome is unknown,
             InvalidRequest in a forked process.
         """
-        return await self.metrics.measure(self._submit, commands)
+        submit = partial(self.metrics.measure, self._submit)
+        return await (self.protection.submit(commands, submit) if self.protection else submit(commands))
 
     async def _submit(self, commands: Sequence[Command]) -> list[Answer]:
         self.check_process()
@@ -324,7 +328,7 @@ class MailboxEngine:
                 return
 
     def _sleep_seconds(self) -> float | None:
-        """Return the time until the next timer; None if there is none."""
+        """Return the time until the next timer, or None without one."""
         if not self._may_append():
             return LEASE_CHECK_SECONDS
         state = self._state

@@ -24,7 +24,7 @@ SNAPSHOT_TRIES = 5
 
 
 class MemoryBound:
-    """Bound of a mailbox in memory: sends are refused at it, and everything else goes on.
+    """Bound of a mailbox in memory, at which sends are refused; other operations continue.
 
     Messages can be received and settled above it, so that it is left again.
     """

@@ -33,7 +33,7 @@ class RedriveClient:
         """Return the answer of a call, which is repeated while its time lasts."""
 
     async def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
-        """Return what a job would select; see `Mailbox.preview_redrive`."""
+        """Return the dead letters that a job would select; see `Mailbox.preview_redrive`."""
         checked = check_spec(spec)
         return await self._repeat(lambda: self._transport.preview_redrive(checked))
 

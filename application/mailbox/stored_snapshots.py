@@ -44,7 +44,7 @@ class UsableSnapshot:
 
     @property
     def parts(self) -> list[SavedPart]:
-        """Return what is known of its parts, oldest first."""
+        """Return the summaries of its parts, oldest first."""
         parts: list[SavedPart] = []
         first, items = 0, 0
         for row in self._rows:

@@ -125,7 +125,7 @@ class OutboxCapture:
             pass
 
     async def capture_once(self, wait_ms: int, *, is_patient: bool = False) -> int | None:
-        """Settle one batch, and return the position that was confirmed; None within a transaction.
+        """Settle one batch, and return the position that was confirmed, if any.
 
         Arguments:
             is_patient: wait for the end of an outage of the target instead of raising Unavailable.
@@ -134,6 +134,7 @@ class OutboxCapture:
         """
         try:
             batch = await self._source.read(self._settings.batch, wait_ms)
+            await self._renew()
             rows, failures = batch.rows, 0
             while rows:
                 remaining, outage = await self._settle(rows)
@@ -154,10 +155,7 @@ class OutboxCapture:
 
     async def _settle(self, rows: Sequence[OutboxRow]) -> tuple[list[OutboxRow], Unavailable | None]:
         """Publish or hold rows; return those that remain, and the outage that is the cause."""
-        if self._clock.uptime() > self._right_ends - self._settings.claim_ms * MS // 3:
-            now = self._clock.uptime()
-            await self._source.check_reader()
-            self._right_ends = now + self._settings.claim_ms * MS * 2 // 3
+        await self._renew()
         waiting = await self._held.find_waiting({_aggregate(row) for row in rows})
         batch = PublishBatch(self._publisher, self._route, self._format, self._has_time)
         await batch.publish(
@@ -173,6 +171,13 @@ class OutboxCapture:
             await self._hold(held, {id(row): error for row, error in batch.refused})
             remaining = [row for row in remaining if _aggregate(row) not in waiting]
         return remaining, batch.outage
+
+    async def _renew(self) -> None:
+        """Prolong the right to publish once half of it has passed."""
+        now, claim = self._clock.uptime(), self._settings.claim_ms * MS
+        if now > self._right_ends - claim // 3:
+            await self._source.check_reader()
+            self._right_ends = now + claim * 2 // 3
 
     async def _hold(self, rows: Sequence[OutboxRow], errors: Mapping[int, str]) -> None:
         """Move rows to the outbox table; `errors` has those of refused rows by the identity of the row."""
@@ -191,9 +196,9 @@ class OutboxCapture:
 
     def _command(self, row: OutboxRow, error: str | None) -> OutboxCommand | None:
         if row.unreadable is not None:
+            reason = row.unreadable.rstrip(".")
             return ParkOutboxEvent(
-                f"The row can't be published: {row.unreadable}. Insert a corrected row, and discard this "
-                "event."
+                f"The row can't be published: {reason}. Insert a corrected row, and discard this event."
             )
         return None if error is None else MarkFailed(error, self._settings.policy, self._random())
 

@@ -112,7 +112,7 @@ def new_format(
     """Return a format by its name in the settings.
 
     Arguments:
-        context: is the source of events if there is none: `/context`.
+        context: used as source of events (`/context`) if `source` is not set.
 
     Raises: InvalidRequest for another name, or a source that is not a URI reference.
     """

@@ -20,7 +20,8 @@ class CapturedBatch(NamedTuple):
     """Rows in the order of commit.
 
     Arguments:
-        position: confirm it once all rows are published or held; None within a transaction.
+        position: end of the last transaction that is complete, to be confirmed once all rows are published or
+            held; None if the batch has none.
     """
 
     rows: Sequence[OutboxRow]
@@ -58,7 +59,12 @@ class CaptureSource(Protocol):
         """Record that rows up to a position need not be read again."""
 
     async def check_reader(self) -> None:
-        """Raise Unavailable unless this process is the reader of the slot."""
+        """Raise an error unless this process is the reader of the slot, and reads all rows of the table.
+
+        Raises:
+            Unavailable: the slot has another reader or none.
+            InvalidRequest, NotFound: the slot, the publication or the table was changed.
+        """
 
     async def end(self) -> int:
         """Return the position of the latest commit."""

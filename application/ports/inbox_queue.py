@@ -82,7 +82,7 @@ class InboxQueue(Protocol):
     """
 
     async def open(self, state: StreamState) -> None:
-        """Begin to use the queue; a stream or consumer that was created anew is read from its ack floor."""
+        """Open the queue; a recreated stream or consumer is read from its ack floor."""
 
     async def take_turn(self, ms: int, most: int) -> Turn | None:
         """Take or prolong the right to add, for `ms`; None while another worker has it.

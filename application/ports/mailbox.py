@@ -161,11 +161,11 @@ class Mailbox(Redrives, Protocol):
         """Set the policy of a topic; it applies from now on (svc-mailbox P-9)."""
 
     async def pause_topic(self, topic: str, /) -> None:
-        """Deliver no more messages of a topic until it is resumed; idempotent.
+        """Stop the delivery of a topic's messages until it is resumed; idempotent.
 
-        Receives get messages of their other topics only, and waiting ones wait on. Deliveries in flight can
-        be settled; sends, delays, redrives, expiry and dead-lettering go on. It is recorded in the log, so it
-        outlasts the owner.
+        Receives return only messages of their other topics, and waiting ones keep waiting. Deliveries in
+        flight can be settled; sends, delays, redrives, expiry and dead-lettering continue. The pause is
+        recorded in the log, so it outlasts the owner.
 
         Raises: NotFound for an unknown topic.
         """
@@ -186,7 +186,7 @@ class Mailbox(Redrives, Protocol):
         """
 
     async def explain_message(self, id_: str, /) -> Explanation:
-        """Return a message's history as sentences, its deliveries and its present state.
+        """Return a message's history as sentences, its deliveries and its current state.
 
         Raises: NotFound when the log has no such message, or retention removed it.
         """

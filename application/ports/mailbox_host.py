@@ -23,7 +23,7 @@ class HostedMailbox(Protocol):
         """Return when another owner has taken over the mailbox."""
 
     async def report(self) -> MailboxReport:
-        """Return what became of the mailbox since it was opened; raises Unavailable when it can't be read."""
+        """Return counts since the mailbox was opened, and its health; raise Unavailable without them."""
 
 
 class MailboxHost(Protocol):

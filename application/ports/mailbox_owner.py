@@ -38,7 +38,7 @@ class MailboxOwner(Protocol):
     async def receive(
         self, command: Receive, wait_ms: int, *, is_stream: bool = False
     ) -> list[MessageDelivery]:
-        """Deliver ready messages; if there are none, wait up to `wait_ms` for one.
+        """Deliver ready messages; without any, wait up to `wait_ms` for one.
 
         Arguments:
             is_stream: return what is unsettled when the connection of the receiver's process ends.

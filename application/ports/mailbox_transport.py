@@ -94,7 +94,7 @@ class MailboxTransport(Protocol):
         """Remove settled records written before a log time (µs); return how many."""
 
     async def preview_redrive(self, spec: RedriveSpec) -> RedrivePreview:
-        """Return what a redrive job would select."""
+        """Return the dead letters that a redrive job would select."""
 
     async def start_redrive(self, spec: RedriveSpec, job_id: str) -> RedriveReport:
         """Start a redrive job."""

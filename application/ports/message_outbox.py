@@ -33,7 +33,7 @@ class MessageOutbox(Protocol):
             limit: maximum number of messages; fewer are returned if they are large.
             except_topics: topics to omit.
 
-        Returns: the messages; empty if there are none, or no transaction has recorded one yet.
+        Returns: the messages; empty if no transaction has recorded one.
         """
 
     async def settle(

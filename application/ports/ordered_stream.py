@@ -12,7 +12,7 @@ class StreamState(msgspec.Struct, frozen=True):
     """A consumer of a stream.
 
     Arguments:
-        incarnation: differs if the stream or the consumer was deleted and created anew.
+        incarnation: differs if the stream or the consumer was deleted and recreated.
         floor: sequence up to which the consumer's messages are acknowledged.
         delivered: sequence up to which they were delivered.
     """

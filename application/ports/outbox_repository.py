@@ -17,7 +17,7 @@ class Backlog(msgspec.Struct, frozen=True):
     """Number of unpublished events or unsettled messages, and the oldest one's time (SDS-047 QRY-050, 051).
 
     Arguments:
-        oldest_at: µs UTC; None if there are none, or none has a representable time.
+        oldest_at: µs UTC; None without events, or if none has a representable time.
     """
 
     count: int

@@ -11,7 +11,7 @@ class Ownership(Protocol):
 
     @property
     def directory(self) -> OwnerDirectory | None:
-        """Return where owners announce their addresses; None where all processes are on one host."""
+        """Return the directory of owners' addresses, or None if all processes are on one host."""
 
     def acquire(self, mailbox: str, owner: str, wait_ms: int) -> AbstractAsyncContextManager[None]:
         """Own the mailbox while the context lasts.
@@ -30,7 +30,7 @@ class Ownership(Protocol):
         """
 
     async def incumbent(self, mailbox: str) -> str | None:
-        """Return a token of the present ownership, different for each; None if nobody owns the mailbox.
+        """Return a token that is unique to the current ownership, or None if the mailbox has no owner.
 
         Raises: Unavailable when the store can't be used.
         """

@@ -245,7 +245,7 @@ class ReadModels(SearchStatistics, DeadLetters, Protocol):
         """
 
     def get(self, message_id: str, mailbox: str | None = None) -> FoundMessage:
-        """Return one message by its id (RFC-037 `GetEvent`); raise NotFound when there is none."""
+        """Return one message by its id (RFC-037 `GetEvent`), or raise NotFound."""
 
     def backlog(self, filter_: BacklogFilter) -> BacklogPage:
         """Return one page of the backlog (SDS-047 QRY-050)."""

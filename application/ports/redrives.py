@@ -13,7 +13,7 @@ class Redrives(Protocol):
     """
 
     async def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
-        """Return what a job would select now: counts and samples."""
+        """Return counts and samples of the dead letters that a job would select now."""
 
     async def start_redrive(
         self, spec: RedriveSpec, /, *, job_id: str | None = None, principal: str | None = None

@@ -209,6 +209,7 @@ _REMOVED: dict[ExpiryReason, str] = {
     "capacity": "Removed: its topic had more dead letters than dead_capacity, and it was the oldest.",
     "purged": "Removed by an operator, who purged the topic.",
     "archived": "Removed from the dead letters by an operator, who archived it.",
+    "erased": "Removed: the key of its subject was destroyed, so its content can't be read any more.",
     "undone": "Removed: it was the copy of a redrive job that an operator undid.",
 }
 
@@ -265,7 +266,7 @@ def _why(number: int, delivery: Delivery, each: Round, before: Delivery | None) 
     )
 
 
-# -- present state ---
+# -- current state ---
 
 
 def _current_state(history: MessageHistory, now: int) -> str:

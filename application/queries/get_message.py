@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from postroom.application.erasure.protection import Protection
 from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.fold import fold_message, refuse_altered_records
 from postroom.application.messages import rfc3339
@@ -21,16 +22,20 @@ from postroom.domain.record import Record
 class GetMessage:
     """A query for one message by its id; needs no ownership and no read model."""
 
-    def __init__(self, log: EventLogReader, now: Callable[[], int]) -> None:
-        """Take the mailbox's log and its log time now in µs."""
+    def __init__(
+        self, log: EventLogReader, now: Callable[[], int], protection: Protection | None = None
+    ) -> None:
+        """Take the mailbox's log, its log time now in µs, and what decrypts messages."""
         self._log = log
         self._now = now
+        self._protection = protection
 
     @refuse_altered_records
     def __call__(self, id_: str) -> MessageDetail:
         """Return the message with its history; `intact` says whether headers and payload match the envelope.
 
-        Raises: NotFound when the log has no such message, or retention removed it.
+        Raises: NotFound when the log has no such message, or retention removed it; Unavailable when it is
+            encrypted and the key store can't be used.
         """
         records = self._log.read_stream(message_stream(self._log.mailbox, id_))
         sent = records[0].event if records else None
@@ -46,6 +51,8 @@ class GetMessage:
             )
         message = fold_message(records)
         assert message is not None
+        is_whole = is_intact(records[0]) and has_intact_headers(sent)
+        content = self._protection.read_message(sent) if self._protection and is_whole else sent
         return MessageDetail(
             self._log.mailbox,
             message_id(sent.stream, sent.headers.message_id),
@@ -56,9 +63,10 @@ class GetMessage:
             message.redriven,
             message.reason,
             message.last_error,
-            is_intact(records[0]) and has_intact_headers(sent),
-            message_item(sent),
+            is_whole and content != "altered",
+            message_item(content if isinstance(content, MessageSent) else sent),
             [_entry(record, find_redrive(self._log, record)) for record in records],
+            content == "erased",
         )
 
 

@@ -10,7 +10,7 @@ from postroom.domain.names import mailbox_stream
 
 
 class LogTime:
-    """Source of a mailbox's present log time, by the last owner's reading of the clocks (svc-mailbox I-17).
+    """Source of a mailbox's current log time, by the last owner's reading of the clocks (svc-mailbox I-17).
 
     Arguments:
         log: the mailbox's log.

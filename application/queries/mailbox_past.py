@@ -80,13 +80,13 @@ class MailboxPast(NamedTuple):
 
 
 def read_mailbox_past(
-    log: EventLogReader, last: int, end: int, present: Mapping[str, TopicPolicy] | None = None
+    log: EventLogReader, last: int, end: int, current: Mapping[str, TopicPolicy] | None = None
 ) -> MailboxPast:
-    """Return what happened to a mailbox.
+    """Return the history of a mailbox.
 
     Arguments:
         last, end: position and log time (µs) of the last record that counts.
-        present: the present policies, by topic; None folds the log for them if it has to.
+        current: current policies by topic; None reads them from the log if needed.
 
     Raises: BrokenLog when the log contains a commit that this version can't read.
     """
@@ -99,7 +99,7 @@ def read_mailbox_past(
     if (log.first_position() or 1) > 1:
         topics = {event.topic for _, event in changes if isinstance(event, TopicPolicySet)}
         # Their events were removed by retention; they were not changed since.
-        by_topic = fold(log).policies if present is None else present
+        by_topic = fold(log).policies if current is None else current
         policies = {topic: policy for topic, policy in by_topic.items() if topic not in topics}
     return MailboxPast(last, end, policies, changes)
 

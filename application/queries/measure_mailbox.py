@@ -36,12 +36,12 @@ class MeasureMailbox:
 
     def __init__(
         self,
-        present: Callable[[], Mailbox],
+        current: Callable[[], Mailbox],
         metrics: MailboxMetrics,
         dlq_profile: DlqProfile = "durable",
     ) -> None:
-        """Initialise with a function that returns the present state, and the measurements."""
-        self._present = present
+        """Initialise with a function that returns the current state, and the measurements."""
+        self._current = current
         self._metrics = metrics
         self._dlq_profile = dlq_profile
 
@@ -50,7 +50,7 @@ class MeasureMailbox:
 
         Raises: Unavailable while the state is void.
         """
-        mailbox = self._present()
+        mailbox = self._current()
         return [
             gauge("postroom_mailbox_epoch", "Epoch of the owner of the mailbox.", mailbox.epoch),
             counter("postroom_log_records", "Records ever appended to the log.", mailbox.position),

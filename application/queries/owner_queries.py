@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
+from postroom.application.erasure.policy import SubjectPolicy
+from postroom.application.erasure.search import as_stored
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.metrics import Metric
 from postroom.application.queries.explain_message import ExplainMessage
@@ -50,20 +52,25 @@ class OwnerQueries:
         log = engine.log
         dlq_profile: DlqProfile = "ephemeral" if log.durability == "nothing" else "durable"
         state_at = StateAt(log, engine.now, lambda: engine.mailbox)
-        self._get_message = GetMessage(log, engine.now)
+        self._get_message = GetMessage(log, engine.now, engine.protection)
         self._explain_message = ExplainMessage(log, engine.now)
         self._get_backlog = GetBacklog(state_at, dlq_profile)
         self._get_topic_policy = GetTopicPolicy(lambda: engine.mailbox)
         self._list_dead_letters = ListDeadLetters(state_at, log)
         self.describe_dead_letters = self._list_dead_letters.describe
         self._list_topics = ListTopics(state_at)
-        self._peek_messages = PeekMessages(state_at, log, is_swept=True)
+        self._peek_messages = PeekMessages(state_at, log, engine.protection, is_swept=True)
         self._search_unsettled = SearchUnsettled(log)
         self._measure = MeasureMailbox(lambda: engine.mailbox, engine.metrics, dlq_profile)
 
     async def get_mode(self) -> MailboxMode:
         """Return the mode of the mailbox: `queue` or `archive`."""
         return self._engine.mailbox.mode
+
+    async def get_subject_policies(self) -> dict[str, SubjectPolicy]:
+        """Return by topic for which subjects messages are encrypted; empty if they are not."""
+        protection = self._engine.protection
+        return {} if protection is None else dict(protection.topics)
 
     async def get_message(self, id_: str) -> MessageDetail:
         """Return a message with its history; see `Mailbox.get_message`."""
@@ -116,6 +123,8 @@ class OwnerQueries:
 
     async def search_unsettled(self, filter_: EventFilter) -> SearchPage:
         """Return a page of the unsettled messages that match, without read models."""
+        if self._engine.protection is not None:
+            filter_ = await asyncio.to_thread(as_stored, filter_, self._engine.protection)
         messages = list(self._engine.mailbox.messages.values())
         return await asyncio.to_thread(self._search_unsettled, filter_, messages)
 

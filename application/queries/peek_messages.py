@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from postroom.application.erasure.protection import Protection
 from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.fold import refuse_altered_records
 from postroom.application.messages import rfc3339
@@ -26,14 +27,22 @@ UNBOUNDED_BYTES = 1 << 62
 class PeekMessages:
     """A query for the next ready messages of a topic; appends nothing, and needs no ownership."""
 
-    def __init__(self, state_at: StateAt, log: EventLogReader, *, is_swept: bool = False) -> None:
-        """Initialise with the source of the state, and the log.
+    def __init__(
+        self,
+        state_at: StateAt,
+        log: EventLogReader,
+        protection: Protection | None = None,
+        *,
+        is_swept: bool = False,
+    ) -> None:
+        """Initialise with the source of the state, the log, and what decrypts messages.
 
         Arguments:
             is_swept: whether an owner applies the timers to the state; otherwise each call applies those due.
         """
         self._state_at = state_at
         self._log = log
+        self._protection = protection
         self._is_swept = is_swept
 
     @refuse_altered_records
@@ -52,11 +61,20 @@ class PeekMessages:
         swept = mailbox if self._is_swept else _swept(mailbox, now)
         messages = deliverable(command, swept, now, skip=())
         records = self._log.at_positions([message.position for message in messages])
+        contents = self._contents(records.values())
         return [
-            _describe(message, records[message.position])
+            _describe(message, records[message.position], contents.get(message.stream))
             for message in messages
             if message.position in records
         ]
+
+    def _contents(self, records: Iterable[Record]) -> dict[bytes, MessageSent]:
+        """Return the messages that can be read, as they were sent, by stream."""
+        intact = [each.event for each in records if is_intact(each) and isinstance(each.event, MessageSent)]
+        if self._protection is None:
+            return {each.stream: each for each in intact}
+        results = self._protection.read_messages(intact)
+        return {stream: each for stream, each in results.items() if isinstance(each, MessageSent)}
 
 
 class WhyEmpty:
@@ -79,7 +97,7 @@ class WhyEmpty:
 
 
 def explain_empty(topic: str, topics: Iterable[TopicSummary], mailbox: str) -> str:
-    """Return why a topic of which nothing was received has no messages to deliver.
+    """Return the reason why a topic has no messages to deliver.
 
     Arguments:
         topics: of the mailbox.
@@ -100,10 +118,10 @@ def _swept(mailbox: Mailbox, now: int) -> Mailbox:
     return mailbox
 
 
-def _describe(message: Message, record: Record) -> PeekedMessage:
+def _describe(message: Message, record: Record, readable: MessageSent | None) -> PeekedMessage:
     sent = record.event
     assert isinstance(sent, MessageSent)
-    content = open_envelope(sent.envelope) if is_intact(record) else None
+    content = None if readable is None else open_envelope(readable.envelope)
     return PeekedMessage(
         message_id(sent.stream, sent.headers.message_id),
         message.topic,

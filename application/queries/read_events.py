@@ -47,7 +47,7 @@ class LoggedEvent(NamedTuple):
     message_id: str | None
 
     def fields(self) -> dict[str, Any]:
-        """Return what is known of the event but its envelope: names and values that JSON has."""
+        """Return the fields of the event without its envelope, as JSON values by name."""
         record, event = self.record, self.record.event
         names = [name for name in event.__struct_fields__ if name not in _OMITTED]
         values = ((name, _value(name, getattr(event, name))) for name in names)

@@ -177,7 +177,7 @@ class SimulatePolicy:
         Arguments:
             start, end: include messages sent from `start` on and before `end`.
             topics: include topics that match one of these names or globs; all when empty.
-            policies: the present ones of the mailbox; None folds the log for them if it has to.
+            policies: current policies of the mailbox; None reads them from the log if needed.
             progress: called with the position, every 10,000 events.
 
         Raises: BrokenLog when the log contains a commit that this version can't read.

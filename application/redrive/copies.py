@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from postroom.application.erasure.protection import Protection
 from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
 from postroom.application.ports.event_log import EventLogReader
@@ -25,12 +26,16 @@ class CopyFactory:
     Arguments:
         mailbox: name of the mailbox.
         now: returns the time of publication, in µs.
+        protection: decrypts the originals and encrypts the copies.
     """
 
-    def __init__(self, mailbox: str, now: Callable[[], int], new_id: NewId) -> None:
+    def __init__(
+        self, mailbox: str, now: Callable[[], int], new_id: NewId, protection: Protection | None = None
+    ) -> None:
         self._factory = MessageFactory(mailbox, now, new_id)
         self._now = now
         self._new_id = new_id
+        self._protection = protection
 
     def make(self, spec: RedriveSpec, message: Message, record: Record | None) -> Copy | SkipReason:
         """Return the copy of a message, with the message as its causality parent, or the reason to skip it.
@@ -41,8 +46,11 @@ class CopyFactory:
         sent = None if record is None or not is_intact(record) else record.event
         if not isinstance(sent, MessageSent) or sent.stream != message.stream:
             return "unreadable"
+        content = sent if self._protection is None else self._protection.read_message(sent)
+        if not isinstance(content, MessageSent):
+            return "unreadable"
         try:
-            envelope = parse_envelope(sent.envelope)
+            envelope = parse_envelope(content.envelope)
         except InvalidRequest:
             return "unreadable"
         if spec.merge_patch is not None:
@@ -60,7 +68,7 @@ class CopyFactory:
         self._address(envelope, spec.destination or message.topic, sent)
         blob = envelope.SerializeToString(deterministic=True)
         send = self._factory.from_envelope(blob, envelope).command
-        return Copy(
+        copy = Copy(
             send.message,
             send.topic,
             send.size,
@@ -71,6 +79,10 @@ class CopyFactory:
             send.priority,
             send.ttl_ms,
         )
+        try:
+            return copy if self._protection is None else self._protection.encrypt_copy(copy, sent)
+        except InvalidRequest:  # without a policy or a subject
+            return "unreadable"
 
     def _address(self, envelope: PrismEnvelope, topic: str, original: MessageSent) -> None:
         metadata, now = envelope.metadata, self._now()

@@ -53,7 +53,7 @@ class RedriveRunner:
     ) -> None:
         self._engine = engine
         self._batch = batch
-        self._copies = CopyFactory(engine.log.mailbox, engine.now, new_id)
+        self._copies = CopyFactory(engine.log.mailbox, engine.now, new_id, engine.protection)
         self._changed = asyncio.Event()
         self._works: dict[bytes, _Work] = {}
         self._due: dict[bytes, float] = {}

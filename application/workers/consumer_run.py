@@ -29,7 +29,7 @@ WAIT_MS = 1_000
 MAX_MESSAGES = 256
 MAX_BYTES = 4 << 20
 AHEAD_SECONDS = 0.1
-"""Messages are received ahead for as long as they take at the present rate."""
+"""Time, at the current rate, for which messages are received ahead."""
 MAX_AHEAD = 2_000
 EXTENSIONS_PER_VISIBILITY = 3
 BACKOFF = OutageBackoff(50, 5_000)
@@ -75,7 +75,7 @@ class ConsumerRun:
 
     @property
     def in_progress(self) -> int:
-        """Return the number of messages that are handled at present."""
+        """Return the number of messages in progress."""
         return len(self._running)
 
     def stop(self) -> None:

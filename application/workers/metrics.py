@@ -22,7 +22,7 @@ def worker_metrics(runs: Sequence[ConsumerRun]) -> list[Metric]:
         Metric(
             "postroom_worker_inflight",
             "gauge",
-            "Messages that are handled at present.",
+            "Messages in progress.",
             [({"consumer": run.topic}, run.in_progress) for run in runs],
         ),
         Metric(

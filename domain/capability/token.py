@@ -73,7 +73,7 @@ class Identifier(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
         key_id: of the root key that signed it.
         nonce: 16 random bytes; the capabilities attenuated from it have the same ("root nonce").
         principal: name of whom it was issued to.
-        epoch: of all capabilities; those of an earlier one than the present are revoked.
+        epoch: epoch of capabilities; those of an earlier epoch than the current one are revoked.
         issued_at: ms since 1970 UTC.
     """
 

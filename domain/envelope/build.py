@@ -172,14 +172,14 @@ def _prefix(tag: int, size: int) -> bytes:
 
 @lru_cache(_CACHED_SIZES)
 def _metadata_prefix(id_size: int, size: int) -> bytes:
-    """Return what precedes a message's id: the version, the field of the metadata, and that of the id."""
+    """Return the bytes before a message's id: the version, and the tags of the metadata and the id."""
     id_ = _prefix(0x0A, id_size)
     return _VERSION + _prefix(0x12, len(id_) + id_size + size) + id_
 
 
 @lru_cache(_CACHED_SIZES)
 def _payload_prefix(size: int) -> bytes:
-    """Return what precedes a payload: the field of the payload, and that of its value."""
+    """Return the bytes before a payload: the tags of the payload and of its value."""
     if not size:
         return _prefix(0x1A, 0)
     value = _prefix(0x12, size)
@@ -188,7 +188,7 @@ def _payload_prefix(size: int) -> bytes:
 
 @lru_cache(_CACHED_SIZES)
 def _entry_prefixes(name_size: int, value_size: int) -> tuple[bytes, bytes]:
-    """Return what precedes the name and the value of an entry of a map, after the entry's tag."""
+    """Return the bytes before the name and the value of a map entry, after the entry's tag."""
     name, value = _prefix(0x0A, name_size), _prefix(0x12, value_size)
     return _varint(len(name) + name_size + len(value) + value_size) + name, value
 

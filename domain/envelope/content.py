@@ -92,7 +92,7 @@ def decompress(data: bytes, encoding: str) -> bytes:
 
 
 def decode_json(data: bytes) -> Any:
-    """Return what a JSON payload stands for; raise `InvalidRequest` when it is not JSON."""
+    """Return the value of a JSON payload; raise `InvalidRequest` if it is not JSON."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

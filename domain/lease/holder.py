@@ -49,7 +49,7 @@ class HeldLease:
         """Note that an admin renewed the lease.
 
         Arguments:
-            epoch: of the heartbeat; one of another epoch is ignored. None is the present one.
+            epoch: epoch of the heartbeat, which is ignored unless it is the current one or None.
         """
         if self.epoch and not self.is_lost and epoch in (None, self.epoch):
             self._extend(sent_at)
@@ -58,7 +58,7 @@ class HeldLease:
         """Note that an admin refused a renewal: the runner must stop serving the mailbox.
 
         Arguments:
-            epoch: of the heartbeat; one of another epoch is ignored. None is the present one.
+            epoch: epoch of the heartbeat, which is ignored unless it is the current one or None.
         """
         if epoch in (None, self.epoch):
             self.reason = reason or "no reason given"

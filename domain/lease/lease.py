@@ -142,7 +142,7 @@ def decide(
     """Return the events that a command causes; none if it changes nothing.
 
     Arguments:
-        lease: present state; None before the first acquisition.
+        lease: current state; None before the first acquisition.
         now: µs since 1970 UTC, recorded for people.
         is_expired: whether this admin saw no event newer than `lease` for its TTL and grace period.
 

@@ -16,7 +16,7 @@ class PartitionMap(msgspec.Struct, frozen=True):
     """The proxy of each partition.
 
     Arguments:
-        owners: ids of proxies by partition; empty text where there is none.
+        owners: ids of proxies by partition; empty for a partition without one.
     """
 
     owners: tuple[str, ...] = ("",) * PARTITIONS
@@ -27,7 +27,7 @@ class PartitionMap(msgspec.Struct, frozen=True):
         return sorted({*self.owners} - {""})
 
     def owner(self, partition: int) -> str | None:
-        """Return the id of the proxy of a partition, or None while there is none."""
+        """Return the id of the proxy of a partition, or None if it has none."""
         return self.owners[partition] or None
 
     def ranges(self, proxy: str) -> list[tuple[int, int]]:

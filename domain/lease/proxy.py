@@ -90,7 +90,7 @@ def decide(command: ProxyCommand, proxy: Proxy | None, now: int) -> list[ProxyCh
     """Return the events that a command causes; none if it changes nothing.
 
     Arguments:
-        proxy: present state; None before the first registration.
+        proxy: current state; None before the first registration.
         now: µs since 1970 UTC.
 
     Raises: InvalidRequest for a malformed argument.

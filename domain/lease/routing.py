@@ -45,10 +45,10 @@ class RoutingTable:
         """
         if route.position <= max(self.position, self._removals.get(route.mailbox, 0)):
             return False
-        present = self._routes.get(route.mailbox)
-        if present is not None and (
-            route.position <= present.position
-            or msgspec.structs.replace(present, position=route.position) == route
+        current = self._routes.get(route.mailbox)
+        if current is not None and (
+            route.position <= current.position
+            or msgspec.structs.replace(current, position=route.position) == route
         ):
             return False
         self._routes[route.mailbox] = route
@@ -56,8 +56,8 @@ class RoutingTable:
 
     def remove(self, mailbox: str, position: int) -> bool:
         """Remove the route of a mailbox unless it is newer than `position`; return whether there was one."""
-        present = self._routes.get(mailbox)
-        if present is not None and present.position > position:
+        current = self._routes.get(mailbox)
+        if current is not None and current.position > position:
             return False
         if position > self.position:  # an update from before the removal may still arrive
             self._removals[mailbox] = max(position, self._removals.get(mailbox, 0))
@@ -66,7 +66,7 @@ class RoutingTable:
     def replace_all(self, position: int, routes: Iterable[Route]) -> bool:
         """Replace the whole table by that of `position`, except for newer updates and removals.
 
-        Returns: whether it was replaced; a table from before the present one is ignored.
+        Returns: whether it was replaced; a table older than the current one is ignored.
         """
         if position < self.position:
             return False

@@ -1,4 +1,4 @@
-"""Collecting what changed in a mailbox, in steps between which it goes on to change."""
+"""Collecting the changes of a mailbox in steps, between which it may change."""
 
 from bisect import bisect_right
 from collections import deque

@@ -48,6 +48,7 @@ class Receive(msgspec.Struct, frozen=True, gc=False):
         visibility_ms: how long they stay hidden; None uses the policy of each topic.
         max_messages, max_bytes: bounds of this delivery; at least one ready message is always delivered.
         corrupt: messages to quarantine instead, as their stored bytes failed the hash check.
+        erased: messages to remove instead, as the key of their subject was destroyed.
     """
 
     topics: tuple[str, ...]
@@ -56,6 +57,7 @@ class Receive(msgspec.Struct, frozen=True, gc=False):
     visibility_ms: int | None = None
     consumer: str | None = None
     corrupt: frozenset[bytes] = frozenset()
+    erased: frozenset[bytes] = frozenset()
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False):
@@ -119,6 +121,15 @@ class Purge(msgspec.Struct, frozen=True, gc=False):
     limit: int = 1_000
 
 
+class Erase(msgspec.Struct, frozen=True, gc=False):
+    """Command to remove those of these messages that are ready or dead, as their subject's key was destroyed.
+
+    Consumers may settle those in flight; the next receive after that removes the rest.
+    """
+
+    messages: frozenset[bytes]
+
+
 class SetPolicy(msgspec.Struct, frozen=True, gc=False):
     """Command to set the policy of a topic; the shard count can change only while the topic is empty."""
 
@@ -127,7 +138,7 @@ class SetPolicy(msgspec.Struct, frozen=True, gc=False):
 
 
 class Pause(msgspec.Struct, frozen=True, gc=False):
-    """Command to deliver no more messages of a topic; everything else goes on."""
+    """Command to stop the delivery of a topic's messages; other operations continue."""
 
     topic: str
 
@@ -177,6 +188,7 @@ Command = (
     | Extend
     | Redrive
     | Purge
+    | Erase
     | SetPolicy
     | Pause
     | Resume

@@ -21,6 +21,7 @@ from postroom.domain.integrity import b3
 from postroom.domain.mailbox.commands import (
     Ack,
     Command,
+    Erase,
     Extend,
     Nack,
     Pause,
@@ -88,7 +89,7 @@ def shard_of(key: str, shards: int) -> int:
 def deliverable(
     command: Receive, mailbox: Mailbox, now: int, skip: Collection[str] | None = None
 ) -> list[Message]:
-    """Return the messages that `command` would deliver or quarantine, in the order of their shards.
+    """Return the messages that `command` would deliver, quarantine or remove, in the order of their shards.
 
     Arguments:
         skip: topics to leave out; None leaves out those that are paused.
@@ -99,9 +100,9 @@ def deliverable(
     remaining = min(command.max_messages, mailbox.limits.in_flight_ceiling - mailbox.in_flight)
     messages: list[Message] = []
     size = 0
-    corrupt = command.corrupt
+    unreadable = command.corrupt | command.erased
     for message in chain.from_iterable(_ready_messages(topic, mailbox.position, now) for topic in topics):
-        if message.stream in corrupt:
+        if message.stream in unreadable:
             messages.append(message)
             continue
         if message.expires_at <= now:  # the next sweep dead-letters it
@@ -224,14 +225,16 @@ def _receive(command: Receive, mailbox: Mailbox, now: int) -> list[MessageEvent]
         )
     policies = {name: mailbox.policy(name) for name in command.topics}
     visibilities = {name: command.visibility_ms or each.visibility_ms for name, each in policies.items()}
-    corrupt, consumer = command.corrupt, command.consumer
-    if not corrupt:
+    corrupt, erased, consumer = command.corrupt, command.erased, command.consumer
+    if not corrupt and not erased:
         return [receive(message, visibilities[message.topic], consumer, now) for message in messages]
     return [
         dead_letter(
             message, "integrity", "stored bytes do not match their hash", policies[message.topic], now
         )
         if message.stream in corrupt
+        else expire(message, "erased", now)
+        if message.stream in erased
         else receive(message, visibilities[message.topic], consumer, now)
         for message in messages
     ]
@@ -304,6 +307,11 @@ def _purge(command: Purge, mailbox: Mailbox, now: int) -> list[MessageEvent]:
     return [expire(message, "purged", now) for message in messages[: command.limit]]
 
 
+def _erase(command: Erase, mailbox: Mailbox, now: int) -> list[MessageEvent]:
+    messages = [mailbox.messages[stream] for stream in command.messages if stream in mailbox.messages]
+    return [expire(message, "erased", now) for message in messages if message.status != IN_FLIGHT]
+
+
 def _sweep(command: Sweep, mailbox: Mailbox, now: int) -> list[MessageEvent]:
     events: list[MessageEvent] = []
     for message in mailbox.overdue(now, command.limit):
@@ -368,6 +376,7 @@ _DECIDE: dict[type, Callable[[Any, Mailbox, int], Sequence[Event]]] = {
     Extend: _extend,
     Redrive: _redrive,
     Purge: _purge,
+    Erase: _erase,
     SetPolicy: set_policy,
     Pause: pause,
     Resume: resume,

@@ -139,7 +139,7 @@ def _advance(command: AdvanceRedrive, mailbox: Mailbox, now: int) -> list[Event]
 def _skip_reason(
     message: Message | None, copy: Copy | SkipReason | None, job: RedriveJob, mailbox: Mailbox
 ) -> SkipReason | None:
-    """Return why a message is left as it is; None if it is changed."""
+    """Return the reason to skip a message, or None if it is changed."""
     if message is None:
         return "settled"
     if not is_dead(message):

@@ -160,7 +160,7 @@ class Mailbox:
         return expiry if deadline is None else min(deadline, expiry)
 
     def set_timer(self, message: Message) -> None:
-        """Set the timer of the message's visibility timeout or expiry, which each change of it sets anew."""
+        """Set the timer of a message's visibility timeout or expiry; each change resets it."""
         if message.position <= self.changes.through:
             self.changes.changed.add(message.stream)
         if self._is_replaying:

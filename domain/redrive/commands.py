@@ -26,7 +26,7 @@ class AdvanceRedrive(msgspec.Struct, frozen=True, gc=False):
 
     Arguments:
         messages: streams of dead letters that match, in the order of their dead-letterings.
-        copies: of a job that sends copies, for each message its copy, or why there is none.
+        copies: for a job that sends copies, the copy of each message, or the reason why it was skipped.
         cursor: as of `RedriveAdvanced`, if all of them can be changed.
         is_last: whether none is left after them.
     """

@@ -5,7 +5,7 @@ import polars as pl
 from postroom.projections.projection import Column, EventProjection
 
 PERIODS = {"hour": 3_600_000_000, "day": 86_400_000_000}
-"""Length of each period in µs; days are UTC days."""
+"""Length of each period in µs, aligned to midnight UTC."""
 
 
 def fold(records: pl.DataFrame) -> pl.DataFrame:

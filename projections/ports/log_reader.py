@@ -36,7 +36,7 @@ class LogReader(Protocol):
         """Return the last position of every mailbox log by mailbox name, without empty logs."""
 
     def bounds(self) -> dict[str, LogBounds]:
-        """Return what the store has recorded of the ends of every mailbox log, by mailbox name."""
+        """Return the recorded bounds of all mailbox logs, by mailbox name."""
 
     def extents(self, through: Mapping[str, int] | None = None) -> list[LogExtent]:
         """Return the extent of every mailbox log in the order of ids, without empty logs.

@@ -16,10 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from postroom.domain.errors import InvalidRequest
+from postroom.projections.models.activity import PERIODS
 from postroom.projections.spark.columns import EVENTS
 
-PERIODS = {"hour": 3_600_000_000, "day": 86_400_000_000}
-"""Periods by which reports group time, in µs, aligned to midnight UTC."""
 BEGINNING, END_OF_TIME = 0, 1 << 62
 """Default bounds of a report, in µs."""
 

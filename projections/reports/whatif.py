@@ -25,6 +25,7 @@ from postroom.domain.message_history import MessageHistory
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.policy_grid import MAX_POLICIES, GridOutcomes, effect_of, simulate_grid
 from postroom.domain.policy_simulation import Changes, observe
+from postroom.projections.models.messages import EVENTS
 from postroom.projections.reports.report import EventRow, HeatMap, MessageRows, Report, sql_of
 
 NAME = "whatif"
@@ -44,16 +45,6 @@ _ROW = pa.schema(
     ]
 )
 _POLICY = ("attempts", "backoff_ms", "backoff_max_ms", "visibility_ms")
-_EVENTS = (
-    "MessageSent",
-    "MessageReceived",
-    "MessageVisibilityExtended",
-    "MessageAcked",
-    "MessageRequeued",
-    "MessageDeadLettered",
-    "MessageRedriven",
-    "MessageExpired",
-)
 _EVENT = ("position", "event", "at", "topic", "attempt", "due", "expires_at", "reason", "version", "epoch")
 _HEADERS = Headers(0)
 
@@ -123,7 +114,7 @@ def whatif_report(
         "Effects of other retry policies",
         sql_of("whatif").replace("{policies}", values),
         reads=("mailbox", "stream", *_EVENT),
-        events=_EVENTS,
+        events=EVENTS,
         charts=(
             HeatMap("Dead letters, worst case", "dead_lettered_worst", _POLICY),
             HeatMap("Dead letters, best case", "dead_lettered_best", _POLICY),

@@ -30,8 +30,6 @@ SPARK_TYPES: dict[Kind, str] = {
     "map": "map<string,string>",
     "document": "string",
 }
-
-
 _ARROW_TYPES: dict[Kind, pa.DataType] = {
     "text": pa.string(),
     "number": pa.int64(),
@@ -80,8 +78,15 @@ ENVELOPE = SourceColumn(
     default=False,
 )
 
+_MAILBOX = SourceColumn("mailbox", "text", "Name of the mailbox, `namespace@proxy`.", required=True)
+_MESSAGE_ID = SourceColumn("message_id", "text", "Id of the message, unique in its mailbox.", required=True)
+_TOPIC = SourceColumn("topic", "text", "Topic of the message.", required=True)
+_SENT_AT = SourceColumn("sent_at", "time", "Log time at which the message was sent.", required=True)
+_POSITION = SourceColumn(
+    "position", "number", "Number of the `MessageSent` in the mailbox's log.", required=True
+)
 EVENTS = (
-    SourceColumn("mailbox", "text", "Name of the mailbox, `namespace@proxy`.", required=True),
+    _MAILBOX,
     SourceColumn("position", "number", "Number of the event in the mailbox's log.", required=True),
     SourceColumn("event", "text", "Name of the event's type, such as `MessageSent`.", required=True),
     SourceColumn("at", "time", "Log time of the event.", required=True),
@@ -112,16 +117,14 @@ EVENTS = (
 """The columns of `postroom_events`: one row for each event."""
 
 MESSAGES = (
-    SourceColumn("message_id", "text", "Id of the message, unique in its mailbox.", required=True),
-    SourceColumn("mailbox", "text", "Name of the mailbox, `namespace@proxy`.", required=True),
-    SourceColumn("topic", "text", "Topic of the message.", required=True),
+    *(_MESSAGE_ID, _MAILBOX, _TOPIC),
     SourceColumn(
         "status",
         "text",
         "`ready`, `delayed`, `in_flight`, `acked`, `dead`, `expired` or `archived`.",
         required=True,
     ),
-    SourceColumn("sent_at", "time", "Log time at which the message was sent.", required=True),
+    _SENT_AT,
     SourceColumn("changed_at", "time", "Log time of the message's last event.", required=True),
     SourceColumn("due", "time", "When a ready or delayed message may be delivered."),
     SourceColumn("attempts", "number", "Deliveries since it was sent or last redriven.", required=True),
@@ -132,7 +135,7 @@ MESSAGES = (
         "JSON array of dead-letterings: at (µs), reason, attempt, last_error, redriven_at.",
     ),
     SourceColumn("shard", "number", "Number of the message's shard.", required=True),
-    SourceColumn("position", "number", "Number of the `MessageSent` in the mailbox's log.", required=True),
+    _POSITION,
     *HEADERS,
     SourceColumn("stream", "bytes", "Stream id of the message, 16 bytes.", required=True),
     SourceColumn(
@@ -145,11 +148,7 @@ MESSAGES = (
 """The columns of `postroom_messages`: one row for each message."""
 
 PAYLOADS = (
-    SourceColumn("message_id", "text", "Id of the message, unique in its mailbox.", required=True),
-    SourceColumn("mailbox", "text", "Name of the mailbox, `namespace@proxy`.", required=True),
-    SourceColumn("topic", "text", "Topic of the message.", required=True),
-    SourceColumn("position", "number", "Number of the `MessageSent` in the mailbox's log.", required=True),
-    SourceColumn("sent_at", "time", "Log time at which the message was sent.", required=True),
+    *(_MESSAGE_ID, _MAILBOX, _TOPIC, _POSITION, _SENT_AT),
     SourceColumn(
         "format", "text", "`json`, `protobuf`, `text`, `binary` or `encrypted`; null if there is no envelope."
     ),

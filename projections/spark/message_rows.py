@@ -26,13 +26,6 @@ _FROM_MODEL = {"sent_at": "created_at", "envelope": "envelope_blob"}
 _KINDS = {column.name: column.kind for column in MESSAGES}
 
 
-@dataclass
-class MessagePart(Part):
-    """Whole logs that one task folds, or one bucket of a large log."""
-
-    bucket: Bucket | None = None
-
-
 def message_parts(ranges: Sequence[Range], positions: int = POSITIONS_PER_FOLD) -> list[Part]:
     """Divide logs among tasks: small logs share a task, the messages of a large log are divided by id.
 
@@ -41,17 +34,17 @@ def message_parts(ranges: Sequence[Range], positions: int = POSITIONS_PER_FOLD) 
         positions: number of positions of a task; each task of a large log reads all of it.
     """
     parts: list[Part] = []
-    small = MessagePart([])
+    small = Part([])
     for range_ in ranges:
         count = min(-(-range_.size // positions), BUCKETS)
         if count > 1:
             bounds = [BUCKETS * number // count for number in range(count + 1)]
             buckets = pairwise(bounds)
-            parts += [MessagePart([range_], Bucket("stream", low, high)) for low, high in buckets]
+            parts += [Part([range_], Bucket("stream", low, high)) for low, high in buckets]
             continue
         if sum(each.size for each in small.ranges) + range_.size > positions:
             parts.append(small)
-            small = MessagePart([])
+            small = Part([])
         small.ranges.append(range_)
     return [*parts, small] if small.ranges else parts
 

@@ -7,7 +7,8 @@ cluster.
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,12 +71,9 @@ def start_context(config: Mapping[str, str] | None = None) -> "SparkContext":
     """
     settings = _settings(config or {}, {}, SCHEDULER_JVM)
     from pyspark import SparkContext
-    from pyspark.errors import PySparkRuntimeError
 
-    try:
+    with _start_errors():
         return SparkContext.getOrCreate(settings)
-    except PySparkRuntimeError as error:
-        raise _start_error(error) from error
 
 
 def start_session(config: Mapping[str, str] | None = None) -> "SparkSession":
@@ -87,13 +85,10 @@ def start_session(config: Mapping[str, str] | None = None) -> "SparkSession":
     Raises: Unavailable when PySpark or Java is missing, or when Spark does not start.
     """
     settings = _settings(config or {}, DATAFRAMES, ROWS_JVM)
-    from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
-    try:
+    with _start_errors():
         return SparkSession.builder.config(conf=settings).getOrCreate()
-    except PySparkRuntimeError as error:
-        raise _start_error(error) from error
 
 
 def find_java() -> None:
@@ -130,5 +125,14 @@ def _settings(config: Mapping[str, str], defaults: Mapping[str, str], jvm: Mappi
     return settings
 
 
-def _start_error(error: Exception) -> Unavailable:
-    return Unavailable(f"Spark did not start ({error}). It needs Java 17 or newer; see its output above.")
+@contextmanager
+def _start_errors() -> Iterator[None]:
+    """Raise Unavailable for Spark's own error."""
+    from pyspark.errors import PySparkRuntimeError
+
+    try:
+        yield
+    except PySparkRuntimeError as error:
+        raise Unavailable(
+            f"Spark did not start ({error}). It needs Java 17 or newer; see its output above."
+        ) from error

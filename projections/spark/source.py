@@ -14,6 +14,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from postroom.domain.errors import BrokenLog, NotFound
+from postroom.projections.log_conditions import Bucket
 from postroom.projections.log_extent import Range, pack
 from postroom.projections.ports.log_reader import POSITIONS_PER_READ, LogReader
 from postroom.projections.spark.options import WHOLE_LOG, LogSelection, Offset, position_of
@@ -36,9 +37,10 @@ class RowReader(Protocol):
 
 @dataclass
 class Part(InputPartition):
-    """Ranges of positions that one task reads."""
+    """Ranges of positions that one task reads; of a large log, maybe one bucket of the messages."""
 
     ranges: list[Range]
+    bucket: Bucket | None = None
 
 
 def parts_of(ranges: Sequence[Range], cores: int | None, partitions: int | None = None) -> list[Part]:

@@ -25,7 +25,7 @@ from postroom.projections.spark.columns import (
     spark_schema,
 )
 from postroom.projections.spark.event_rows import EventRows
-from postroom.projections.spark.message_rows import MessagePart, MessageRows, extents_as_of, message_parts
+from postroom.projections.spark.message_rows import MessageRows, extents_as_of, message_parts
 from postroom.projections.spark.options import RANGE, STORE, LogSelection, Options
 from postroom.projections.spark.payload_rows import PayloadRows
 from postroom.projections.spark.source import BatchReader, Part, StreamReader, parts_of
@@ -158,21 +158,15 @@ class PayloadsSource(StoreSource):
         )
 
 
-class MessageReader(DataSourceReader):
+class MessageReader(BatchReader):
     """A reader of the messages of whole logs; see `BatchReader`."""
 
-    def __init__(self, rows: MessageRows, parts: list[Part]) -> None:
-        self._rows = rows
-        self._parts = parts
-
-    def partitions(self) -> list[Part]:
-        """Return the part of each task; Spark requires at least one partition."""
-        return self._parts or [MessagePart([])]
+    rows: MessageRows
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition."""
-        assert isinstance(partition, MessagePart)
-        return self._rows.read(partition.ranges, partition.bucket)
+        assert isinstance(partition, Part)
+        return self.rows.read(partition.ranges, partition.bucket)
 
 
 class MessagesSource(StoreSource):

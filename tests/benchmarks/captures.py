@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from postroom.adapters.compose.capture import CaptureSettings, Columns, create_slot, open_capture
+from postroom.adapters.compose.capture import CaptureColumns, CaptureSettings, create_slot, open_capture
 from postroom.adapters.compose.outbox import MessagingSettings, NewEvent, Outbox, OutboxSettings
 from postroom.adapters.compose.postgres import migrate_messaging
 from postroom.adapters.compose.relay import NatsSettings, open_relay
@@ -41,7 +41,7 @@ CREATE TABLE events (
     event_type text DEFAULT 'order_placed', payload jsonb, occurred_at timestamptz DEFAULT now()
 )
 """
-CAPTURE = CaptureSettings(table="events", columns=Columns(occurred_at="occurred_at"))
+CAPTURE = CaptureSettings(table="events", columns=CaptureColumns(occurred_at="occurred_at"))
 SETTINGS = OutboxSettings(cleanup_every_ms=0)
 
 Record = Callable[[psycopg.Connection[Any], int], None]
@@ -145,6 +145,8 @@ def _measure(figures: Figures, folder: Path, _: int) -> None:
                     connection.execute("SELECT pg_drop_replication_slot(%s)", [CAPTURE.slot])
     figures.add("outbox.capture", median(rates["capture"]), "events/s")
     figures.add("outbox.capture.relay", median(rates["relay"]), "events/s")
+    ratios = [capture / relay for capture, relay in zip(rates["capture"], rates["relay"], strict=True)]
+    figures.add("outbox.capture.of_relay", median(ratios), "times")
     for name, values in latencies.items():
         figures.add(f"outbox.capture.latency.{name}.p50", median(values), "ms")
         figures.add(f"outbox.capture.latency.{name}.p99", quantiles(values, n=100)[98], "ms")

@@ -20,12 +20,14 @@ from postroom.adapters.compose.serve import (
 )
 from postroom.adapters.sync_mailbox import SyncMailbox, SyncMessageStream
 from postroom.adapters.system.clock import SystemClock
+from postroom.application.erasure.policy import SubjectPolicy
 from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest
 from tests.conformance.mailbox import MailboxConformance
 from tests.conformance.mailbox_search import MailboxSearchConformance
 from tests.support.access import Controlled
+from tests.support.erasure import new_erasure
 from tests.support.local_cluster import LocalCluster
 from tests.support.namespaces import open_namespace
 from tests.support.stores import MAILBOX, message
@@ -44,6 +46,17 @@ class TestOwnedMailbox(MailboxConformance):
     @pytest.fixture(params=["memory:", "sqlite", "postgres"])
     async def mailbox(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Postroom]:
         async with open_mailbox(store_of(request, tmp_path), MAILBOX, durability="relaxed") as opened:
+            yield opened
+
+
+class TestEncryptedMailbox(MailboxConformance):
+    """Every message is encrypted, which no sender and no consumer notices."""
+
+    @pytest.fixture
+    async def mailbox(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Postroom]:
+        erasure = new_erasure(tmp_path, {"*": SubjectPolicy("attrs.subject")})
+        monkeypatch.setattr("postroom.application.erasure.protection.read_subject", lambda *_: "somebody")
+        async with open_mailbox("memory:", MAILBOX, erasure=erasure) as opened:
             yield opened
 
 

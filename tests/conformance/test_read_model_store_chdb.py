@@ -1,35 +1,21 @@
-"""The sink conformance suite on chdb, in a process of its own.
+"""The read model store conformance suite on chdb."""
 
-ClickHouse keeps the threads of each folder it opened, and some files a thread, until its process ends: beside
-them other libraries, which wait for files by `select`, stop working.
-"""
-
-import os
-import sys
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
-from subprocess import run
 
 import clickhouse_connect
 import pytest
 
 from tests.conformance.read_model_store import OpenStore, ReadModelStoreConformance, fill
 from tests.projections.histories import Store, begin, finish, fold_all, model_target, reference
+from tests.support.own_process import IS_OWN_PROCESS, run_own_process
 from tests.support.stores import copy_store
 
-OWN_PROCESS = "POSTROOM_TEST_CHDB"
-
-if OWN_PROCESS not in os.environ:
+if not IS_OWN_PROCESS:
 
     def test_chdb_does_what_the_suite_says() -> None:
-        pytest_ = Path(sys.executable).with_name("pytest")
-        # A run of its own, that shares nothing with this one.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        done = run(
-            [pytest_, "-q", __file__], env=environment | {OWN_PROCESS: "1"}, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        run_own_process(__file__)
 
 else:
 

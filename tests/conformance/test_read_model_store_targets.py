@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 from deltalake import DeltaTable
 
+from postroom.adapters.compose.queries import open_read_models
 from postroom.adapters.sql.versions import Versions
 from postroom.application.messages import NewMessage
 from postroom.domain.errors import InvalidRequest, Unavailable
@@ -122,6 +123,25 @@ def test_commits_that_a_kill_left_out_are_made_by_the_next_rebuild(store: Store,
 def test_what_is_no_target_is_refused(store: Store, into: str) -> None:
     with pytest.raises(InvalidRequest, match="name parquet:FOLDER, delta:FOLDER"):
         model_target(into)
+
+
+@pytest.mark.parametrize(
+    ("address", "problem"),
+    [
+        ("clickhouse://host:99999/x", "malformed: Port out of range"),
+        ("clickhouse://[::1", "malformed: Invalid IPv6"),
+        ("clickhouse:///x", "names no host"),
+        ("chdb:a\0b", "must not contain"),
+        ("chdb:\udcff", "address"),
+        ("parquet:x", r"parquet:\.\.\. can't be queried"),
+        (5, "address must be"),
+    ],
+)
+def test_an_address_of_clickhouse_that_is_malformed_is_refused(
+    store: Store, address: Any, problem: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=problem):
+        open_read_models(str(store), address)
 
 
 def test_a_target_that_can_not_be_used_says_why_and_no_password(store: Store, tmp_path: Path) -> None:

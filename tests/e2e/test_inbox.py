@@ -30,6 +30,7 @@ class Service:
 
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
+        self.created: list[str] = []
         self.status = {"fine": 200, "known": 409, "poison": 422, "down": 503}
         app = FastAPI()
 
@@ -40,6 +41,11 @@ class Service:
             event = json.loads(body)
             self.seen.append(event)
             return Response(status_code=self.status[event["payload"]["name"]])
+
+        @app.post("/created")
+        async def created(request: Request) -> Response:
+            self.created.append(json.loads(await request.body())["payload"]["name"])
+            return Response()
 
         self._server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical"))
         self._thread = threading.Thread(target=self._server.run)
@@ -110,6 +116,43 @@ def settled(database: str) -> list[tuple[str, bool]]:
         return connection.execute(
             "SELECT message_id::text, processed_at IS NOT NULL FROM inbox_messages ORDER BY message_id"
         ).fetchall()
+
+
+def test_each_event_type_has_its_url_or_its_function(
+    inbox: Postroom, service: Service, nats_url: str
+) -> None:
+    settings = inbox.folder / "postroom.toml"
+    urls = f'"other" = "{service.url}other", "vibe_*" = "{service.url}created"'
+    settings.write_text(f"{settings.read_text()}\nhandlers = {{ {urls} }}\n")
+    assert inbox.ok("inbox", "consume", "--once", "--json").json == {"processed": 4}
+    assert (sorted(service.created), service.seen) == (sorted(IDS), [])
+
+    (inbox.folder / "vibes.py").write_text(
+        "from postroom import EventHandlers\n"
+        "handlers = EventHandlers(unhandled='ignore')\n"
+        "@handlers.on('vibe_created')\n"
+        "async def create(request):\n"
+        "    open(request.payload['name'], 'w').close()\n"
+        "worker = 5\n"
+    )
+    consume = ("inbox", "consume", "--once", "--json")
+    for wrong, problem in (
+        (("--handlers", "vibes"), "does not name an object of type EventHandlers"),
+        (("--handlers", "vibes:worker"), "is of type int, not EventHandlers"),
+        (("--handlers", "nothing:handlers"), "nothing:handlers can't be imported"),
+        (("--handlers", "vibes:handlers", "--handler", service.url), "exclude each other"),
+    ):
+        assert problem in inbox(*consume, *wrong).error["message"]
+    asyncio.run(publish_later(nats_url))
+    assert inbox.ok(*consume, "--handlers", "vibes:handlers").json == {"processed": 2}
+    assert (inbox.folder / "later").exists()
+
+
+async def publish_later(url: str) -> None:
+    client = await nats.connect(url)
+    for event_type in ("vibe_created", "vibe_lost"):
+        await client.jetstream().publish(f"vibespro.event.{event_type}.v1", b'{"name": "later"}')
+    await client.close()
 
 
 def test_every_response_settles_its_message(
@@ -232,7 +275,7 @@ def test_invalid_settings_are_named(inbox: Postroom) -> None:
         ("SIGNING_KEY_FILE", "", "there is no key"),
         ("SIGNING_KEY_FILE", "missing", "can't be read: No such file"),
         ("HANDLER", "", "No handler is configured"),
-        ("HANDLERS", "x", "unknown key 'handlers'"),
+        ("HANDLES", "x", "unknown key 'handles'"),
     ]:
         environment: dict[str, Any] = {f"POSTROOM_INBOX__{name}": value}
         done = inbox("inbox", "consume", "--once", **environment)

@@ -181,6 +181,8 @@ COMMANDS = {
     "log tail": "log tail --json",
     "verify": "verify",
     "anchor": "anchor anchors.jsonl",
+    "erase": "erase --subject somebody",
+    "erasure init": "erasure init",
     "migrate": "migrate",
     "outbox relay": "outbox relay --once",
     "outbox capture": "outbox capture --once --table events",

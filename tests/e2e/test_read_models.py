@@ -6,7 +6,7 @@ import pytest
 
 from tests.conformance.test_read_models_activity import TWICE
 from tests.e2e.conftest import Postroom
-from tests.projections.histories import build_without_spark, live
+from tests.projections.histories import POISON, build_without_spark, live
 from tests.support.outboxes import order_placed, record
 
 
@@ -106,3 +106,21 @@ def test_following_keeps_the_context_of_the_settings_up_to_date(
     Path(filled.folder / "postroom.toml").unlink()
     _, outbox = filled.ok("project", "contexts", "--json").json["contexts"]
     assert (outbox["box"], outbox["count"]) == ("outbox", 1)
+
+
+def test_read_models_in_clickhouse_answer_like_those_of_the_store(filled: Postroom) -> None:
+    filled.ok("project", "rebuild", "--engine", "local", "--into", "chdb:models")
+    assert filled.ok("search", "--json", "--from", "chdb:models").out == filled.ok("search", "--json").out
+    (shard,) = filled.ok("backlog", "shop", "--json", "--from", "chdb:models").json["shards"]
+    assert (shard["topic"], shard["ready"], shard["dead"]) == ("shop", 0, 1)
+    (letter,) = filled.ok("dlq", "list", "--json", "--from", "chdb:models").json["dead_letters"]
+    assert (letter["message_id"], letter["redriven"]) == ("order-1", 1)
+    live(filled.store, "other@local", POISON)
+    filled.ok("project", "follow", "--once", "--into", "chdb:models")
+    assert filled.ok("stats", "--json", "--from", "chdb:models").json["total_events"] == 2
+    refused = filled("project", "follow", "--once", "--into", "delta:models", "--json")
+    assert "delta:... can't be followed; name clickhouse://" in refused.error["message"]
+    refused = filled("backlog", "--from", "chdb:models", "--at", "5", "--json")
+    assert "omit --at and --archive" in refused.error["message"]
+    refused = filled("search", "--from", "parquet:models", "--json")
+    assert "parquet:... can't be queried; name clickhouse://" in refused.error["message"]

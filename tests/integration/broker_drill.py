@@ -86,8 +86,9 @@ class Broker(Protocol):
 class KafkaBroker:
     is_durable, keeps_order = False, True
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, partitions: int = 3) -> None:
         self.server = KafkaServer(folder)
+        self._partitions = partitions
         self._producer: Producer | None = None
 
     def source(self) -> MessageSource:
@@ -100,7 +101,7 @@ class KafkaBroker:
 
     async def create(self) -> None:
         admin = AdminClient({"bootstrap.servers": self.server.servers})
-        await asyncio.to_thread(admin.create_topics([NewTopic(NAME, 3, 1)])[NAME].result, 20)
+        await asyncio.to_thread(admin.create_topics([NewTopic(NAME, self._partitions, 1)])[NAME].result, 20)
         self._producer = Producer({"bootstrap.servers": self.server.servers, "linger.ms": 5})
 
     async def publish(self, key: str, data: bytes) -> bool:

@@ -1,6 +1,7 @@
-"""A follower that kills itself at one point: `follow_crash_worker.py STORE METHOD before|after CALL`.
+"""A follower that kills itself at one point: `follow_crash_worker.py STORE METHOD before|after CALL [INTO]`.
 
-The method is one of `postroom.adapters.sql.read_model_updater.SqlReadModelUpdater`; `CALL` counts from 1.
+The method is one of `SqlReadModelUpdater` or, with a target, of `Revision` or `ClickHouseReadModelUpdater`;
+`CALL` counts from 1.
 """
 
 import os
@@ -15,9 +16,9 @@ from postroom.adapters.sql.read_model_updater import SqlReadModelUpdater
 EVENTS_OF_A_BATCH = 7
 
 
-def crash_at(method: str, when: str, call: int) -> None:
+def crash_at(class_: type, method: str, when: str, call: int) -> None:
     """End the process before or after a call of a method."""
-    real = getattr(SqlReadModelUpdater, method)
+    real = getattr(class_, method)
     calls = 0
 
     def counted(*arguments: Any, **options: Any) -> Any:
@@ -30,13 +31,21 @@ def crash_at(method: str, when: str, call: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return answer
 
-    setattr(SqlReadModelUpdater, method, counted)
+    setattr(class_, method, counted)
 
 
 def main() -> None:
-    store, method, when, call = sys.argv[1:]
-    crash_at(method, when, int(call))
-    make_follower(open_store(store), max_events=EVENTS_OF_A_BATCH).advance()
+    store, method, when, call, *target = sys.argv[1:]
+    crash_at(_class_with(method) if target else SqlReadModelUpdater, method, when, int(call))
+    into = target[0] if target else None
+    make_follower(open_store(store), max_events=EVENTS_OF_A_BATCH, into=into).advance()
+
+
+def _class_with(method: str) -> type:
+    from postroom.adapters.clickhouse.read_model_updater import ClickHouseReadModelUpdater
+    from postroom.adapters.clickhouse.revision import Revision
+
+    return Revision if hasattr(Revision, method) else ClickHouseReadModelUpdater
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from threading import Barrier, Event, Thread
 import pytest
 
 from postroom.adapters.compose import Postroom
-from postroom.adapters.compose.queries import open_read_models
 from postroom.adapters.compose.store import open_store
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.event import StoredEvent
@@ -225,7 +224,9 @@ def test_a_record_at_which_a_projection_of_ones_own_raises_is_parked_alone(
     assert sends["messages"] == len(rows["mailbox"]) - status.parked
 
 
-async def test_what_retention_removes_from_the_log_goes_from_the_read_models(store: Store) -> None:
+async def test_what_retention_removes_from_the_log_goes_from_the_read_models(
+    store: Store, read_models: OpenReadModels
+) -> None:
     place = postgres_place(store) if isinstance(store, str) else sqlite_place(store.parent)
     limits = MailboxLimits(history_retention_ms=DAY_MS)
     with closing(new_follower(store, max_events=20)) as follower:
@@ -241,11 +242,11 @@ async def test_what_retention_removes_from_the_log_goes_from_the_read_models(sto
     assert [row["topic"] for row in rows["mailbox"]] == ["later", "orders"]
     for name in ("mailbox", "backlog", "dead_letters"):
         assert rows[name] == reference(store).rows[name]
-    with closing(open_read_models(str(store))) as models:
-        assert models.stats().total_events == 2
-        assert not models.search(EventFilter(text="region")).items
-        assert not models.search(EventFilter(headers={"region": "eu"})).items
-        assert len(models.search(EventFilter(text="later")).items) == 1
+    models = read_models(store)
+    assert models.stats().total_events == 2
+    assert not models.search(EventFilter(text="region")).items
+    assert not models.search(EventFilter(headers={"region": "eu"})).items
+    assert len(models.search(EventFilter(text="later")).items) == 1
 
 
 async def send_and_settle(mailbox: Postroom) -> None:

@@ -22,7 +22,7 @@ async def test_the_handler_of_the_documentation_handles_events_once(
     with psycopg.connect(messaging_database) as connection:
         connection.execute("CREATE TABLE orders (id text PRIMARY KEY, total int)")
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     code = "\n".join(blocks)
     for shown, real in (
         ("postgresql+psycopg://sea@db/sea", messaging_database.replace("postgresql:", "postgresql+psycopg:")),

@@ -42,6 +42,20 @@ async def test_redis_streams_have_a_stream_for_dead_letters(redis_url: str, sqli
     assert headers["Postroom-Dead-Letter-Id"].startswith(b"dlq:")
 
 
+async def test_cloud_events_of_redis_are_archived(redis_url: str, sqlite: str) -> None:
+    stream, dead = f"acme-{uuid4().hex}", f"dead-{uuid4().hex}"
+    source = RedisSource(
+        url=redis_url, stream=stream, consumer_group=DURABLE, field="data", dead_letter_stream=dead
+    )
+    what = msgspec.structs.replace(namespace("", sqlite), source=source)
+    redis: Any
+    async with Redis.from_url(redis_url) as redis:
+        for event in cloud_events(KAFKA):
+            await redis.xadd(stream, event.headers | {"data": event.payload})
+    assert await ingest(what) == IngestCounts(received=5, stored=2, duplicates=1, dead_lettered=2)
+    assert archived(sqlite, what.mailbox) == ARCHIVED
+
+
 async def test_without_such_a_stream_they_stay_where_they_are(redis_url: str, sqlite: str) -> None:
     redis: Any
     async with Redis.from_url(redis_url) as redis:
@@ -100,9 +114,9 @@ async def test_cloud_events_of_kafka_are_archived_also_one_without_data(
     await asyncio.to_thread(create_topics, kafka_servers, topic, dead)
     producer = Producer({"bootstrap.servers": kafka_servers})
     for event in cloud_events(KAFKA):
-        producer.produce(topic, event.payload, headers=list(event.headers.items()))
+        producer.produce(topic, event.payload, key=b"o-1", headers=list(event.headers.items()))
     empty = write_by_sdk(sdk_event("3", None), KAFKA, "binary")
-    producer.produce(topic, None, headers=list(empty.headers.items()))
+    producer.produce(topic, None, key=b"o-1", headers=list(empty.headers.items()))
     assert await asyncio.to_thread(producer.flush, 20) == 0
     store = str(tmp_path / "store.db")
     source = KafkaSource(

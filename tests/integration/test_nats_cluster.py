@@ -70,7 +70,8 @@ async def test_a_stream_without_a_majority_of_its_servers_is_unavailable_and_not
     async with asyncio.timeout(SECONDS), connect(NatsSettings(cluster.url), "test") as client:
         streams, publisher = JetStreamStreams(client), JetStreamPublisher(client, timeout_ms=2_000)
         while True:
-            with suppress(Unavailable, InvalidRequest):  # until it has a leader, which knows all servers
+            # The cluster elects its leader, which refuses three replicas until it has heard from all servers.
+            with suppress(Unavailable, InvalidRequest):
                 await apply_plan(streams, await make_plan(streams, DEFINITIONS))
                 break
             await asyncio.sleep(0.1)

@@ -13,8 +13,8 @@ import pytest
 
 from postroom import connect
 from postroom.adapters.compose.capture import (
+    CaptureColumns,
     CaptureSettings,
-    Columns,
     MessagingSettings,
     create_slot,
     open_capture,
@@ -28,7 +28,7 @@ from tests.support.captures import LOGICAL, TABLE, ServiceDatabase, capturing, i
 from tests.support.memory_stream import MemoryStream
 from tests.support.outboxes import column, numbers
 from tests.support.servers.postgres import PostgresServer, postgres_folder
-from tests.support.waiting import until
+from tests.support.waiting import SECONDS, until
 
 TEMPLATE = "template_messaging"
 
@@ -50,7 +50,7 @@ def database(server: PostgresServer) -> Iterator[ServiceDatabase]:
 
 
 async def capture_all(database: ServiceDatabase, stream: MemoryStream, **options: Any) -> None:
-    async with capturing(database, stream, **options) as capture:
+    async with capturing(database, stream, **options) as capture, asyncio.timeout(SECONDS):
         await capture.run_once()
 
 
@@ -153,6 +153,43 @@ async def test_a_huge_transaction_is_read_in_batches(database: ServiceDatabase) 
     assert all(values == sorted(values) for values in per_order.values())
 
 
+async def test_a_transaction_that_is_interrupted_is_published_again_from_its_beginning(
+    database: ServiceDatabase,
+) -> None:
+    stream = MemoryStream()
+    database.insert("o-0", 0)
+    database.insert("o-1", *range(1_200))
+    async with capturing(database, stream) as capture:
+        while len(stream.published) < 500:
+            await capture.capture_once(50)
+    assert len(stream.published) < 1_201
+    await capture_all(database, stream)
+    assert numbers(stream.payloads, "o-1") == list(range(1_200))
+    assert stream.published.count(b'{"n": 0, "order": "o-0"}') == 1  # its transaction was confirmed
+
+
+async def test_a_row_that_is_captured_twice_is_held_once(
+    database: ServiceDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise InvalidRequest("The stream is full.")
+
+    async def fail(*_: object) -> None:
+        raise Unavailable("The process ended here.")
+
+    database.insert("o-1", 0, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(PostgresCaptureSource, "confirm", fail)
+        with pytest.raises(Unavailable, match="ended here"):
+            await capture_all(database, MemoryStream(refuse), random=lambda: 0.9)
+    stream = MemoryStream()
+    await capture_all(database, stream)
+    assert stream.published == []
+    database.execute("UPDATE outbox_retries SET retry_at = now()")
+    await capture_all(database, stream)
+    assert numbers(stream.published, "o-1") == [0, 1]
+
+
 async def test_a_row_that_is_refused_is_held_with_its_aggregate_and_published_in_order_later(
     database: ServiceDatabase,
 ) -> None:
@@ -200,7 +237,7 @@ async def test_a_row_that_is_refused_is_held_with_its_aggregate_and_published_in
         ),
         ("'o-1', 'order_placed', '1', now(), 0, NULL", "its version must be at least 1; it was 0"),
         ("'o-1', 'order_placed', '1', now(), 1, '[1]'", "its headers is not a JSON object of texts"),
-        ("'o-1', 'order_placed', '1', now(), 1, '{\"Event-Id\": \"1\"}'", "is a header of the outbox"),
+        ("'o-1', 'order_placed', '1', now(), 1, '{\"Event-Id\": \"1\"}'", "the attribute 'Event-Id'"),
         ("e'o\\n1', 'order_placed', '1', now(), 1, NULL", "its aggregate's id must be 1 to 512 characters"),
     ],
 )
@@ -220,7 +257,10 @@ async def test_a_row_that_can_not_be_read_is_parked_with_the_reason_and_others_g
     assert reason in error
     assert "Insert a corrected row" in error
     assert set(payload) >= {"aggregate_id", "event_type", "payload"}
+    database.execute("UPDATE outbox_retries SET retry_at = now()")
+    await capture_all(database, stream)  # parks it again
     assert database.execute("SELECT retry_at FROM outbox_retries") == [(None,)]
+    assert len(stream.published) == 2
 
 
 async def test_an_outage_of_the_target_loses_nothing(database: ServiceDatabase) -> None:
@@ -316,7 +356,7 @@ CREATE TABLE events (
 
 
 async def test_tables_of_any_types_are_published(server: PostgresServer) -> None:
-    columns = Columns(
+    columns = CaptureColumns(
         id="Größe id",
         aggregate_type="=Größe",
         aggregate_id="who",
@@ -358,7 +398,7 @@ async def test_the_rows_of_partitions_are_published(server: PostgresServer) -> N
     PARTITION BY LIST (aggregate_type);
     CREATE TABLE orders PARTITION OF events DEFAULT
     """
-    with service_database(server, TEMPLATE, columns=Columns(), create_table=table) as database:
+    with service_database(server, TEMPLATE, columns=CaptureColumns(), create_table=table) as database:
         await database.create_slot()
         database.execute("""INSERT INTO events VALUES ('é', 'order', 'o-1', 'made', '{"a":  1}')""")
         stream = MemoryStream()
@@ -397,7 +437,7 @@ async def test_texts_are_read_in_the_encoding_of_the_database(server: PostgresSe
     ("changes", "message"),
     [
         ({"table": "no_such"}, "has no table public.no_such; correct table under"),
-        ({"columns": Columns(payload="body")}, "has no column body for payload; set payload under"),
+        ({"columns": CaptureColumns(payload="body")}, "has no column body for payload; set payload under"),
         (
             {"publication": "no_such"},
             "has no publication no_such; create it by `postroom outbox capture --create`",
@@ -427,6 +467,33 @@ async def test_what_can_not_be_captured_is_refused_with_the_remedy(
         database.drop_slot()
 
 
+async def test_a_table_that_is_renamed_is_captured_and_then_refused(database: ServiceDatabase) -> None:
+    stream = MemoryStream()
+    async with capturing(database, stream) as capture:
+        running = asyncio.create_task(capture.run())
+        database.insert("o-1", 0)
+        await until(lambda: stream.messages)
+        with psycopg.connect(database.url) as connection:
+            connection.execute("ALTER TABLE events RENAME TO renamed")
+            connection.execute("INSERT INTO renamed (aggregate_id, payload) VALUES ('o-1', '1')")
+        await until(lambda: len(stream.messages) == 2)
+        capture._right_ends = 0  # as if the time of the next check had come
+        with pytest.raises(InvalidRequest, match=r"has no table public\.events"):
+            await asyncio.wait_for(running, SECONDS)
+
+
+async def test_a_publication_that_is_dropped_ends_an_idle_capture(
+    database: ServiceDatabase,
+) -> None:
+    async with capturing(database, MemoryStream()) as capture:
+        running = asyncio.create_task(capture.run())
+        await until(lambda: capture._right_ends)
+        database.execute("DROP PUBLICATION postroom_outbox")
+        capture._right_ends = 0
+        with pytest.raises(NotFound, match="has no publication postroom_outbox"):
+            await asyncio.wait_for(running, SECONDS)
+
+
 async def test_a_slot_is_created_once(database: ServiceDatabase) -> None:
     assert not await database.create_slot()
 
@@ -440,11 +507,28 @@ async def test_the_outbox_table_itself_is_refused(database: ServiceDatabase) -> 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"table": ""}, {"table": "a."}, {"table": "a", "slot": "a-b"}, {"table": "a", "publication": ""}],
+    [
+        {"table": ""},
+        {"table": "a."},
+        {"table": "a", "slot": "a-b"},
+        {"table": "a", "publication": ""},
+        {"table": 5},
+        {"table": "a", "columns": {}},
+        {"table": "a", "slot": None},
+        {"table": "a", "database": 1},
+    ],
 )
 def test_a_name_that_postgresql_would_refuse_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="must be"):
         CaptureSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    "columns", [{"id": "=1"}, {"id": ""}, {"headers": ""}, {"id": 5}, {"event_type": None}]
+)
+def test_a_column_that_no_table_can_have_is_refused(columns: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="must be"):
+        CaptureColumns(**columns)
 
 
 async def test_without_logical_decoding_the_setting_is_named(messaging_database: str) -> None:

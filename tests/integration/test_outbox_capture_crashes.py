@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import psycopg
 import pytest
 
@@ -59,6 +60,13 @@ class Captures:
             f'[capture]\ntable = "events"\nslot = "{database.settings.slot}"\n'
         )
 
+    def run(self, *arguments: str) -> bytes:
+        """Return what a command prints."""
+        command = [str(SCRIPT), *arguments]
+        return subprocess.run(
+            command, cwd=self._folder, env=self._environment, stdout=subprocess.PIPE, timeout=240, check=True
+        ).stdout
+
     @contextmanager
     def start(self, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
         """Run a capture for as long as the context lasts, unless it ends earlier."""
@@ -106,6 +114,14 @@ def check(database: ServiceDatabase, nats_url: str, rounds: int) -> None:
     assert column(database.url, "id") == []
 
 
+def is_available(database: ServiceDatabase) -> bool:
+    try:
+        database.execute("SELECT 1")
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
 @pytest.fixture
 def database() -> Iterator[tuple[PostgresServer, ServiceDatabase]]:
     with postgres_folder() as folder, PostgresServer(folder, LOGICAL) as server:
@@ -130,7 +146,7 @@ def test_captures_nats_and_postgresql_that_are_killed_and_paused_lose_and_reorde
             for process in (first, second):  # one reads, the other waits
                 process.kill()
                 process.wait()
-        with captures.start(), captures.start():
+        with captures.start() as first, captures.start() as second:
             insert_round(service, 1)
             nats.kill()
             time.sleep(0.3)
@@ -140,6 +156,12 @@ def test_captures_nats_and_postgresql_that_are_killed_and_paused_lose_and_reorde
             server.start()
             insert_round(service, 3)
             check(service, nats.url, 4)
+            (pid,) = (pid for (pid,) in service.execute("SELECT pid FROM pg_stat_replication"))
+            os.kill(pid, signal.SIGKILL)  # the server ends all connections and recovers
+            wait_until(lambda: is_available(service))
+            insert_round(service, 4)
+            check(service, nats.url, 5)
+            assert (first.poll(), second.poll()) == (None, None)
 
 
 def test_a_paused_capture_is_replaced_and_reorders_nothing_when_it_resumes(
@@ -183,3 +205,9 @@ def test_a_capture_that_gets_sigterm_ends_at_once_and_reports_its_counts(
             out, _ = process.communicate(timeout=240)
         assert (process.returncode, out) == (0, b'{"published":250,"held":0}\n')
         check(service, nats.url, 2)
+        backlog = msgspec.json.decode(captures.run("outbox", "backlog", "--json"))
+        slot = backlog.pop("slot")
+        assert backlog == {"context": "sea", "count": 0, "oldest_at": None}
+        assert slot.keys() == {"slot", "active", "lag_bytes", "retained_bytes"}
+        assert slot["slot"] == service.settings.slot
+        assert b"retained_bytes" in captures.run("outbox", "backlog")

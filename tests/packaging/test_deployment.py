@@ -28,6 +28,7 @@ LONG_RUNNING = {
     "work",
     "schedule",
     "outbox relay",
+    "outbox capture",
     "inbox consume",
     "runner",
 }

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from postroom.adapters.compose import Postroom
+from postroom.adapters.compose.follow import open_updater
 from postroom.adapters.compose.projections import rebuild_projections
 from postroom.adapters.compose.store import open_log_reader, open_store
 from postroom.adapters.compose.targets import open_target
@@ -209,9 +210,19 @@ def log_reader(store: Store) -> LogReader:
     return open_store(str(store)).log_reader()
 
 
-def model_store(store: Store) -> VerifiableStore:
+def model_store(store: Store) -> VerifiableStore | ReadModelStore:
     """Return the read models of a store, for rebuilds."""
-    return open_store(str(store)).read_model_store()
+    address = into(store)
+    return open_store(str(store)).read_model_store() if address is None else open_target(address)
+
+
+INTO = ""
+"""The kind of the target that stores are built into and followed into; empty for their own read models."""
+
+
+def into(store: Store) -> str | None:
+    """Return the address of the target of a store; None for its own read models."""
+    return f"{INTO}:{store}-target" if INTO else None
 
 
 def rebuild(store: Store, **options: Any) -> RebuildReport:
@@ -239,17 +250,20 @@ def read_range(
 def new_follower(store: Store, **options: Any) -> Follower:
     """Return a follower of a store."""
     opened = open_store(str(store))
-    return Follower(opened.read_model_updater(), lambda archive: open_log_reader(opened, archive), **options)
+    updater = open_updater(opened, into(store))
+    return Follower(updater, lambda archive: open_log_reader(opened, archive), **options)
 
 
-def build_without_spark(store: Store, bodies: BodyRules = NO_BODIES) -> int:
+def build_without_spark(store: Store, bodies: BodyRules = NO_BODIES, into: str | None = None) -> int:
     """Rebuild the read models of a store in many small parts, in this process, and return their version.
 
     Arguments:
         bodies: whose bodies are searched for words.
+        into: where they are built into; the store's own read models by default.
     """
     with small_parts():
-        return rebuild_projections(str(store), bodies=bodies, restart=True, runner=LocalRunner()).version
+        report = rebuild_projections(str(store), bodies=bodies, restart=True, into=into, runner=LocalRunner())
+        return report.version
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import psycopg
 
-from postroom.adapters.compose.capture import CaptureSettings, Columns, MessagingSettings, create_slot
+from postroom.adapters.compose.capture import CaptureColumns, CaptureSettings, MessagingSettings, create_slot
 from postroom.adapters.postgres.capture.source import PostgresCaptureSource
 from postroom.adapters.postgres.messaging.held_events import PostgresHeldEvents
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
@@ -23,7 +23,7 @@ from tests.support.outboxes import CONTEXT
 from tests.support.servers.postgres import PostgresServer
 
 LOGICAL = {"wal_level": "logical", "max_replication_slots": "40", "max_wal_senders": "40"}
-COLUMNS = Columns(occurred_at="occurred_at", event_version="version", headers="headers")
+COLUMNS = CaptureColumns(occurred_at="occurred_at", event_version="version", headers="headers")
 TABLE = """
 CREATE TABLE events (
     id uuid PRIMARY KEY DEFAULT gen_random_uuid(), aggregate_type text DEFAULT 'order', aggregate_id text,
@@ -40,7 +40,7 @@ class ServiceDatabase:
         create_table: the statement that creates `events`.
     """
 
-    def __init__(self, url: str, columns: Columns = COLUMNS, create_table: str = TABLE) -> None:
+    def __init__(self, url: str, columns: CaptureColumns = COLUMNS, create_table: str = TABLE) -> None:
         self.url = url
         self.messaging = MessagingSettings(url, CONTEXT)
         self.settings = CaptureSettings(table="events", slot=f"s_{token_hex(6)}", columns=columns)

@@ -5,12 +5,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cloudevents.core.base import BaseCloudEvent
-from cloudevents.core.bindings import amqp, http, kafka
+from cloudevents.core.bindings import amqp, http, kafka, rabbitmq
 from cloudevents.core.formats.json import JSONFormat
 
 from postroom.application.cloudevents.message import AMQP, NATS, Binding, CloudEventMessage, Mode
 
 JSON = JSONFormat()
+RABBITMQ = Binding("ce-", "content-type", "content-type")
+"""The binding of Knative, which we read and don't write."""
 
 
 def read_by_sdk(binding: Binding, payload: bytes, headers: Mapping[str, str]) -> BaseCloudEvent:
@@ -36,6 +38,11 @@ def write_by_sdk(event: BaseCloudEvent, binding: Binding, mode: Mode) -> CloudEv
         properties = message.properties | message.application_properties
         return CloudEventMessage(
             message.application_data, {name: str(each) for name, each in properties.items()}
+        )
+    if binding is RABBITMQ:
+        delivery = (rabbitmq.to_binary if mode == "binary" else rabbitmq.to_structured)(event, JSON)
+        return CloudEventMessage(
+            delivery.body, delivery.headers | {"Content-Type": delivery.content_type or ""}
         )
     record = (kafka.to_binary if mode == "binary" else kafka.to_structured)(event, JSON)
     headers = {name: value.decode() for name, value in record.headers.items()}

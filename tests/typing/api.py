@@ -15,6 +15,8 @@ from postroom import (
     AsyncMailboxOutbox,
     AsyncOutbox,
     Backlog,
+    CaptureColumns,
+    CaptureSettings,
     Changes,
     DeadLetter,
     EnvelopeProblem,
@@ -49,6 +51,7 @@ from postroom import (
     Worker,
     WorkerCounts,
     list_mailboxes,
+    open_capture,
     open_mailbox,
     open_outbox,
     open_relay,
@@ -186,6 +189,9 @@ async def record(session: Session, engine: AsyncEngine) -> None:
 async def relay(messaging: MessagingSettings) -> None:
     async with open_relay(messaging, NatsSettings()) as running:
         await running.run()
+    table = CaptureSettings(table="events", columns=CaptureColumns(payload="body", event_type="=made"))
+    async with open_capture(messaging, table, NatsSettings()) as capture:
+        await capture.run()
     async with open_outbox(messaging) as outbox:
         assert_type((await outbox.get_backlog()).count, int)
 

@@ -50,6 +50,8 @@ REPLACED_PHRASES = (
     "come for nothing",
     "for real",
     "holds nothing of the store",
+    "if there are none",
+    "if there is none",
     "losing it loses nothing",
     "put back",
     "the period 'week' is none",

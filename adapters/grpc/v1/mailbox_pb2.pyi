@@ -297,7 +297,7 @@ class GetRequest(_message.Message):
     def __init__(self, message_id: _Optional[str] = ...) -> None: ...
 
 class GetResponse(_message.Message):
-    __slots__ = ("mailbox", "message_id", "topic", "shard", "status", "attempt", "redriven", "reason", "last_error", "intact", "item", "history")
+    __slots__ = ("mailbox", "message_id", "topic", "shard", "status", "attempt", "redriven", "reason", "last_error", "intact", "item", "history", "erased")
     MAILBOX_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -310,6 +310,7 @@ class GetResponse(_message.Message):
     INTACT_FIELD_NUMBER: _ClassVar[int]
     ITEM_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    ERASED_FIELD_NUMBER: _ClassVar[int]
     mailbox: str
     message_id: str
     topic: str
@@ -322,7 +323,8 @@ class GetResponse(_message.Message):
     intact: bool
     item: MailboxItem
     history: _containers.RepeatedCompositeFieldContainer[HistoryEntry]
-    def __init__(self, mailbox: _Optional[str] = ..., message_id: _Optional[str] = ..., topic: _Optional[str] = ..., shard: _Optional[int] = ..., status: _Optional[str] = ..., attempt: _Optional[int] = ..., redriven: _Optional[int] = ..., reason: _Optional[str] = ..., last_error: _Optional[str] = ..., intact: _Optional[bool] = ..., item: _Optional[_Union[MailboxItem, _Mapping]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ...) -> None: ...
+    erased: bool
+    def __init__(self, mailbox: _Optional[str] = ..., message_id: _Optional[str] = ..., topic: _Optional[str] = ..., shard: _Optional[int] = ..., status: _Optional[str] = ..., attempt: _Optional[int] = ..., redriven: _Optional[int] = ..., reason: _Optional[str] = ..., last_error: _Optional[str] = ..., intact: _Optional[bool] = ..., item: _Optional[_Union[MailboxItem, _Mapping]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., erased: _Optional[bool] = ...) -> None: ...
 
 class MailboxItem(_message.Message):
     __slots__ = ("message_id", "timestamp", "topic", "content_type", "schema_url", "schema_version", "encryption", "correlation_id", "principal", "namespace", "trace_id", "span_id", "custom_headers", "envelope_blob")

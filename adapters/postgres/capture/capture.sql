@@ -1,7 +1,7 @@
 -- Statements on the slot, the publication and the table of a capture.
 
 -- name: describe
-SELECT current_setting('wal_level'), current_setting('server_encoding'),
+SELECT current_setting('wal_level'), current_setting('server_encoding'), CAST(to_regclass(:table) AS oid),
        (SELECT array_agg(attname ORDER BY attnum) FROM pg_attribute
         WHERE attrelid = to_regclass(:table) AND attnum > 0 AND NOT attisdropped),
        (SELECT pubinsert FROM pg_publication WHERE pubname = :publication),

@@ -17,10 +17,12 @@ class ChangeReader:
     """Reader of one stream; `batch` returns what was read since the last call.
 
     Arguments:
+        oid: of the table, which it keeps when it is renamed.
         encoding: Python's name of the encoding of the texts.
     """
 
-    def __init__(self, settings: CaptureSettings, encoding: str) -> None:
+    def __init__(self, settings: CaptureSettings, oid: int, encoding: str) -> None:
+        self._oid = oid
         self._encoding = encoding
         self._events = EventRows(settings.columns, encoding)
         self._table = settings.schema_and_name
@@ -47,8 +49,8 @@ class ChangeReader:
             ) from error
 
     def batch(self) -> CapturedBatch:
-        """Return the rows, and the position if the stream is between two transactions."""
-        batch = CapturedBatch(self.rows, None if self._committed_at is not None else self._position)
+        """Return the rows, and the end of the last transaction that is complete."""
+        batch = CapturedBatch(self.rows, self._position)
         self.rows, self._position, self.size = [], None, 0
         return batch
 
@@ -71,10 +73,10 @@ class ChangeReader:
 
     def _add_row(self, relation: Relation, values: tuple[bytes | None, ...]) -> None:
         schema, name = (part.decode(self._encoding) for part in (relation.schema, relation.name))
-        if (schema, name) != self._table:
+        if relation.oid != self._oid and (schema, name) != self._table:
             return
         assert self._committed_at is not None, "rows are within transactions"
         columns = [column.decode(self._encoding) for column, _ in relation.columns]
         types = dict(zip(columns, (type_ for _, type_ in relation.columns), strict=True))
-        row = Row(f"{schema}.{name}", dict(zip(columns, values, strict=True)), types, self._committed_at)
+        row = Row(".".join(self._table), dict(zip(columns, values, strict=True)), types, self._committed_at)
         self.rows.append(self._events.read(row))

@@ -7,7 +7,7 @@ from uuid import UUID, uuid5
 
 import msgspec
 
-from postroom.adapters.postgres.capture.settings import Columns
+from postroom.adapters.postgres.capture.settings import CaptureColumns
 from postroom.application.outbox.attributes import check_attributes
 from postroom.application.ports.outbox_repository import OutboxRow
 from postroom.domain.errors import InvalidOutboxEvent
@@ -18,6 +18,8 @@ BYTEA = 17
 _JSON_TYPES = (114, 3802)
 MAX_PAYLOAD_BYTES = 64 << 20
 """Larger payloads are not published: NATS can't be configured to accept them."""
+MAX_ROW_BYTES = 16 << 20
+"""Size up to which the columns of an unreadable row are kept."""
 FUTURE_US = 60_000_000
 """How far after its commit an event may have occurred, as in `outbox_events`."""
 UNREADABLE = "unreadable"
@@ -50,7 +52,7 @@ class EventRows:
         encoding: Python's name of the encoding of the texts.
     """
 
-    def __init__(self, columns: Columns, encoding: str) -> None:
+    def __init__(self, columns: CaptureColumns, encoding: str) -> None:
         self._names = columns.names()
         self._constants = columns.constants()
         self._encoding = encoding
@@ -83,11 +85,12 @@ class EventRows:
         return OutboxRow(evolve(None, recorded), payload, has_history=False)
 
     def _unreadable(self, row: Row, reason: str) -> OutboxRow:
-        texts = {
-            name: None if value is None else value.decode(self._encoding, "backslashreplace")
-            for name, value in row.values.items()
-            if value is None or len(value) <= MAX_PAYLOAD_BYTES
-        }
+        texts: dict[str, str | None] = {}
+        size = 0
+        for name, value in row.values.items():
+            size += len(value or b"")
+            is_included = value is not None and size <= MAX_ROW_BYTES
+            texts[name] = (value or b"").decode(self._encoding, "backslashreplace") if is_included else None
         payload = msgspec.json.encode(texts)
         try:
             id_ = self._id(row)

@@ -1,18 +1,19 @@
 """Settings of the capture of a table."""
 
 import re
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
+from postroom.domain.arguments import check_type
 from postroom.domain.errors import InvalidRequest
 
 _NAME = re.compile(r"[a-z0-9_]{1,63}\Z")
-_Optional = Annotated[str, Meta(min_length=1, max_length=255)] | None
+_COLUMNS = ("id", "aggregate_id", "payload")
+"""Fields that can't be constants."""
+_REQUIRED = (*_COLUMNS, "aggregate_type", "event_type")
 
 
-class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CaptureColumns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the fields of an event are: names of columns, or `=` and a constant.
 
     Arguments:
@@ -27,17 +28,20 @@ class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     aggregate_id: str = "aggregate_id"
     event_type: str = "event_type"
     payload: str = "payload"
-    event_version: _Optional = None
-    occurred_at: _Optional = None
-    correlation_id: _Optional = None
-    causation_id: _Optional = None
-    traceparent: _Optional = None
-    content_type: _Optional = None
-    headers: _Optional = None
+    event_version: str | None = None
+    occurred_at: str | None = None
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    traceparent: str | None = None
+    content_type: str | None = None
+    headers: str | None = None
 
     def __post_init__(self) -> None:
-        for field in ("id", "aggregate_id", "payload"):
-            if getattr(self, field).startswith("="):
+        for field in self.__struct_fields__:
+            name = getattr(self, field)
+            if (name is not None or field in _REQUIRED) and not check_type(field, name, str):
+                raise InvalidRequest(f"The column of {field} must be named.")
+            if field in _COLUMNS and name.startswith("="):
                 raise InvalidRequest(f"The column of {field} must be the name of a column, not a constant.")
 
     def names(self) -> dict[str, str]:
@@ -68,13 +72,17 @@ class CaptureSettings(msgspec.Struct, frozen=True):
     database: str | None = None
     slot: str = "postroom_outbox"
     publication: str = "postroom_outbox"
-    columns: Columns = Columns()
+    columns: CaptureColumns = CaptureColumns()
 
     def __post_init__(self) -> None:
+        check_type("columns", self.columns, CaptureColumns)
+        if self.database is not None:
+            check_type("database", self.database, str)
+        check_type("table", self.table, str)
         if not all(self.schema_and_name):
             raise InvalidRequest(f"The table {self.table!r:.80} must be written as name or schema.name.")
         for what, name in (("slot", self.slot), ("publication", self.publication)):
-            if not _NAME.match(name):
+            if not _NAME.match(check_type(what, name, str)):
                 raise InvalidRequest(
                     f"The {what} {name!r:.80} must be named by 1 to 63 lower-case letters, digits and "
                     "underscores."

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -14,6 +14,13 @@ from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.ports.capture import SlotState
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
+
+
+class CapturedTable(NamedTuple):
+    """OID of a table, and PostgreSQL's name of the encoding of its database."""
+
+    oid: int
+    encoding: str
 
 
 class ReplicationSlot:
@@ -51,23 +58,19 @@ class ReplicationSlot:
             await connection.execute(self._sql["create_slot"], {"slot": self._settings.slot})
             return True
 
-    async def check(self) -> str:
-        """Return the encoding of the database, as PostgreSQL names it.
+    async def check(self) -> CapturedTable:
+        """Return what a reader must know of the table.
 
         Raises: InvalidRequest if slot, publication or table can't be used as configured, NotFound if there is
             no slot or publication, Unavailable when the database can't be used.
         """
         async with self._use() as connection:
-            encoding = await self._describe(connection)
-            if encoding is None or await self._find(connection) is None:
-                what = "publication" if encoding is None else "replication slot"
-                name = self._settings.publication if encoding is None else self._settings.slot
-                raise NotFound(
-                    f"The database {shown(self._url)} has no {what} {name}; create it by "
-                    "`postroom outbox capture --create`. Rows that were committed before that are not "
-                    "published."
-                )
-            return encoding
+            table = await self._describe(connection)
+            if table is None:
+                raise self._missing("publication")
+            if await self._find(connection) is None:
+                raise self._missing("replication slot")
+            return table
 
     async def reader_pid(self) -> int | None:
         """Return the process id of the connection that reads the slot; None without one."""
@@ -83,11 +86,11 @@ class ReplicationSlot:
             return int(end)
 
     async def state(self) -> SlotState:
-        """Return the state of the slot; raises NotFound if there is none."""
+        """Return the state of the slot; raise NotFound if it does not exist."""
         async with self._use() as connection:
             slot = await self._find(connection)
         if slot is None:
-            raise NotFound(f"The database {shown(self._url)} has no replication slot {self._settings.slot}.")
+            raise self._missing("replication slot")
         pid, lag, retained = slot
         return SlotState(self._settings.slot, pid is not None, lag, retained)
 
@@ -97,8 +100,15 @@ class ReplicationSlot:
             await self._connection.close()
             self._connection = None
 
-    async def _describe(self, connection: AsyncConnection) -> str | None:
-        """Return the encoding of the database; None if the publication is missing."""
+    def _missing(self, what: str) -> NotFound:
+        name = self._settings.publication if what == "publication" else self._settings.slot
+        return NotFound(
+            f"The database {shown(self._url)} has no {what} {name}; create it by `postroom outbox capture "
+            "--create`. Rows that were committed before that are not published."
+        )
+
+    async def _describe(self, connection: AsyncConnection) -> CapturedTable | None:
+        """Return what a reader must know of the table; None if the publication is missing."""
         settings = self._settings
         schema, name = settings.schema_and_name
         where, table = shown(self._url), f"{schema}.{name}"
@@ -109,7 +119,7 @@ class ReplicationSlot:
             "publication": settings.publication,
         }
         cursor = await connection.execute(self._sql["describe"], parameters)
-        ((wal_level, encoding, columns, publishes_inserts, has_table),) = await cursor.fetchall()
+        ((wal_level, encoding, oid, columns, publishes_inserts, has_table),) = await cursor.fetchall()
         if wal_level != "logical":
             raise InvalidRequest(
                 f"The server of {where} has wal_level = {wal_level}; set wal_level = logical in its "
@@ -130,10 +140,10 @@ class ReplicationSlot:
                 f"The publication {settings.publication} of {where} does not publish inserts into {table}; "
                 "alter it, or set publication under [capture] to another one."
             )
-        return str(encoding)
+        return CapturedTable(oid, encoding)
 
     async def _find(self, connection: AsyncConnection) -> tuple[int | None, int, int] | None:
-        """Return the reader's process id, the lag and the retained size; None if there is no slot."""
+        """Return the reader's process id, the lag and the retained size; None without a slot."""
         slot = self._settings.slot
         cursor = await connection.execute(self._sql["slot"], {"slot": slot})
         rows: list[Any] = await cursor.fetchall()

@@ -56,7 +56,8 @@ class PostgresCaptureSource:
         self._stream.confirm(position)
 
     async def check_reader(self) -> None:
-        """Raise Unavailable unless this process is the reader of the slot."""
+        """Raise an error unless this process is the reader of the slot; see `CaptureSource.check_reader`."""
+        await self._slot.check()
         pid = await self._slot.reader_pid()
         if self._stream is None or pid != self._stream.pid:
             raise Unavailable(f"The server of {shown(self._url)} ended the replication stream.")
@@ -66,7 +67,7 @@ class PostgresCaptureSource:
         return await self._slot.end()
 
     async def state(self) -> SlotState:
-        """Return the state of the slot; raises NotFound if there is none."""
+        """Return the state of the slot; raise NotFound if it does not exist."""
         return await self._metrics_slot.state()
 
     async def close(self) -> None:
@@ -78,12 +79,13 @@ class PostgresCaptureSource:
         await self._metrics_slot.close()
 
     async def _open(self) -> "_Stream":
-        encoding = await self._slot.check()
+        oid, encoding = await self._slot.check()
         options = f"{_TEXT_FORMS} -c wal_sender_timeout={self._timeout_ms}"
         connection = await connect_replication(self._url, "postroom outbox capture", options, encoding)
         try:
             codec = "utf-8" if encoding in _NO_CONVERSION else connection.info.encoding
-            return await _Stream.start(connection, self._url, self._settings, codec)
+            reader = ChangeReader(self._settings, oid, codec)
+            return await _Stream.start(connection, self._url, self._settings, reader)
         except BaseException:
             await connection.close()
             raise
@@ -101,12 +103,13 @@ class _Stream:
         self._readable = asyncio.Event()
         self.pid = self._pg.backend_pid
         """Process id of the server's end."""
-        asyncio.get_running_loop().add_reader(self._pg.socket, self._readable.set)
+        self._socket = self._pg.socket  # a lost connection has none
+        asyncio.get_running_loop().add_reader(self._socket, self._readable.set)
         self._reporting = asyncio.create_task(self._report())
 
     @classmethod
     async def start(
-        cls, connection: AsyncConnection, url: str, settings: CaptureSettings, codec: str
+        cls, connection: AsyncConnection, url: str, settings: CaptureSettings, reader: ChangeReader
     ) -> "_Stream":
         """Start replication after the last confirmed position."""
         statement = sql.SQL(
@@ -120,7 +123,7 @@ class _Stream:
             ) from error
         except psycopg.Error as error:
             raise describe(error, url) from error
-        return cls(connection, url, ChangeReader(settings, codec))
+        return cls(connection, url, reader)
 
     async def read(self, limit: int, wait_seconds: float) -> CapturedBatch:
         """Return rows as soon as there are any; see `CaptureSource.read`."""
@@ -147,13 +150,13 @@ class _Stream:
 
     async def close(self) -> None:
         """Close the connection, which frees the slot."""
+        # Before anything else runs: of a lost connection, the number of the socket may be in use again.
+        asyncio.get_running_loop().remove_reader(self._socket)
         await cancel_and_wait(self._reporting)
-        with suppress(ValueError, OSError):
-            asyncio.get_running_loop().remove_reader(self._pg.socket)
         await self._connection.close()
 
     def _next(self) -> bytes | None:
-        """Return a message that has arrived; None if there is none."""
+        """Return a message that has arrived, or None."""
         try:
             length, data = self._pg.get_copy_data(1)
             if length == -1:  # the server ended the stream

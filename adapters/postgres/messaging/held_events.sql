@@ -7,7 +7,8 @@ WHERE published_at IS NULL
       SELECT * FROM unnest(CAST(:types AS text[]), CAST(:ids AS text[]))
   );
 
--- Events are added in the order of the JSON array. One that is in the outbox already was captured twice.
+-- Events are added in the order of the JSON array. One that is in the outbox already was captured twice. One without a
+-- time can't be read; one after `now` is of a server whose clock is ahead, and the table refuses it.
 -- name: hold
 WITH held AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(CAST(CAST(:held AS text) AS jsonb)) AS held (
@@ -21,7 +22,8 @@ WITH held AS MATERIALIZED (
         causation_id, publish_attempts, publish_error
     )
     SELECT id, aggregate_type, aggregate_id, event_type, event_version, payload,
-           coalesce(occurred_at, '-infinity'), correlation_id, causation_id, attempts, error
+           CASE WHEN occurred_at IS NULL THEN '-infinity' ELSE least(occurred_at, now() + interval '1 minute') END,
+           correlation_id, causation_id, attempts, error
     FROM held
     ON CONFLICT (id) DO NOTHING
     RETURNING id, aggregate_type, aggregate_id, position

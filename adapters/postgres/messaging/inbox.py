@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from datetime import datetime
 from functools import partial
@@ -169,7 +169,11 @@ class PostgresInbox:
         async with connection:
             with unavailable(self._url):
                 locked = bool((await self._run(connection, "lock", name))[0][0])
-            yield locked
+            try:
+                yield locked
+            finally:
+                with suppress(psycopg.Error):  # the server releases it with the connection, but later
+                    await self._run(connection, "unlock", {})
 
     async def close(self) -> None:
         """Finish pending changes and disconnect; closing twice is fine."""

@@ -83,5 +83,8 @@ DELETE FROM aggregate_events WHERE stream = ANY(:streams);
 -- name: lock
 SELECT pg_try_advisory_lock(hashtextextended(:task, 0));
 
+-- name: unlock
+SELECT pg_advisory_unlock_all();
+
 -- name: lock_transaction
 SELECT pg_try_advisory_xact_lock(hashtextextended(:task, 0));

@@ -12,7 +12,7 @@ SELECT
     set_config('jit', 'off', false);
 
 -- name: try_lock
-SELECT pg_try_advisory_lock(hashtextextended('postroom follow', 0));
+SELECT pg_try_advisory_lock(hashtextextended(%s, 0));
 
 -- name: unlock
 SELECT pg_advisory_unlock_all();

@@ -2,8 +2,14 @@
 
 import time
 import uuid
+from base64 import b64decode
 from email.utils import parsedate_to_datetime
 
+import pytest
+
+from postroom.application.cloudevents.message import NATS, Mode
+from tests.support.archived import sdk_event
+from tests.support.cloud_events import write_by_sdk
 from tests.support.http_messages import message, receive, send, topic
 from tests.support.servers.http import PostroomServer
 
@@ -37,6 +43,30 @@ def test_a_repeated_send_is_a_duplicate_or_a_conflict_if_the_caller_asks_for_it(
     assert (conflict.status, conflict.json["code"]) == (409, "E_DUPLICATE")
     assert conflict.json["msg_id"] == first.json["msg_id"]
     assert server.call("POST", "/v1/send", body, {"X-Idempotency-Mode": "yes"}).status == 400
+
+
+@pytest.mark.parametrize("mode", ["binary", "structured"])
+def test_a_cloud_event_of_the_official_sdk_is_sent_once(server: PostroomServer, mode: Mode) -> None:
+    name = topic()
+    event = sdk_event(name, {"total": 12}, type=name, datacontenttype="application/json", partitionkey="o-1")
+    request = write_by_sdk(event, NATS, mode)  # its headers are those of HTTP
+    sent, again = (server.call("POST", "/v1/send", request.payload, request.headers) for _ in range(2))
+    assert (sent.status, sent.json) == (200, {"msg_id": f"/shop|{name}", "duplicate": False})
+    assert again.json == {"msg_id": f"/shop|{name}", "duplicate": True}
+    (received,) = receive(server, name)
+    assert b64decode(received["payload_b64"]) == b'{"total": 12}'
+    assert received["attrs"]["ce_subject"] == "Größe 100%"
+    invalid = {name: value for name, value in request.headers.items() if name != "ce-source"}
+    refused = server.call("POST", "/v1/send", b"{}", invalid)
+    assert (refused.status, refused.json["code"]) == (400, "E_SCHEMA")
+    assert "CloudEvent" in refused.json["message"]
+
+
+def test_only_a_send_takes_cloud_events_and_no_batch(server: PostroomServer) -> None:
+    batch = {"Content-Type": "application/cloudevents-batch+json"}
+    assert "batch" in server.call("POST", "/v1/send", b"[]", batch).json["message"]
+    event = {"Content-Type": "application/cloudevents+json"}
+    assert server.call("POST", "/v1/recv", b"{}", event).status == 415
 
 
 def test_a_list_is_answered_for_each_of_its_messages(server: PostroomServer) -> None:

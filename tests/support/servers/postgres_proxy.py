@@ -40,7 +40,7 @@ class Proxy:
 
     def cut(self) -> None:
         """End the clients' connections; the server isn't told."""
-        for client in self._clients:
+        for client in tuple(self._clients):  # not those that reconnect meanwhile
             with suppress(OSError):
                 client.shutdown(socket.SHUT_RDWR)
         self.release()

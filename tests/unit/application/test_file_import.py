@@ -156,6 +156,12 @@ def test_a_cloud_event_keeps_its_context():
     assert message.attrs.keys().isdisjoint({"ce_time", "ce_dataschema", "ce_unset"})
 
 
+def test_an_invalid_trace_context_of_a_cloud_event_is_only_an_attribute():
+    message = read_message(event(traceparent=f"00-{'0' * 32}-{'b' * 16}-01"))
+
+    assert (message.trace_id, message.attrs["ce_traceparent"][:4]) == (None, "00-0")
+
+
 @pytest.mark.parametrize(
     ("fields", "payload", "content_type"),
     [

@@ -1,3 +1,4 @@
+import json
 from collections.abc import Mapping
 from uuid import UUID
 
@@ -51,6 +52,24 @@ def test_a_payload_reaches_the_handler_as_it_was(payload: object) -> None:
     assert read_request(message(msgspec.json.encode(payload), {})).payload == payload
 
 
+@given(
+    st.dictionaries(
+        st.sampled_from(["id", "time", "subject", "eventversion", "data", "x"]), JSON | st.floats()
+    )
+)
+def test_any_structured_cloud_event_is_a_request_that_can_be_sent_or_unreadable(
+    fields: dict[str, object],
+) -> None:
+    required = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "order.placed"}
+    document = json.dumps(required | fields).encode()
+    event = message(document, {"Content-Type": "application/cloudevents+json"})
+    assert identify(event, "STREAM") == identify(event, "STREAM")
+    try:
+        msgspec.json.encode(read_request(event))
+    except Unreadable:
+        return
+
+
 @pytest.mark.parametrize("version", ["", "x", "-1", "1.5", "9" * 5_000, "²"])
 def test_a_version_that_is_none_is_taken_from_the_subject(version: str) -> None:
     request = read_request(message(b"{}", {"Event-Version": version}, "a.event.b.v3"))
@@ -71,7 +90,7 @@ def test_a_cloud_event_is_a_request_with_its_attributes_in_both_modes() -> None:
     attributes = {name.removeprefix("ce-"): value for name, value in headers.items()}
     structured = msgspec.json.encode(attributes | {"data": {"total": 12}})
     expected = HandlerRequest(
-        "",
+        "/shop|1",
         "a.event.b.v1",
         "order.placed",
         3,
@@ -98,6 +117,7 @@ def test_source_and_id_of_a_cloud_event_identify_it_unless_it_has_a_message_id()
     ]
     assert ids[0] == ids[1]
     assert len(set(ids)) == 3
+    assert inbox_id(read_request(message(b"1", CLOUD_EVENT)).message_id) == ids[0]
     assert identify(message(b"1", CLOUD_EVENT | {"ce-id": ""}), "S") == identify(message(b"1", {}), "S")
 
 

@@ -1,0 +1,110 @@
+"""`postroom erase`: destroy the keys of data subjects."""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Option
+
+from postroom.adapters.cli.exit_codes import REFUSED
+from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.values import WrongUsage
+from postroom.application.pluralize import pluralize
+from postroom.domain.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from postroom.adapters.compose.erasures import ErasurePreview, Erasures
+    from postroom.application.erasure.records import ErasureRecord, SubjectMessages
+
+
+async def erase(
+    session: Session,
+    subject: Annotated[str | None, Option(metavar="NAME", help="Erase this subject.")] = None,
+    pending: Annotated[
+        bool,
+        Option(
+            "--pending", help="Complete erasures that were interrupted, or undone by a restored key store."
+        ),
+    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would become unreadable.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Do not ask for confirmation.")] = False,
+) -> int | None:
+    """Erase a data subject: destroy its key, remove what would be delivered, and record that, signed.
+
+    Every copy of its encrypted messages becomes unreadable: in all stores that use the key store, and in
+    their archives, exports and backups. It can't be undone. Run it again to complete an interrupted one.
+    """
+    if (subject is None) == (not pending):
+        raise WrongUsage("Name one subject with --subject, or complete erasures with --pending.")
+    erasures = open_erasures(session)
+    if subject is None:
+        subjects = erasures.list_pending()
+        if session.out.as_json and dry_run:
+            session.out.json({"pending": subjects})
+        elif dry_run:
+            session.out.line(f"{pluralize(len(subjects), 'erasure')} to be completed")
+        if dry_run:
+            return None
+    else:
+        preview = erasures.preview(subject)
+        if dry_run or not session.out.as_json:
+            _show_preview(session, preview)
+        if dry_run:
+            return None
+        if not yes:
+            if session.out.as_json or not sys.stdin.isatty():
+                raise WrongUsage("An erasure can't be undone; add --yes to confirm.")
+            if not typer.confirm("Destroy the key of this subject?", err=True):
+                return REFUSED
+        subjects = [preview.subject]
+    _show_records(session, [await erasures.erase(each) for each in subjects])
+    return None
+
+
+def open_erasures(session: Session) -> "Erasures":
+    """Return the erasures in the store of a session.
+
+    Raises: InvalidRequest without settings of erasure; otherwise as `Session.mailboxes`.
+    """
+    from postroom.adapters.compose.erasures import Erasures
+
+    settings = session.erasure_settings()
+    if settings is None:
+        raise InvalidRequest(
+            "The settings have no section [erasure]; add the one with which messages were encrypted."
+        )
+    names = [each for each in session.mailboxes() if "@" in each]
+    return Erasures(session.store, names, settings, session.owner_settings(), session.archive())
+
+
+def _show_preview(session: Session, preview: "ErasurePreview") -> None:
+    if session.out.as_json:
+        session.out.json(preview._asdict() | {"subject": preview.subject._asdict()})
+        return
+    session.out.line(f"{preview.subject.pseudonym}:")
+    _show_messages(session, preview.messages)
+    if preview.plaintext:
+        session.out.note(
+            f"{pluralize(preview.plaintext, 'message')} of the subject were stored before a policy encrypted "
+            "them, and stay readable."
+        )
+
+
+def _show_messages(session: Session, messages: "Sequence[SubjectMessages]") -> None:
+    session.out.table(
+        ("mailbox", "topic", "status", "messages"),
+        [(each.mailbox, each.topic, each.status, each.messages) for each in messages],
+    )
+
+
+def _show_records(session: Session, records: "Sequence[ErasureRecord]") -> None:
+    if session.out.as_json:
+        session.out.json({"erasures": records})
+        return
+    for each in records:
+        count = sum(those.messages for those in each.messages)
+        session.out.line(
+            f"{each.pseudonym}: erased, {pluralize(count, 'message')} unreadable, {each.removed:,} of them "
+            "removed from queues and dead letters"
+        )

@@ -1,0 +1,185 @@
+"""The read model updater port over a database of ClickHouse (ADR 0094).
+
+The rows of a batch are inserted with a new revision, which the cursors, inserted last, make visible.
+"""
+
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from threading import Event
+
+import polars as pl
+
+from postroom.adapters.clickhouse.compaction import compact
+from postroom.adapters.clickhouse.database import CURSOR, ClickHouseDatabase
+from postroom.adapters.clickhouse.revision import Revision, Stopped
+from postroom.adapters.sql.read_model_updater import SqlReadModelUpdater
+from postroom.adapters.sql.statements import statements
+from postroom.adapters.sql.version_row import to_version
+from postroom.domain.commit import POSITIONS_PER_MAILBOX
+from postroom.domain.errors import NotFound
+from postroom.projections.fold import MESSAGES, derive
+from postroom.projections.incremental.batch import Batch, Changes
+from postroom.projections.incremental.cursors import Cursor, Head, Step, Version
+from postroom.projections.projection import load_projections
+
+COMPACT_SECONDS = 600.0
+"""Pause between compactions."""
+
+_SQL = statements("postroom.adapters.sql", "update.sql")
+_CATALOG = {"projection": "projection", "projection_cursor": "projection_cursor"}
+
+
+class ClickHouseReadModelUpdater:
+    """An updater of a database of ClickHouse; see `ReadModelUpdater`.
+
+    The database is opened for each batch: one process at a time can have a folder of chdb open.
+
+    Arguments:
+        log: updater of the store's own read models, for the ends of its logs and the lock of the follower.
+    """
+
+    def __init__(self, database: ClickHouseDatabase, log: SqlReadModelUpdater) -> None:
+        self.where = database.where
+        self._database = database
+        self._log = log
+        self._compacted_at = -COMPACT_SECONDS
+
+    def close(self) -> None:
+        """Close the connections to the store; see `ReadModelUpdater.close`."""
+        self._log.close()
+
+    def leader_lock(self) -> AbstractContextManager[bool]:
+        """Hold a lock in the store, as ClickHouse has none; see `ReadModelUpdater.leader_lock`."""
+        return self._log.leader_lock(self.where)
+
+    def heads(self, cursors: dict[int, Cursor]) -> list[Head]:
+        """Return the ends of the mailbox logs; see `ReadModelUpdater.heads`."""
+        return self._log.heads(cursors)
+
+    def active(self) -> Version | None:
+        """Return the active version; see `ReadModelUpdater.active`."""
+        with self._catalog() as (catalog, _):
+            return _version(catalog, "active") if catalog is not None else None
+
+    def version(self, number: int) -> Version:
+        """Return a version; see `ReadModelUpdater.version`."""
+        with self._catalog() as (catalog, _):
+            version = _version(catalog, "version", number) if catalog is not None else None
+        if version is None:
+            raise NotFound(
+                f"The read models {self.where} have no version {number}; see `postroom project status`."
+            )
+        return version
+
+    def cursors(self, version: Version) -> dict[int, Cursor]:
+        """Return the cursors of a version; see `ReadModelUpdater.cursors`."""
+        with self._catalog() as (catalog, _):
+            return _cursors(catalog, version) if catalog is not None else {}
+
+    def apply(self, version: Version, steps: Sequence[Step], batch: Batch, stop: Event | None = None) -> bool:
+        """Apply a batch; see `ReadModelUpdater.apply`."""
+        starts = {step.extent.id: step.start.position for step in steps}
+        with self._revision(version, starts, stop) as revision:
+            if revision is None:
+                return False
+            try:
+                changes = batch.changes(revision.affected_messages(steps, batch.earlier_messages))
+                revision.change_messages(changes)
+                revision.apply_derived(changes)
+                for name, rows in changes.events.items():
+                    revision.merge(load_projections()[name], rows)
+                revision.park(changes.parked, [step.extent for step in steps])
+                revision.check_stop()
+            except Stopped:
+                return False
+            moved = [(each.id, each.name, each.last, each.at) for each in (step.extent for step in steps)]
+            return self._commit(revision, starts, moved)
+
+    def remove(self, version: Version, before: int, after: int) -> bool:
+        """Remove messages that retention removed; see `ReadModelUpdater.remove`."""
+        with self._revision(version, {}) as revision:
+            if revision is None:
+                return False
+            rows = revision.messages_between(before, after)
+            if not rows.height:
+                return True
+            models = {name: load_projections()[name] for name in version.models}
+            none = {name: pl.DataFrame(schema=each.schema) for name, each in models.items()}
+            derived = derive(rows, models)
+            revision.replace(models[MESSAGES], rows.select("id"), none[MESSAGES])
+            revision.apply_derived(
+                Changes(
+                    none[MESSAGES], none[MESSAGES], derived, {name: none[name] for name in derived}, {}, ()
+                )
+            )
+            id_ = before // POSITIONS_PER_MAILBOX
+            cursor = self.cursors(version).get(id_, Cursor(0, 0))
+            is_done = self._commit(revision, {}, [(id_, rows["mailbox"][0], cursor.position, cursor.at)])
+            revision.delete_search_rows(before, after)
+            return is_done
+
+    @contextmanager
+    def _catalog(self) -> Iterator[tuple[sqlite3.Connection | None, int]]:
+        """Yield the catalog, or None without a database, and the visible revision."""
+        if not self._database.may_exist():
+            yield None, 0
+            return
+        with self._database.client() as client:
+            catalog = self._database.read_catalog(client, self._database.tables())
+            with closing(catalog.connection):
+                yield catalog.connection, catalog.revision
+
+    @contextmanager
+    def _revision(
+        self, version: Version, starts: dict[int, int], stop: Event | None = None
+    ) -> Iterator[Revision | None]:
+        """Yield the next revision; None if the version or its cursors are no longer these."""
+        with self._database.client():
+            current = self._current_revision(version, starts)
+            if current is None:
+                yield None
+                return
+            # Unique even beside a process that lost its lock, whose revision does not become visible then.
+            revision = Revision(self._database, version, current, max(current + 1, time.time_ns()), stop)
+            try:
+                yield revision
+            finally:
+                revision.close()
+
+    def _current_revision(self, version: Version, starts: dict[int, int]) -> int | None:
+        with self._catalog() as (catalog, revision):
+            if catalog is None:
+                return None
+            stored, cursors = _version(catalog, "version", version.number), _cursors(catalog, version)
+        is_same = stored is not None and stored.status == version.status
+        positions = {id_: cursors.get(id_, Cursor(0, 0)).position for id_ in starts}
+        return revision if is_same and positions == starts else None
+
+    def _commit(
+        self, revision: Revision, starts: dict[int, int], moved: Sequence[tuple[int, str, int, int]]
+    ) -> bool:
+        """Make a revision visible, unless another process has made one visible in the meantime."""
+        if self._current_revision(revision.version, starts) != revision.before:
+            return False
+        names = ("mailbox_id", "mailbox", "position", "at")
+        version = pl.lit(revision.version.number, pl.UInt64).alias("version")
+        rows = pl.DataFrame(moved, names, orient="row").with_columns(
+            version, pl.lit(revision.number, pl.UInt64).alias("revision")
+        )
+        self._database.insert(CURSOR, rows)
+        if time.monotonic() - self._compacted_at >= COMPACT_SECONDS:
+            compact(self._database)
+            self._compacted_at = time.monotonic()
+        return True
+
+
+def _version(catalog: sqlite3.Connection, statement: str, number: int = 0) -> Version | None:
+    row = catalog.execute(_SQL[statement].format(**_CATALOG, version=number)).fetchone()
+    return None if row is None else to_version(row)
+
+
+def _cursors(catalog: sqlite3.Connection, version: Version) -> dict[int, Cursor]:
+    rows = catalog.execute(_SQL["cursors"].format(**_CATALOG, version=version.number))
+    return {id_: Cursor(position, at) for id_, position, at in rows}

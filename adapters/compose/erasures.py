@@ -1,0 +1,152 @@
+"""Wiring of erasures in a store: its mailboxes, the key store, and the erasure log beside that."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from postroom.adapters.compose import OwnerSettings
+from postroom.adapters.compose.connect import share_mailbox
+from postroom.adapters.compose.erasure import open_master_key, open_subject_keys
+from postroom.adapters.compose.queries import read_mailbox
+from postroom.adapters.compose.store import open_store
+from postroom.adapters.subject_keys.erasure_log import FileErasureLog
+from postroom.adapters.system.clock import SystemClock
+from postroom.application.erase_subject import EraseSubject, StoreOfSubject
+from postroom.application.erasure.protection import Protection
+from postroom.application.erasure.records import ErasureRecord, LogEnd, SubjectMessages
+from postroom.application.erasure.settings import ErasureSettings
+from postroom.application.mailbox.commit_ends import ends_with
+from postroom.application.ports.subject_keys import Subject
+from postroom.application.queries.find_subject import CountEncrypted, FindSubject
+from postroom.application.queries.log_time import LogTime
+
+SUFFIX = ".erasures"
+"""Suffix of the erasure log of a key store."""
+
+
+class ErasurePreview(NamedTuple):
+    """What an erasure would make unreadable, and how many messages of the subject were never encrypted."""
+
+    subject: Subject
+    messages: list[SubjectMessages]
+    plaintext: int
+
+
+class ErasureVerification(NamedTuple):
+    """What `Erasures.verify` compared.
+
+    Arguments:
+        records: number of records, all of which are signed.
+        public_key: in hex, that verifies them.
+        ends: number of ends of logs in the records of this store.
+        ends_in_logs: of these, those that the logs still contain; fewer after retention or a restore.
+        encrypted, erased: messages of the logs that are encrypted, and those whose key was destroyed.
+    """
+
+    records: int
+    public_key: str
+    ends: int
+    ends_in_logs: int
+    encrypted: int
+    erased: int
+
+
+class Erasures:
+    """Erasures in a store.
+
+    Arguments:
+        mailboxes: of the store.
+        owner: how mailboxes are opened that no process owns; with settings of erasure.
+        archive: folder with the records that retention removed.
+    """
+
+    def __init__(
+        self,
+        store: str,
+        mailboxes: Sequence[str],
+        settings: ErasureSettings,
+        owner: OwnerSettings,
+        archive: str | None = None,
+    ) -> None:
+        self._store = store
+        self._mailboxes = mailboxes
+        self._settings = settings
+        self._owner = owner
+        self._archive = archive
+        self._master_key = open_master_key(settings)
+        self._keys = open_subject_keys(settings, self._master_key)
+        self._protection = Protection(self._keys, settings.topics)
+        log = FileErasureLog(Path(settings.keys + SUFFIX))
+        self._erase = EraseSubject(self._keys, self._master_key, log, SystemClock().wall)
+
+    def preview(self, subject: str) -> ErasurePreview:
+        """Return what erasing a subject would make unreadable.
+
+        Raises: NotFound when there is no such subject, Unavailable when the store or the keys can't be read.
+        """
+        subject_of_name = self._erase.find(subject)
+        messages, plaintext = self._find(subject_of_name.pseudonym, subject)
+        return ErasurePreview(subject_of_name, messages, plaintext)
+
+    def list_pending(self) -> list[Subject]:
+        """Return the subjects whose erasure is to be completed; see `EraseSubject.list_pending`."""
+        return self._erase.list_pending()
+
+    async def erase(self, subject: Subject) -> ErasureRecord:
+        """Erase a subject, or complete its erasure; see `EraseSubject`."""
+        where = StoreOfSubject(
+            open_store(self._store).where,
+            self._remove,
+            lambda pseudonym: self._find(pseudonym, None)[0],
+            self._read_ends,
+        )
+        return await self._erase(subject, where)
+
+    def verify(self) -> ErasureVerification:
+        """Verify the records, and compare them with the key store and the logs.
+
+        Raises: IntegrityFailure, UnknownPseudonym, Unavailable.
+        """
+        records = self._erase.verify()
+        where = open_store(self._store).where
+        recorded = (end for each in records if each.store == where for end in each.logs)
+        ends = [end for end in recorded if end.log in self._mailboxes]
+        contained = encrypted = erased = 0
+        for name in self._mailboxes:
+            with read_mailbox(self._store, name, archive=self._archive) as reader:
+                mine = [end for end in ends if end.log == name]
+                contained += sum(
+                    ends_with(reader.log, end.position, bytes.fromhex(end.chain)) for end in mine
+                )
+                counts = CountEncrypted(reader.log, self._keys)()
+                encrypted, erased = encrypted + counts.encrypted, erased + counts.erased
+        public_key = self._master_key.public_key.hex()
+        return ErasureVerification(len(records), public_key, len(ends), contained, encrypted, erased)
+
+    async def _remove(self, pseudonym: str) -> int:
+        removed = 0
+        for name in self._mailboxes:
+            async with share_mailbox(self._store, name, settings=self._owner) as mailbox:
+                removed += await mailbox.erase_messages(pseudonym)
+        return removed
+
+    def _find(self, pseudonym: str, subject: str | None) -> tuple[list[SubjectMessages], int]:
+        messages: list[SubjectMessages] = []
+        plaintext = 0
+        for name in self._mailboxes:
+            with read_mailbox(self._store, name, archive=self._archive) as reader:
+                find = FindSubject(reader.log, LogTime(reader.log, SystemClock()), self._protection)
+                in_log = find(pseudonym, subject)
+            messages += in_log.encrypted
+            plaintext += in_log.plaintext
+        return messages, plaintext
+
+    def _read_ends(self) -> list[LogEnd]:
+        ends = []
+        for name in self._mailboxes:
+            with closing(open_store(self._store).existing_log(name)) as log:
+                head = log.head()
+            if head is not None:
+                ends.append(LogEnd(name, head.position, head.chain.hex()))
+        return ends

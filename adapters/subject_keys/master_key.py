@@ -1,0 +1,150 @@
+"""The master key port: a key in a file that only its owner can read, or in the environment."""
+
+import hashlib
+import hmac
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from secrets import token_bytes
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from postroom.adapters.files.durable import sync
+from postroom.domain.errors import IntegrityFailure, InvalidRequest, NotFound, Unavailable
+
+KEY_BYTES = 32
+NONCE_BYTES = 12
+MODE = 0o600
+OTHERS = 0o077
+_KEY = re.compile(rf"\s*([0-9a-fA-F]{{{2 * KEY_BYTES}}})\s*\Z")
+_MAX_TEXT = 1_000
+
+
+class LocalMasterKey:
+    """Master key in the memory of this process; see `MasterKey`.
+
+    Arguments:
+        key: 32 random bytes, of which a key for each purpose is derived.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        def derive(purpose: bytes) -> bytes:
+            return hmac.digest(key, b"postroom " + purpose, hashlib.sha256)
+
+        self._key_id = derive(b"key id")[:8].hex()
+        self._cipher = AESGCM(derive(b"wrap"))
+        self._index_key = derive(b"index")
+        self._signing_key = Ed25519PrivateKey.from_private_bytes(derive(b"sign"))
+
+    def __repr__(self) -> str:
+        return f"LocalMasterKey({self._key_id!r})"
+
+    @property
+    def key_id(self) -> str:
+        """Return the id, derived from the key."""
+        return self._key_id
+
+    def wrap(self, data_key: bytes, pseudonym: str) -> bytes:
+        """Return the nonce, and the data key encrypted by AES-256-GCM; see `MasterKey.wrap`."""
+        nonce = token_bytes(NONCE_BYTES)
+        return nonce + self._cipher.encrypt(nonce, data_key, pseudonym.encode())
+
+    def unwrap(self, data_key: bytes, pseudonym: str) -> bytes:
+        """Return the data key; see `MasterKey.unwrap`."""
+        try:
+            nonce, ciphertext = data_key[:NONCE_BYTES], data_key[NONCE_BYTES:]
+            return self._cipher.decrypt(nonce, ciphertext, pseudonym.encode())
+        except (InvalidTag, ValueError):
+            raise IntegrityFailure(
+                f"The key of {pseudonym} was altered in the key store; restore it from a backup."
+            ) from None
+
+    def index(self, subject: str) -> bytes:
+        """Return the HMAC-SHA256 of a subject's name; see `MasterKey.index`."""
+        return hmac.digest(self._index_key, subject.encode(), hashlib.sha256)
+
+    def sign(self, record: bytes) -> bytes:
+        """Return an Ed25519 signature; see `MasterKey.sign`."""
+        return self._signing_key.sign(record)
+
+    def verify(self, record: bytes, signature: bytes) -> bool:
+        """Return whether this key signed a record; see `MasterKey.verify`."""
+        try:
+            self._signing_key.public_key().verify(signature, record)
+        except InvalidSignature:
+            return False
+        return True
+
+    @property
+    def public_key(self) -> bytes:
+        """Return the public key of signatures; see `MasterKey.public_key`."""
+        return self._signing_key.public_key().public_bytes_raw()
+
+
+def create_master_key(path: Path) -> LocalMasterKey:
+    """Write a new master key to a file of mode 0600, and return it.
+
+    Raises: InvalidRequest when the file exists, Unavailable when it can't be written.
+    """
+    key = token_bytes(KEY_BYTES)
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, MODE)
+        with open(descriptor, "w") as file:
+            file.write(f"{key.hex()}\n")
+            file.flush()
+            os.fsync(descriptor)
+        sync(path.parent)
+    except FileExistsError:
+        raise InvalidRequest(f"The file {path} exists; a master key is never overwritten.") from None
+    except OSError as error:
+        raise Unavailable(f"The master key {path} can't be written: {error.strerror}.") from error
+    return LocalMasterKey(key)
+
+
+def read_master_key(path: Path) -> LocalMasterKey:
+    """Return the master key of a file.
+
+    Raises: NotFound when the file does not exist, InvalidRequest when it contains no key or others may read
+        it, Unavailable when it can't be read.
+    """
+    try:
+        # Non-blocking: opening a pipe waits for its writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise InvalidRequest(f"The master key {path} is not a file; name another path.")
+            if status.st_mode & OTHERS:
+                mode = status.st_mode & 0o7777
+                raise InvalidRequest(
+                    f"Others may read the master key {path}, whose mode is {mode:04o}; run chmod 600 on it."
+                )
+            text = file.read(_MAX_TEXT).decode("ascii", "replace")
+    except FileNotFoundError:
+        raise NotFound(
+            f"There is no master key {path}; restore the file, or create one with postroom erasure init."
+        ) from None
+    except OSError as error:
+        raise Unavailable(f"The master key {path} can't be read: {error.strerror}.") from error
+    return _parse(text, f"The file {path}")
+
+
+def master_key_of(environment: Mapping[str, str], name: str) -> LocalMasterKey:
+    """Return the master key of an environment variable.
+
+    Raises: NotFound when it is not set, InvalidRequest when it contains no key.
+    """
+    if name not in environment:
+        raise NotFound(f"The environment has no variable {name}; set it to the master key.")
+    return _parse(environment[name], f"The environment variable {name}")
+
+
+def _parse(text: str, where: str) -> LocalMasterKey:
+    match = _KEY.match(text)
+    if match is None:  # the error must not quote the key
+        raise InvalidRequest(f"{where} must contain a master key of {2 * KEY_BYTES} hexadecimal digits.")
+    return LocalMasterKey(bytes.fromhex(match[1]))

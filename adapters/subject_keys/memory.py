@@ -1,0 +1,91 @@
+"""The subject keys port in memory."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from secrets import token_bytes, token_hex
+from threading import Lock
+
+from postroom.adapters.subject_keys.cipher import DATA_KEY_BYTES, PSEUDONYM_PREFIX, DataKey
+from postroom.application.ports.subject_keys import MasterKey, Subject, UnknownPseudonym
+
+
+class MemorySubjectKeys:
+    """Subject keys that are lost at the end of the process; see `SubjectKeys`."""
+
+    def __init__(self, master_key: MasterKey, now: Callable[[], int]) -> None:
+        self._master_key = master_key
+        self._now = now
+        self._subjects: dict[str, Subject] = {}
+        self._indexes: dict[str, bytes] = {}
+        self._keys: dict[str, bytes] = {}
+        self._lock = Lock()
+
+    def get_or_create(self, subjects: Collection[str]) -> Mapping[str, DataKey]:
+        """Return the keys of subjects; see `SubjectKeys.get_or_create`."""
+        with self._lock:
+            return {subject: self._get(subject) or self._add(subject) for subject in subjects}
+
+    def get(self, subjects: Collection[str]) -> Mapping[str, DataKey]:
+        """Return the keys of those subjects that have one; see `SubjectKeys.get`."""
+        with self._lock:
+            keys = {subject: self._get(subject) for subject in subjects}
+        return {subject: key for subject, key in keys.items() if key is not None}
+
+    def resolve(self, pseudonyms: Collection[str]) -> Mapping[str, DataKey | None]:
+        """Return the keys by pseudonym; see `SubjectKeys.resolve`."""
+        with self._lock:
+            for pseudonym in pseudonyms:
+                self._check(pseudonym)
+            return {
+                each: self._unwrap(each, self._keys[each]) if each in self._keys else None
+                for each in pseudonyms
+            }
+
+    def find(self, subject: str) -> Subject | None:
+        """Return a subject; see `SubjectKeys.find`."""
+        with self._lock:
+            subjects = [self._subjects[each] for each in self._pseudonyms(subject)]
+        return min(subjects, key=lambda each: each.erased_at is not None, default=None)
+
+    def list_subjects(self) -> Sequence[Subject]:
+        """Return all subjects; see `SubjectKeys.list_subjects`."""
+        with self._lock:
+            return list(self._subjects.values())
+
+    def destroy(self, pseudonym: str, now: int) -> None:
+        """Destroy the key of a subject; see `SubjectKeys.destroy`."""
+        with self._lock:
+            self._check(pseudonym)
+            if self._keys.pop(pseudonym, None) is not None:
+                self._subjects[pseudonym] = self._subjects[pseudonym]._replace(erased_at=now)
+
+    def mark_recorded(self, pseudonym: str) -> None:
+        """Complete an erasure; see `SubjectKeys.mark_recorded`."""
+        with self._lock:
+            self._check(pseudonym)
+            if pseudonym not in self._keys:
+                self._indexes.pop(pseudonym, None)
+                self._subjects[pseudonym] = self._subjects[pseudonym]._replace(is_recorded=True)
+
+    def _pseudonyms(self, subject: str) -> list[str]:
+        index = self._master_key.index(subject)
+        return [pseudonym for pseudonym, each in self._indexes.items() if each == index]
+
+    def _get(self, subject: str) -> DataKey | None:
+        for pseudonym in self._pseudonyms(subject):
+            if pseudonym in self._keys:
+                return self._unwrap(pseudonym, self._keys[pseudonym])
+        return None
+
+    def _add(self, subject: str) -> DataKey:
+        pseudonym, data_key = PSEUDONYM_PREFIX + token_hex(16), token_bytes(DATA_KEY_BYTES)
+        self._subjects[pseudonym] = Subject(pseudonym, self._now())
+        self._indexes[pseudonym] = self._master_key.index(subject)
+        self._keys[pseudonym] = self._master_key.wrap(data_key, pseudonym)
+        return DataKey(pseudonym, data_key)
+
+    def _unwrap(self, pseudonym: str, data_key: bytes) -> DataKey:
+        return DataKey(pseudonym, self._master_key.unwrap(data_key, pseudonym))
+
+    def _check(self, pseudonym: str) -> None:
+        if pseudonym not in self._subjects:
+            raise UnknownPseudonym(pseudonym, "The key store in memory")

@@ -1,0 +1,175 @@
+"""Encryption of what a mailbox's owner stores, and decryption of what it delivers."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from postroom.application.erasure.encryption import (
+    decrypt,
+    encrypt,
+    is_encrypted,
+    read_pseudonym,
+    read_subject,
+)
+from postroom.application.erasure.policy import ANY_TOPIC, SubjectPolicy
+from postroom.application.ports.mailbox_owner import Answer
+from postroom.application.ports.subject_keys import SubjectKey, SubjectKeys
+from postroom.domain.envelope.headers import parse_envelope
+from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
+from postroom.domain.errors import IntegrityFailure, InvalidRequest, Rejected
+from postroom.domain.mailbox.commands import Command, Send
+from postroom.domain.message import MessageSent
+from postroom.domain.redrive.commands import Copy
+
+M = TypeVar("M", Send, Copy)
+
+Unreadable = Literal["altered", "erased"]
+"""Why a stored message can't be decrypted: its ciphertext was altered, or its key was destroyed."""
+
+
+class _Plaintext(NamedTuple):
+    """The envelope of a message that is to be encrypted, and for whom."""
+
+    envelope: PrismEnvelope
+    policy: SubjectPolicy
+    subject: str
+
+
+class Protection:
+    """Encryption of the messages of data subjects, so that destroying a key erases them.
+
+    The owner of a mailbox encrypts, whoever sends: the log, and everything that is derived from it, only ever
+    contains ciphertext. Without the key store it stores nothing of a topic that has a policy.
+
+    Arguments:
+        keys: of the subjects.
+        topics: policies by topic; see `check_policies`.
+    """
+
+    def __init__(self, keys: SubjectKeys, topics: Mapping[str, SubjectPolicy]) -> None:
+        self.keys = keys
+        self.topics = topics
+        self._order = asyncio.Lock()
+
+    def policy(self, topic: str) -> SubjectPolicy | None:
+        """Return the policy of a topic, or None if its messages are not encrypted."""
+        return self.topics.get(topic) or self.topics.get(ANY_TOPIC)
+
+    async def submit(
+        self, commands: Sequence[Command], submit: Callable[[Sequence[Command]], Awaitable[list[Answer]]]
+    ) -> list[Answer]:
+        """Submit commands with their messages encrypted, in the order of concurrent calls.
+
+        Arguments:
+            submit: returns an answer for each command.
+
+        Returns: an answer for each command; `Rejected` for a message that can't be encrypted.
+        Raises: Unavailable when the key store can't be used; then nothing was submitted.
+        """
+        if not any(type(each) is Send and self._concerns(each) for each in commands):
+            return await submit(commands)
+        async with self._order:
+            encrypted = await asyncio.to_thread(self._encrypt_commands, commands)
+        accepted = [each for each in encrypted if not isinstance(each, Rejected)]
+        answers = iter(await submit(accepted) if accepted else ())
+        return [each if isinstance(each, Rejected) else next(answers) for each in encrypted]
+
+    def encrypt_copy(self, copy: Copy, original: MessageSent) -> Copy:
+        """Return the copy of a message encrypted by the policy of its topic, or else by that of its original.
+
+        Arguments:
+            original: as it is stored; the copy of one that is not encrypted may be in the clear.
+
+        Raises: InvalidRequest when there is no policy or no subject, Unavailable when the key store can't be
+            used.
+        """
+        policy = self.policy(copy.topic)
+        if policy is None and not is_encrypted(original.headers):
+            return copy
+        policy = policy or self.policy(original.topic)
+        if policy is None:
+            raise InvalidRequest(f"No policy encrypts messages on topic {copy.topic}; add one.")
+        envelope = parse_envelope(copy.envelope)
+        plaintext = _Plaintext(envelope, policy, read_subject(envelope, copy.topic, policy))
+        return _encrypt(copy, None, plaintext, self.keys.get_or_create([plaintext.subject]))
+
+    def read_messages(self, messages: Iterable[MessageSent]) -> dict[bytes, MessageSent | Unreadable]:
+        """Return messages as they were sent, by stream; those that can't be decrypted with the reason.
+
+        Raises: Unavailable when the key store can't be used, UnknownPseudonym when it is another one.
+        """
+        results: dict[bytes, MessageSent | Unreadable] = {}
+        encrypted: dict[str, list[MessageSent]] = {}
+        for sent in messages:
+            results[sent.stream] = sent
+            if is_encrypted(sent.headers):
+                pseudonym = read_pseudonym(sent)
+                if pseudonym is None:
+                    results[sent.stream] = "altered"
+                else:
+                    encrypted.setdefault(pseudonym, []).append(sent)
+        keys = self.keys.resolve(encrypted) if encrypted else {}
+        for pseudonym, those in encrypted.items():
+            for sent in those:
+                results[sent.stream] = _decrypt(sent, keys[pseudonym])
+        return results
+
+    def read_message(self, sent: MessageSent) -> MessageSent | Unreadable:
+        """Return a message as it was sent, or why it can't be decrypted; raises as `read_messages`."""
+        return self.read_messages([sent])[sent.stream]
+
+    def _encrypt_commands(self, commands: Sequence[Command]) -> list[Command | Rejected]:
+        results: list[Command | Rejected] = list(commands)
+        plaintexts: dict[int, tuple[Send, _Plaintext]] = {}
+        for index, command in enumerate(commands):
+            if type(command) is Send:
+                try:
+                    plaintext = self._plaintext(command)
+                except Rejected as refusal:
+                    results[index] = refusal
+                    continue
+                if plaintext is not None:
+                    plaintexts[index] = command, plaintext
+        keys = self.keys.get_or_create({each.subject for _, each in plaintexts.values()})
+        for index, (send, plaintext) in plaintexts.items():
+            results[index] = _encrypt(send, send.idem_key, plaintext, keys)
+        return results
+
+    def _concerns(self, message: Send) -> bool:
+        return self.policy(message.topic) is not None or is_encrypted(message.headers)
+
+    def _plaintext(self, message: Send) -> _Plaintext | None:
+        """Return the content of a message that is to be encrypted, or None if its topic has no policy."""
+        if is_encrypted(message.headers):
+            raise InvalidRequest(
+                f"The message on topic {message.topic} is one that Postroom encrypted; send it as it was "
+                "delivered."
+            )
+        policy = self.policy(message.topic)
+        if policy is None:
+            return None
+        envelope = parse_envelope(message.envelope)
+        return _Plaintext(envelope, policy, read_subject(envelope, message.topic, policy))
+
+
+def _encrypt(message: M, idem_key: str | None, plaintext: _Plaintext, keys: Mapping[str, SubjectKey]) -> M:
+    content = encrypt(
+        plaintext.envelope,
+        plaintext.policy,
+        keys[plaintext.subject],
+        stream=message.message,
+        headers=message.headers,
+        idem_key=idem_key,
+    )
+    return msgspec.structs.replace(message, **content._asdict())
+
+
+def _decrypt(sent: MessageSent, key: SubjectKey | None) -> MessageSent | Unreadable:
+    if key is None:
+        return "erased"
+    try:
+        return decrypt(sent, key)
+    except (IntegrityFailure, InvalidRequest):
+        return "altered"

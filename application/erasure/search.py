@@ -1,0 +1,45 @@
+"""Equality search for subjects, and for the encrypted fields of their messages."""
+
+import msgspec
+
+from postroom.application.erasure.policy import ATTRS
+from postroom.application.erasure.protection import Protection
+from postroom.domain.search import EventFilter
+
+
+def as_stored(filter_: EventFilter, protection: Protection) -> EventFilter:
+    """Return a filter for messages as they are stored, of one for messages as they were sent.
+
+    The name of a subject becomes its pseudonym, where a policy has subjects in that field; of several
+    principals, names remain beside pseudonyms, for messages in the clear. Values of encrypted fields become
+    tokens of the first subject that the filter names.
+
+    Raises: Unavailable when the key store can't be used.
+    """
+    policies = protection.topics.values()
+    subject_fields = {each.subject for each in policies}
+    values = {f"{ATTRS}{name}": value for name, value in filter_.headers.items()}
+    if filter_.correlation_id is not None:
+        values["correlation_id"] = filter_.correlation_id
+    principals = filter_.principals if "principal" in subject_fields else ()
+    names = [*principals, *(value for field, value in values.items() if field in subject_fields)]
+    keys = protection.keys.get(names)
+    key = next((keys[name] for name in names if name in keys), None)
+    if key is None:
+        return filter_
+    encrypted = {field for each in policies for field in each.encrypt}
+    pseudonyms = tuple(keys[name].pseudonym for name in principals if name in keys)
+    stored = {
+        field: keys[value].pseudonym
+        if field in subject_fields and value in keys
+        else key.token(field, value.encode())
+        if field in encrypted
+        else value
+        for field, value in values.items()
+    }
+    return msgspec.structs.replace(
+        filter_,
+        principals=filter_.principals + pseudonyms,
+        correlation_id=stored.get("correlation_id"),
+        headers={name: stored[f"{ATTRS}{name}"] for name in filter_.headers},
+    )

@@ -1,0 +1,247 @@
+"""Read models that are followed into ClickHouse: tests of other followers on chdb, and those of its own."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from postroom.adapters.clickhouse import compaction
+from postroom.adapters.clickhouse.database import CURSOR, STAGED, open_database
+from postroom.adapters.clickhouse.read_model_updater import ClickHouseReadModelUpdater
+from postroom.adapters.compose.follow import make_follower
+from postroom.adapters.compose.queries import open_read_models
+from postroom.adapters.compose.store import open_store
+from postroom.adapters.compose.targets import open_target
+from postroom.application.ports.read_models import ReadModels
+from postroom.domain.errors import Unavailable
+from postroom.domain.search import EventFilter
+from postroom.projections.projection import MODULES
+from tests.integration import follow_crash_worker, test_follow
+from tests.integration.test_follow_crashes import lived
+from tests.projections import following, histories
+from tests.projections.histories import (
+    STORY,
+    VARIED,
+    Store,
+    begin,
+    build_without_spark,
+    finish,
+    fold_all,
+    live,
+    model_store,
+    new_follower,
+    reference,
+    take_extents,
+)
+from tests.properties.test_follow_agrees import agree
+from tests.support.fork_server import ForkServer
+from tests.support.own_process import IS_OWN_PROCESS, run_own_process
+from tests.support.servers.clickhouse import clickhouse_server
+from tests.support.waiting import SECONDS
+
+POINTS = [
+    ("change_messages", "after", 2, 1),
+    ("apply_derived", "after", 2, 1),
+    ("_commit", "before", 2, 1),  # all is written, and nothing visible
+    ("_commit", "after", 2, 2),
+]
+"""Method, when, which call, and how many batches were visible by then."""
+
+OWN = """
+import polars as pl
+from postroom.projections.projection import Column, MessageProjection
+
+def derive(messages):
+    priority = pl.when(pl.col("attempts") > 0).then(pl.lit("retry")).otherwise(pl.lit("first")).alias("turn")
+    last = pl.col("changed_at").max().alias("last_at")
+    return messages.group_by("mailbox", priority).agg(last, pl.col("redriven").sum())
+
+PROJECTION = MessageProjection(
+    "turns",
+    (
+        Column("mailbox", "text", "key"),
+        Column("turn", "text", "key"),
+        Column("last_at", "int", "max", required=True),
+        Column("redriven", "int", "sum"),
+    ),
+    derive=derive,
+)
+"""
+
+if not IS_OWN_PROCESS:
+
+    def test_chdb_is_followed_as_the_suites_say() -> None:
+        run_own_process(__file__)
+
+    def test_read_models_on_a_server_are_built_followed_and_queried(tmp_path: Path) -> None:
+        store = tmp_path / "store.db"
+        live(store, "box0@test", STORY)
+        with clickhouse_server(tmp_path / "models") as url:
+            build_without_spark(store, into=url)
+            live(store, "box1@test", VARIED, mode="archive")
+            with closing(make_follower(open_store(str(store)), into=url)) as follower:
+                follower.advance()
+            expected = reference(store).rows
+            target = open_target(url)
+            for name, rows in expected.items():
+                assert [row for frame in target.rows(name) for row in frame.iter_rows(named=True)] == rows
+            with closing(open_read_models(str(store), url)) as models, models.scan(EventFilter()) as scan:
+                assert sum(map(len, scan.pages)) == len(expected["mailbox"])
+
+else:
+    test_a_stop_undoes = test_follow.test_a_stop_undoes_the_batch_under_way_and_the_next_follower_applies_it
+    test_a_version_that_becomes_active = (
+        test_follow.test_a_version_that_becomes_active_meanwhile_is_followed_from_its_own_cursor
+    )
+    test_without_read_models = test_follow.test_without_read_models_it_says_what_to_do
+    test_parked = test_follow.test_records_that_cannot_be_folded_are_parked_and_the_rest_goes_on
+    test_retention = test_follow.test_what_retention_removes_from_the_log_goes_from_the_read_models
+
+    @pytest.fixture(autouse=True)
+    def into_chdb(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(histories, "INTO", "chdb")
+
+    @pytest.fixture
+    def store(tmp_path: Path) -> Store:
+        return tmp_path / "store.db"
+
+    @pytest.fixture
+    def read_models() -> Iterator[Callable[[Store], ReadModels]]:
+        with ExitStack() as stack:
+            yield lambda store: stack.enter_context(
+                closing(open_read_models(str(store), histories.into(store)))
+            )
+
+    @pytest.mark.parametrize("most", [[30], [1_000]])
+    def test_read_models_agree_with_the_reference_at_every_cursor(store: Store, most: list[int]) -> None:
+        agree(store, [STORY, VARIED], most, few_events=1_000)
+
+    @pytest.fixture(scope="module")
+    def worker_server() -> Iterator[ForkServer]:
+        """A fork server of followers that kill themselves."""
+        with ForkServer(Path(follow_crash_worker.__file__), ["postroom.adapters.compose.follow"]) as server:
+            yield server
+
+    @pytest.fixture(scope="module")
+    def past(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """A store with a past and read models of its beginning, to be copied and left alone."""
+        path = tmp_path_factory.mktemp("past") / "store.db"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(histories, "INTO", "chdb")
+            lived(path)
+            following.build(path)
+        return path
+
+    @pytest.mark.parametrize(("method", "when", "call", "visible"), POINTS)
+    def test_killed_at_any_step_of_a_batch_it_is_as_if_nothing_had_happened(
+        past: Path,
+        worker_server: ForkServer,
+        tmp_path: Path,
+        method: str,
+        when: str,
+        call: int,
+        visible: int,
+    ) -> None:
+        shutil.copytree(past.parent, tmp_path, symlinks=True, dirs_exist_ok=True)
+        store = tmp_path / past.name
+        arguments = [str(store), method, when, str(call), str(histories.into(store))]
+        worker = worker_server.run(arguments, tmp_path, os.environ, b"", SECONDS)
+        assert worker.returncode == -signal.SIGKILL, worker.stderr.decode()
+        with closing(new_follower(store)) as follower:
+            covered = sum(follower.positions().values())
+            assert covered == visible * follow_crash_worker.EVENTS_OF_A_BATCH
+            follower.advance()
+        assert following.rows(store) == reference(store).rows
+
+    def test_what_another_process_made_visible_in_the_meantime_is_not_applied_twice(
+        store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        live(store, "box0@test", STORY)
+        following.build(store)
+        commit = ClickHouseReadModelUpdater._commit
+        with closing(new_follower(store)) as slow, closing(new_follower(store, max_events=9)) as other:
+
+            def overtaken(*arguments: object) -> bool:
+                monkeypatch.undo()
+                monkeypatch.setattr(histories, "INTO", "chdb")
+                assert other.step()
+                return commit(*arguments)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(ClickHouseReadModelUpdater, "_commit", overtaken)
+            assert slow.step()
+            assert slow.counts.events == 0
+            slow.advance()
+        assert following.rows(store) == reference(store).rows
+
+    def test_compaction_removes_what_ended_and_what_never_became_visible(
+        store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        live(store, "box0@test", STORY)
+        following.build(store)
+        stop_before = ClickHouseReadModelUpdater._commit
+        monkeypatch.setattr(ClickHouseReadModelUpdater, "_commit", lambda *_: False)
+        with closing(new_follower(store)) as follower:
+            follower.step()  # leaves rows that are not visible
+        monkeypatch.setattr(ClickHouseReadModelUpdater, "_commit", stop_before)
+        with closing(new_follower(store, max_events=30)) as follower:
+            follower.advance()
+        before = following.rows(store)
+        monkeypatch.setattr(compaction, "SNAPSHOT_SECONDS", 0)
+        monkeypatch.setattr(compaction, "MIN_REVISIONS", 1)
+        database = open_database(str(histories.into(store)))
+        compaction.compact(database)
+        with database.client() as client:
+            for name, rows in before.items():
+                assert client.command(f"SELECT count() FROM postroom.{name}_v1") == len(rows)
+                assert client.command(f"SELECT count() FROM postroom.{name}_v1_ended") == 0
+            assert client.command(f"SELECT count() FROM postroom.{CURSOR}") == 2
+            assert not [name for name in database.tables() if name.startswith(STAGED)]
+        assert following.rows(store) == before == reference(store).rows
+        live(store, "box0@test", STORY)
+        with closing(new_follower(store)) as follower:
+            follower.advance()
+        assert following.rows(store) == reference(store).rows
+
+    def test_an_open_scan_reads_the_rows_as_of_its_beginning(
+        store: Store, read_models: Callable[[Store], ReadModels]
+    ) -> None:
+        live(store, "box0@test", STORY)
+        following.build(store, take_extents(store))
+        models = read_models(store)
+        before = list(models.search(EventFilter(limit=1_000)).items)
+        with models.scan(EventFilter()) as scan:
+            live(store, "box0@test", STORY)
+            with closing(new_follower(store)) as follower:
+                follower.advance()
+            assert [item for page in scan.pages for item in page] == before[::-1]
+        assert len(models.search(EventFilter(limit=1_000)).items) > len(before)
+
+    def test_a_rebuild_of_one_model_is_refused_when_those_that_it_shares_advanced(store: Store) -> None:
+        live(store, "box0@test", STORY)
+        following.build(store)
+        with begin(store, into=model_store(store), models=["backlog"]) as build:
+            fold_all(store, build)
+            with closing(new_follower(store)) as follower:
+                follower.advance()
+            with pytest.raises(Unavailable, match="advanced while backlog were built"):
+                finish(build)
+        assert following.rows(store) == reference(store).rows
+
+    def test_a_projection_of_ones_own_is_followed(
+        store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "postroom_test_turns.py").write_text(OWN)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setenv(MODULES, "postroom_test_turns")
+        live(store, "box0@test", STORY)
+        following.build(store)
+        with closing(new_follower(store, max_events=20)) as follower:
+            follower.advance()
+        followed = following.rows(store)
+        following.build(store, take_extents(store))
+        assert followed["turns"] == following.rows(store)["turns"]
+        assert len(followed["turns"]) == 2
