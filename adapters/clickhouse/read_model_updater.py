@@ -116,9 +116,10 @@ class ClickHouseReadModelUpdater:
             )
             id_ = before // POSITIONS_PER_MAILBOX
             cursor = self.cursors(version).get(id_, Cursor(0, 0))
-            is_done = self._commit(revision, {}, [(id_, rows["mailbox"][0], cursor.position, cursor.at)])
+            if not self._commit(revision, {}, [(id_, rows["mailbox"][0], cursor.position, cursor.at)]):
+                return False
             revision.delete_search_rows(before, after)
-            return is_done
+            return True
 
     @contextmanager
     def _catalog(self) -> Iterator[tuple[sqlite3.Connection | None, int]]:
