@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from postroom.domain.errors import Unavailable
+from tests.support.servers.spark import archive_options
 
 # The fixtures of servers import what they need themselves: unit tests run without the servers' packages.
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ sys.dont_write_bytecode = False
 
 # gRPC's fork handlers may start threads in a child that is about to run another program, and end it.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
+
+# For every JVM that `spark-submit` starts, also in commands that tests run.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", archive_options())
 
 # No example fails for being slow: the speed depends on the machine.
 settings.register_profile(

@@ -17,12 +17,12 @@ from postroom.adapters.nats.streams import JetStreamStreams
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.support.servers.nats import nats_binary
 from tests.support.servers.process import LOOPBACK, ServerProcess, free_port, listens
+from tests.support.waiting import SECONDS
 
 DEFINITIONS = (
     StreamDefinition(name="SEA_EVENTS", subjects=("sea.event.>",), replicas=3),
     ConsumerDefinition(stream="SEA_EVENTS", durable="reader", max_deliver=20),
 )
-PATIENCE_SECONDS = 120
 
 
 class Cluster:
@@ -67,7 +67,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 async def test_a_stream_without_a_majority_of_its_servers_is_unavailable_and_not_absent(
     cluster: Cluster,
 ) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS), connect(NatsSettings(cluster.url), "test") as client:
+    async with asyncio.timeout(SECONDS), connect(NatsSettings(cluster.url), "test") as client:
         streams, publisher = JetStreamStreams(client), JetStreamPublisher(client, timeout_ms=2_000)
         while True:
             # The cluster elects its leader, which refuses three replicas until it has heard from all servers.

@@ -93,6 +93,14 @@ def session(file: Path) -> Session:
     return Session("test", load(), Output(True), load=load, check=check)
 
 
+@pytest.fixture(autouse=True)
+def _hang_ups_arrive() -> Iterator[None]:
+    """Have SIGHUP arrive, which `nohup make test` has every process ignore."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @asynccontextmanager
 async def command(file: Path, mailbox: Postroom, *more: Reload) -> AsyncIterator[list[dict[str, Any]]]:
     """Run a command; yield the events that it logs."""

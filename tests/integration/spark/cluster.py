@@ -11,7 +11,7 @@ from typing import Any
 
 from postroom.projections.spark.session import SCHEDULER_OPTIONS
 from tests.support.servers.process import LOOPBACK, end_with_parent
-from tests.support.servers.spark import SparkCluster, spark_home
+from tests.support.servers.spark import SparkCluster, archive_options, spark_home
 
 REPOSITORY = Path(__file__).parents[3]
 JOB_SECONDS = 800
@@ -52,7 +52,7 @@ class Job:
         self._events = folder / "events"
         self._events.mkdir()
         settings = {
-            "spark.driver.extraJavaOptions": SCHEDULER_OPTIONS,
+            "spark.driver.extraJavaOptions": f"{SCHEDULER_OPTIONS} {archive_options()}",
             "spark.driver.host": LOOPBACK,
             "spark.driver.maxResultSize": "1m",
             "spark.driver.memory": "512m",
@@ -60,7 +60,7 @@ class Job:
             "spark.eventLog.dir": self._events.as_uri(),
             "spark.eventLog.enabled": "true",
             "spark.eventLog.rolling.enabled": "false",
-            "spark.executor.extraJavaOptions": SCHEDULER_OPTIONS,
+            "spark.executor.extraJavaOptions": f"{SCHEDULER_OPTIONS} {archive_options()}",
             "spark.executor.memory": "512m",
             "spark.log.level": "WARN",
             "spark.pyspark.python": "./env/bin/python",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import urllib.request
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -15,6 +16,15 @@ from tests.support.servers.process import LOOPBACK, ServerProcess, free_port
 JVM_SECONDS = 120.0
 """A JVM may take long to start while others use the machine."""
 _DEPLOY = "org.apache.spark.deploy"
+_CLASS_ARCHIVE = Path(sys.prefix, "spark-classes.jsa")
+
+
+def archive_options() -> str:
+    """Return the Java options that load Spark's classes from their archive, if `make test` wrote one.
+
+    A JVM that the archive does not fit would print a warning, so all its own logging is off.
+    """
+    return f"-XX:SharedArchiveFile={_CLASS_ARCHIVE} -Xlog:disable" if _CLASS_ARCHIVE.exists() else ""
 
 
 class SparkCluster:
@@ -99,7 +109,7 @@ class SparkCluster:
             "SPARK_HOME": str(self._home),
             "SPARK_LOCAL_IP": LOOPBACK,
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "SPARK_DAEMON_JAVA_OPTS": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {archive_options()}",
         }
         environment = [f"{name}={value}" for name, value in variables.items()]
         return ["/usr/bin/env", "-i", f"--chdir={cwd}", *environment, str(self._home / "bin" / "spark-class")]
