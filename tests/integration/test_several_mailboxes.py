@@ -1,6 +1,7 @@
 """Several mailboxes on one gRPC server: each call names its own, and they come and go."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -22,7 +23,7 @@ from postroom.domain.errors import InvalidRequest, NotFound, Unavailable, WrongO
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.policy import TopicPolicy
 from tests.support.messages import message
-from tests.support.waiting import SECONDS
+from tests.support.waiting import SECONDS, until
 
 FIRST, SECOND = "acme@one", "köln-50%@two"
 
@@ -39,9 +40,21 @@ def service_of(mailbox: Postroom) -> Service:
     )
 
 
+class CountedMailboxes(ServedMailboxes):
+    """Served mailboxes that count the calls for each of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def find(self, mailbox: str | None) -> Service:
+        self.calls[str(mailbox)] += 1
+        return super().find(mailbox)
+
+
 @pytest.fixture
-def mailboxes() -> ServedMailboxes:
-    return ServedMailboxes()
+def mailboxes() -> CountedMailboxes:
+    return CountedMailboxes()
 
 
 @pytest.fixture
@@ -110,7 +123,7 @@ async def test_a_call_may_leave_out_the_name_of_the_only_mailbox(
 
 
 async def test_a_mailbox_that_goes_ends_its_own_streams_alone(
-    mailboxes: ServedMailboxes, address: str
+    mailboxes: CountedMailboxes, address: str
 ) -> None:
     command = Receive(("orders",), 10, 1_000)
     async with (
@@ -125,7 +138,7 @@ async def test_a_mailbox_that_goes_ends_its_own_streams_alone(
         stream = first.stream(command, 5_000)
         ((delivery,), beside) = (await anext(stream), asyncio.create_task(second.receive(command, 60_000)))
         waiting = asyncio.create_task(first.receive(command, 60_000))
-        await asyncio.sleep(0.1)
+        await until(lambda: mailboxes.calls == {FIRST: 2, SECOND: 1})
         remove()
         for ended in (waiting, anext(stream)):
             with pytest.raises(Unavailable, match="acme@one is stopping here; connect again"):
