@@ -103,7 +103,7 @@ async def test_a_message_that_was_deleted_from_the_stream_is_no_gap(nats_url: st
         assert shown(await stream.read(0, 10, WAIT_MS)) == [("2", "b"), ("3", "a")]
 
 
-async def test_a_stream_that_was_created_anew_is_not_read_until_its_state_was(
+async def test_a_recreated_stream_is_not_read_until_its_state_was(
     nats_url: str, client: Client
 ) -> None:
     jetstream = client.jetstream()
@@ -117,7 +117,7 @@ async def test_a_stream_that_was_created_anew_is_not_read_until_its_state_was(
         await jetstream.add_stream(name="SHOP", subjects=["shop.>"])
         await jetstream.add_consumer("SHOP", ConsumerConfig(durable_name="sea"))
         await publish(client, "b")
-        with pytest.raises(Unavailable, match="was created anew"):
+        with pytest.raises(Unavailable, match="was recreated"):
             await read_on(stream, 1)
         after = await stream.state()
         assert after.incarnation != before.incarnation
