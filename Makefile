@@ -27,12 +27,12 @@ help: ## List the targets
 	@scripts/ensure-java.sh
 	@touch $@
 
-# Without it, Spark's JVMs take twice the CPU time to start, and tests pass as well.
+# Halves the CPU time that Spark's JVMs take to start; tests pass without it, too.
 .venv/spark-classes.jsa: .venv/java-ready scripts/spark_class_archive.py
 	-@$(with_java) $(bin)/python scripts/spark_class_archive.py $@
 
-# Many tests wait for servers: four workers keep two cores busy for four fifths of the time.
-WORKERS ?= 5
+# Many tests wait for servers: five workers keep two cores busy for four fifths of the time.
+WORKERS ?= 6
 
 .PHONY: demo demo-cluster example test test-pythons bench bench-spark bench-cluster
 demo: .venv ## Send, receive, crash, rebuild, search and show the console; without Java, all but the search
