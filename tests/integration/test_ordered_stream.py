@@ -103,9 +103,7 @@ async def test_a_message_that_was_deleted_from_the_stream_is_no_gap(nats_url: st
         assert shown(await stream.read(0, 10, WAIT_MS)) == [("2", "b"), ("3", "a")]
 
 
-async def test_a_recreated_stream_is_not_read_until_its_state_was(
-    nats_url: str, client: Client
-) -> None:
+async def test_a_recreated_stream_is_not_read_until_its_state_was(nats_url: str, client: Client) -> None:
     jetstream = client.jetstream()
     await jetstream.add_stream(name="SHOP", subjects=["shop.>"])
     async with opened(nats_url) as (_, stream):
