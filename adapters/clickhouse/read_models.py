@@ -35,14 +35,15 @@ from postroom.adapters.clickhouse.dialect import (
     open_engine,
 )
 from postroom.adapters.files.locks import is_file_locked
-from postroom.adapters.sql.read_models import SqlReadModels, to_message
-from postroom.adapters.sql.search import matching_topics, word_substring
+from postroom.adapters.sql.access_path import choose
+from postroom.adapters.sql.read_models import AnyRow, SqlReadModels
+from postroom.adapters.sql.search import SearchQuery, word_substring
 from postroom.adapters.sql.statistics import AccessPath, facet_values
 from postroom.adapters.sql.tables import MESSAGE_COLUMNS, ReadModelTables
 from postroom.application.ports.facets import FACET_VALUES, FacetField
 from postroom.application.ports.read_models import ContextBacklog
 from postroom.domain.errors import NotFound, Unavailable
-from postroom.domain.search import EventFilter, FoundMessage
+from postroom.domain.search import EventFilter
 from postroom.domain.tokenizer import Word
 from postroom.projections.fold import MESSAGES
 from postroom.projections.models.messages import PROJECTION
@@ -191,19 +192,13 @@ class ClickHouseReadModels(SqlReadModels):
     def _prepare_scan(self, db: Connection) -> None:
         """Do nothing: statements have no timeout."""
 
-    def _scan_pages(
-        self, db: Connection, tables: ReadModelTables, filter_: EventFilter
-    ) -> Iterator[Sequence[FoundMessage]]:
-        topics = matching_topics(db, tables, filter_.topics)
-        if topics == {}:
-            return
-        query = self._query(filter_, tables, topics)
-        statement = query.all_rows(query.leads()[0])
+    def _row_pages(self, db: Connection, query: SearchQuery) -> Iterator[Sequence[AnyRow]]:
+        statement = query.all_rows(choose(db, query))
         compiled = statement.compile(dialect=db.dialect, compile_kwargs={"render_postcompile": True})
         # The driver's cursor would read the whole result before the first row.
         for rows in read_frames(_client(db), str(compiled), _SCANNED, compiled.params, SCAN_PAGE_ROWS):
             page = rows.with_columns(pl.col("envelope_blob").str.decode("base64"))
-            yield list(map(to_message, page.rows()))
+            yield page.rows()
 
     def _size(self, db: Connection) -> int:
         return int(db.scalar(text(SQL["size"]), {"database": self._database.name}) or 0)

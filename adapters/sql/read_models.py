@@ -58,6 +58,7 @@ from postroom.domain.search import (
     TableStats,
 )
 
+AnyRow = Row[Any] | tuple[Any, ...]
 SHOWN_VERSIONS = 10
 SCAN_PAGE_ROWS = 200
 """Rows per page of a scan: few, because an envelope may be a MiB."""
@@ -158,11 +159,14 @@ class SqlReadModels(SqlStatistics, ABC):
         topics = matching_topics(db, tables, filter_.topics)
         if topics == {}:
             return
-        query = self._query(filter_, tables, topics)
+        for page in self._row_pages(db, self._query(filter_, tables, topics)):
+            yield list(map(to_message, page))
+
+    def _row_pages(self, db: Connection, query: SearchQuery) -> Iterator[Sequence[AnyRow]]:
+        """Yield the rows of a query, a page at a time."""
         statement = query.all_rows(choose(db, query))
         with db.execute(statement, execution_options={"yield_per": SCAN_PAGE_ROWS}) as rows:
-            for page in rows.partitions():
-                yield list(map(to_message, page))
+            yield from rows.partitions()
 
     def get(self, message_id: str, mailbox: str | None = None) -> FoundMessage:
         """Return one message; see `ReadModels.get`."""
@@ -321,7 +325,7 @@ def _parked(db: Connection, version: int, shown: int) -> tuple[int, tuple[Parked
     )
 
 
-def to_message(row: Row[Any] | tuple[Any, ...]) -> FoundMessage:
+def to_message(row: AnyRow) -> FoundMessage:
     """Return the message of a row of `MESSAGE_COLUMNS`."""
     headers = row[_HEADERS_COLUMN]  # a position is found faster than a name
     return FoundMessage(
