@@ -1,6 +1,7 @@
 """Metrics: counters, gauges and histograms, independent of the format in which they are served."""
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -9,7 +10,7 @@ import msgspec
 SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of latencies; 35 ms and 20 ms are the targets of enqueue, dequeue and ack."""
 OTHERS = "*"
-"""Label value for topics without a label of their own, and for the default policy."""
+"""Label value for what has no label of its own, such as further topics, and for the default policy."""
 
 
 class Histogram(msgspec.Struct):
@@ -68,6 +69,21 @@ def gauge(name: str, text: str, value: float) -> Metric:
 def histogram(name: str, text: str, value: Histogram) -> Metric:
     """Return a histogram without labels."""
     return Metric(name, "histogram", text, [({}, value)])
+
+
+def count_label(counts: Counter[str], label: str, max_labels: int) -> None:
+    """Count a value of a label; values after the first `max_labels` count as `OTHERS`."""
+    counts[label if label in counts or len(counts) < max_labels else OTHERS] += 1
+
+
+def by_event_type(name: str, text: str, labels: Mapping[str, str], numbers: Mapping[str, int]) -> Metric:
+    """Return a counter with a value for each event type."""
+    return Metric(
+        name,
+        "counter",
+        text,
+        [({**labels, "event_type": each}, number) for each, number in sorted(numbers.items())],
+    )
 
 
 def rejected_metric(numbers: Mapping[str, int]) -> Metric:

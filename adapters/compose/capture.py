@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from postroom.adapters.compose.event_targets import EventTarget, open_target
 from postroom.adapters.compose.outbox import new_cleanup, open_repository
+from postroom.adapters.compose.relay import new_relay
 from postroom.adapters.compose.tracing import trace_if_used
 from postroom.adapters.postgres.capture.settings import CaptureColumns, CaptureSettings
 from postroom.adapters.postgres.capture.slot import ReplicationSlot
@@ -19,8 +20,6 @@ from postroom.application.monitor import Monitor
 from postroom.application.outbox.capture import OutboxCapture
 from postroom.application.outbox.capture_metrics import capture_monitor
 from postroom.application.outbox.formats import new_format
-from postroom.application.outbox.metrics import relay_monitor
-from postroom.application.outbox.relay import OutboxRelay
 from postroom.application.outbox.route import SUBJECT, Route
 from postroom.application.outbox.settings import OutboxSettings
 from postroom.application.ports.capture import SlotState
@@ -110,21 +109,9 @@ async def open_monitored_capture(
         stack.push_async_callback(held.close)
         source = PostgresCaptureSource(_url(messaging, capture), capture, settings.claim_ms)
         stack.push_async_callback(source.close)
-        relay = OutboxRelay(
-            repository,
-            events.publisher,
-            clock,
-            random.random,
-            messaging.context,
-            settings=settings,
-            route=events.route,
-            format_=events.format,
-        )
+        relay, monitor = new_relay(messaging.context, settings, events, repository, counting, clock)
         opened = OutboxCapture(
             source, held, relay, events.publisher, events.route, events.format, clock, random.random, settings
-        )
-        monitor = relay_monitor(
-            relay, messaging.context, counting.backlog, clock.wall, events.metrics, events.is_connected
         )
         yield opened, capture_monitor(opened, messaging.context, source, monitor)
 

@@ -4,12 +4,13 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from postroom.adapters.compose.event_targets import EventTarget, MailboxTarget, open_target
+from postroom.adapters.compose.event_targets import EventTarget, MailboxTarget, OpenTarget, open_target
 from postroom.adapters.compose.outbox import new_cleanup, open_repository
 from postroom.adapters.compose.tracing import trace_if_used
 from postroom.adapters.kafka.settings import KafkaSettings
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.postgres.messaging.hints import PostgresHints
+from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.adapters.system.clock import SystemClock
@@ -21,6 +22,7 @@ from postroom.application.outbox.metrics import relay_monitor
 from postroom.application.outbox.relay import OutboxRelay
 from postroom.application.outbox.route import SUBJECT, Route
 from postroom.application.outbox.settings import OutboxSettings
+from postroom.application.ports.clock import Clock
 
 __all__ = [
     "EventTarget",
@@ -73,28 +75,37 @@ async def open_monitored_relay(
             stack.push_async_callback(connection.close)
             cleanup = new_cleanup(connection, settings)
             await stack.enter_async_context(background_task(cleanup.run(settings.cleanup_every_ms)))
-        clock = SystemClock()
-        relay = OutboxRelay(
-            repository,
-            events.publisher,
-            clock,
-            random.random,
-            messaging.context,
-            hints=hints,
-            settings=settings,
-            route=events.route,
-            format_=events.format,
-        )
         counting = open_repository(messaging, settings, "postroom outbox metrics")
         stack.push_async_callback(counting.close)
-        yield (
-            relay,
-            relay_monitor(
-                relay,
-                messaging.context,
-                counting.backlog,
-                clock.wall,
-                events.metrics,
-                events.is_connected,
-            ),
-        )
+        yield new_relay(messaging.context, settings, events, repository, counting, SystemClock(), hints)
+
+
+def new_relay(
+    context: str,
+    settings: OutboxSettings,
+    events: OpenTarget,
+    repository: PostgresOutboxRepository,
+    counting: PostgresOutboxRepository,
+    clock: Clock,
+    hints: PostgresHints | None = None,
+) -> tuple[OutboxRelay, Monitor]:
+    """Return a relay to an open target, and its monitor.
+
+    Arguments:
+        context: the bounded context whose events are published.
+        counting: counts the unpublished events over a connection of its own.
+    """
+    relay = OutboxRelay(
+        repository,
+        events.publisher,
+        clock,
+        random.random,
+        context,
+        hints=hints,
+        settings=settings,
+        route=events.route,
+        format_=events.format,
+    )
+    return relay, relay_monitor(
+        relay, context, counting.backlog, clock.wall, events.metrics, events.is_connected
+    )

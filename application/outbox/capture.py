@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from postroom.application.background import wait_at_most
 from postroom.application.backoff import OutageBackoff
 from postroom.application.cloudevents.event import JSON
-from postroom.application.metrics import OTHERS
+from postroom.application.metrics import count_label
 from postroom.application.monitor import Progress
 from postroom.application.outbox.decisions import decide_on, record_only
 from postroom.application.outbox.formats import MessageFormat
@@ -162,7 +162,8 @@ class OutboxCapture:
             [row for row in rows if _aggregate(row) not in waiting], self._settings.concurrency
         )
         for row, _ in batch.published:
-            self._count(row.event.event_type)
+            self.counts.published += 1
+            count_label(self.published_by_type, row.event.event_type, MAX_TYPES)
         published = {id(row) for row, _ in batch.published}
         remaining = [row for row in rows if id(row) not in published]
         waiting |= {_aggregate(row) for row, _ in (*batch.refused, *batch.unreadable)}
@@ -204,11 +205,6 @@ class OutboxCapture:
 
     def _has_time(self) -> bool:
         return self._clock.uptime() < self._right_ends
-
-    def _count(self, event_type: str) -> None:
-        self.counts.published += 1
-        is_named = event_type in self.published_by_type or len(self.published_by_type) < MAX_TYPES
-        self.published_by_type[event_type if is_named else OTHERS] += 1
 
     async def _wait_out(self, error: Unavailable, failures: int) -> int:
         """Pause after an outage, and return the number of failures in sequence."""

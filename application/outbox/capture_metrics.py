@@ -2,7 +2,7 @@
 
 import asyncio
 
-from postroom.application.metrics import Metric
+from postroom.application.metrics import Metric, by_event_type
 from postroom.application.monitor import BACKLOG_SECONDS, Monitor
 from postroom.application.outbox.capture import OutboxCapture
 from postroom.application.ports.capture import CaptureSource, SlotState
@@ -23,14 +23,11 @@ def capture_monitor(capture: OutboxCapture, context: str, source: CaptureSource,
     async def collect() -> list[Metric]:
         metrics = [
             *await relay.collect(),
-            Metric(
+            by_event_type(
                 "postroom_outbox_captured",
-                "counter",
                 "Rows that were captured and published, by event type.",
-                [
-                    (labels | {"event_type": event_type}, number)
-                    for event_type, number in sorted(capture.published_by_type.items())
-                ],
+                labels,
+                capture.published_by_type,
             ),
             Metric(
                 "postroom_outbox_held",

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from postroom.application.backlog_monitor import BacklogGauges, backlog_monitor
-from postroom.application.metrics import Metric
+from postroom.application.metrics import Metric, by_event_type
 from postroom.application.monitor import Monitor
 from postroom.application.outbox.relay import OutboxRelay
 from postroom.application.ports.outbox_repository import Backlog
@@ -34,14 +34,11 @@ def relay_monitor(
     def collect_counts(labels: dict[str, str]) -> list[Metric]:
         counts = relay.counts
         return [
-            Metric(
+            by_event_type(
                 "postroom_outbox_published",
-                "counter",
                 "Events published, by event type.",
-                [
-                    (labels | {"event_type": event_type}, number)
-                    for event_type, number in sorted(relay.published_by_type.items())
-                ],
+                labels,
+                relay.published_by_type,
             ),
             Metric(
                 "postroom_outbox_failed",

@@ -17,7 +17,7 @@ import msgspec
 
 from postroom.application.background import cancel_and_wait
 from postroom.application.backoff import OutageBackoff
-from postroom.application.metrics import OTHERS
+from postroom.application.metrics import count_label
 from postroom.application.monitor import Progress
 from postroom.application.outbox.decisions import decide_on
 from postroom.application.outbox.formats import MessageFormat, PostroomFormat
@@ -170,13 +170,9 @@ class OutboxRelay:
             )
         self.counts.published += len(published)
         for row, _ in batch.published:
-            self._count_type(row.event.event_type)
+            count_label(self.published_by_type, row.event.event_type, MAX_TYPES)
         self.counts.failed += len(failed) - len(parked)
         self.counts.parked += len(parked)
-
-    def _count_type(self, event_type: str) -> None:
-        is_named = event_type in self.published_by_type or len(self.published_by_type) < MAX_TYPES
-        self.published_by_type[event_type if is_named else OTHERS] += 1
 
     async def _pause(self, ms: float, *, hinted: bool) -> None:
         waits: list[asyncio.Task[Any]] = [asyncio.create_task(self._stopping.wait())]
