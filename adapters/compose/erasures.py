@@ -137,9 +137,9 @@ class Erasures:
         for name in self._mailboxes:
             with read_mailbox(self._store, name, archive=self._archive) as reader:
                 find = FindSubject(reader.log, LogTime(reader.log, SystemClock()), self._protection)
-                in_log = find(pseudonym, subject)
-            messages += in_log.encrypted
-            plaintext += in_log.plaintext
+                subject_in_log = find(pseudonym, subject)
+            messages += subject_in_log.encrypted
+            plaintext += subject_in_log.plaintext
         return messages, plaintext
 
     def _read_ends(self) -> list[LogEnd]:

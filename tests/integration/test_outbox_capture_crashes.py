@@ -171,8 +171,7 @@ def test_a_paused_capture_is_replaced_and_reorders_nothing_when_it_resumes(
     with NatsServer(tmp_path / "nats") as nats:
         asyncio.run(make_stream(nats.url))
         captures = Captures(tmp_path, service, nats.url)
-        with captures.start("--create") as creating:
-            creating.communicate(timeout=240)
+        captures.run("outbox", "capture", "--create")
         with captures.start() as first:
             insert_round(service, 0)
             wait_until(lambda: asyncio.run(count_messages(nats.url)) > 20)
@@ -192,8 +191,7 @@ def test_a_capture_that_gets_sigterm_ends_at_once_and_reports_its_counts(
     with NatsServer(tmp_path / "nats") as nats:
         asyncio.run(make_stream(nats.url))
         captures = Captures(tmp_path, service, nats.url)
-        with captures.start("--create") as creating:
-            creating.communicate(timeout=240)
+        captures.run("outbox", "capture", "--create")
         with captures.start() as process:
             insert_round(service, 0)
             wait_until(lambda: asyncio.run(count_messages(nats.url)) == 50 * ORDERS)
