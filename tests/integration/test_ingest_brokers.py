@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from postroom.application.cloudevents.message import KAFKA
 from postroom.application.ingest.counts import IngestCounts
-from postroom.application.ingest.namespace import KafkaSource, RedisSource
+from postroom.application.ingest.namespace import KafkaSource, Namespace, RedisSource
 from tests.integration.ingest_world import DURABLE, ingest, namespace, stored
 from tests.integration.test_ingest import postroom
 from tests.support.archived import ARCHIVED, archived, cloud_events, sdk_event
@@ -22,12 +22,17 @@ from tests.support.logs import capture_logs
 from tests.support.stores import envelope
 
 
-async def test_redis_streams_have_a_stream_for_dead_letters(redis_url: str, sqlite: str) -> None:
+def of_redis(redis_url: str, sqlite: str) -> tuple[Namespace, str, str]:
+    """Return a namespace that ingests a new stream of Redis, the stream, and the stream for dead letters."""
     stream, dead = f"acme-{uuid4().hex}", f"dead-{uuid4().hex}"
     source = RedisSource(
         url=redis_url, stream=stream, consumer_group=DURABLE, field="data", dead_letter_stream=dead
     )
-    what = msgspec.structs.replace(namespace("", sqlite), source=source)
+    return msgspec.structs.replace(namespace("", sqlite), source=source), stream, dead
+
+
+async def test_redis_streams_have_a_stream_for_dead_letters(redis_url: str, sqlite: str) -> None:
+    what, stream, dead = of_redis(redis_url, sqlite)
     redis: Any
     async with Redis.from_url(redis_url) as redis:
         await redis.xadd(stream, {"data": envelope("1")})
@@ -43,11 +48,7 @@ async def test_redis_streams_have_a_stream_for_dead_letters(redis_url: str, sqli
 
 
 async def test_cloud_events_of_redis_are_archived(redis_url: str, sqlite: str) -> None:
-    stream, dead = f"acme-{uuid4().hex}", f"dead-{uuid4().hex}"
-    source = RedisSource(
-        url=redis_url, stream=stream, consumer_group=DURABLE, field="data", dead_letter_stream=dead
-    )
-    what = msgspec.structs.replace(namespace("", sqlite), source=source)
+    what, stream, _ = of_redis(redis_url, sqlite)
     redis: Any
     async with Redis.from_url(redis_url) as redis:
         for event in cloud_events(KAFKA):
