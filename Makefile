@@ -31,7 +31,7 @@ help: ## List the targets
 .venv/spark-classes.jsa: .venv/java-ready scripts/spark_class_archive.py
 	-@$(with_java) $(bin)/python scripts/spark_class_archive.py $@
 
-# Many tests wait for servers: five workers keep two cores busy for four fifths of the time.
+# Many tests wait for servers: six workers keep two cores busy.
 WORKERS ?= 6
 
 .PHONY: demo demo-cluster example test test-pythons bench bench-spark bench-cluster

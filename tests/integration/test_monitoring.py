@@ -157,7 +157,7 @@ class Slot:
     """A source of captured rows that has a state and no rows."""
 
     async def state(self) -> SlotState:
-        return SlotState("postroom_outbox", True, 1, 2)
+        return SlotState("postroom_outbox", True, 1, 2, 3)
 
 
 async def capture_metrics() -> list[Metric]:
