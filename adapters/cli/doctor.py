@@ -9,6 +9,7 @@ from typer import Option
 
 from postroom.adapters.cli.access_settings import AccessSection
 from postroom.adapters.cli.exit_codes import DONE, REFUSED
+from postroom.adapters.cli.outbox_capture import capture_settings
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import parse_duration
 
@@ -27,8 +28,8 @@ def doctor(
 ) -> int:
     """Check this machine, the store and the servers of the settings, and say what to do.
 
-    Nothing is changed. NATS and the database of a service are checked if the settings have [nats] and
-    [messaging].
+    Nothing is changed. NATS, the database of a service and the replication slot of its table are checked if
+    the settings have [nats], [messaging] and [capture].
     """
     from postroom.adapters.compose.doctor import host_checks, run_checks, store_checks
 
@@ -67,7 +68,14 @@ def _settings_checks(session: Session) -> "Iterator[Check]":
 
 
 def _server_checks(session: Session, seconds: float) -> "Iterator[Check]":
-    from postroom.adapters.compose.doctor import Check, Finding, database_check, keys_check, nats_check
+    from postroom.adapters.compose.doctor import (
+        Check,
+        Finding,
+        capture_check,
+        database_check,
+        keys_check,
+        nats_check,
+    )
     from postroom.adapters.compose.settings import MessagingSettings, NatsSettings
 
     def nats() -> Iterator[Finding]:
@@ -77,6 +85,10 @@ def _server_checks(session: Session, seconds: float) -> "Iterator[Check]":
         url = session.settings.section("messaging", MessagingSettings).database
         yield from database_check(url, "messaging", "messaging", seconds).run()
 
+    def capture() -> Iterator[Finding]:
+        messaging = session.settings.section("messaging", MessagingSettings)
+        yield from capture_check(messaging, capture_settings(session), seconds).run()
+
     def keys() -> Iterator[Finding]:
         yield from keys_check(session.store, session.settings.section("access", AccessSection).key_file).run()
 
@@ -85,6 +97,8 @@ def _server_checks(session: Session, seconds: float) -> "Iterator[Check]":
         yield Check("nats", nats)
     if session.settings.sections.get("messaging"):
         yield Check("messaging", messaging)
+    if session.settings.sections.get("capture"):
+        yield Check("capture", capture)
 
 
 def _show(session: Session, findings: "list[Finding]") -> None:

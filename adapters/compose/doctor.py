@@ -7,6 +7,8 @@ from postroom.adapters.compose.access import open_key_ring
 from postroom.adapters.compose.store import MEMORY, open_store
 from postroom.adapters.local.paths import MAX_PATH_BYTES
 from postroom.adapters.nats.settings import NatsSettings
+from postroom.adapters.postgres.capture.settings import CaptureSettings
+from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sqlite.diagnosis import store_checks as sqlite_checks
@@ -26,6 +28,7 @@ MAX_KEY_DAYS = 90
 __all__ = [
     "Check",
     "Finding",
+    "capture_check",
     "check_keys",
     "database_check",
     "host_checks",
@@ -80,6 +83,17 @@ def database_check(url: str, set_: str, name: str, seconds: float) -> Check:
         yield from check_database(url, set_, name, seconds)
 
     return Check(name, run)
+
+
+def capture_check(messaging: MessagingSettings, settings: CaptureSettings, seconds: float) -> Check:
+    """Return the check of the replication slot of a capture; `seconds` is the deadline of a statement."""
+
+    def run() -> Iterator[Finding]:
+        with explain_missing_extra("postgres"):
+            from postroom.adapters.postgres.capture.diagnosis import check_slot
+        yield check_slot(settings.database or messaging.database, settings, seconds)
+
+    return Check("capture", run)
 
 
 def nats_check(settings: NatsSettings, seconds: float) -> Check:

@@ -53,6 +53,15 @@ def capture_monitor(capture: OutboxCapture, context: str, source: CaptureSource,
                     [(by_slot, state.retained_bytes)],
                 ),
             ]
+            if state.safe_bytes is not None:
+                metrics.append(
+                    Metric(
+                        "postroom_outbox_slot_safe_bytes",
+                        "gauge",
+                        "Write-ahead log that may still be written before the slot loses rows.",
+                        [(by_slot, state.safe_bytes)],
+                    )
+                )
         return metrics
 
     async def find_missing() -> list[str]:

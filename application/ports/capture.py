@@ -35,12 +35,15 @@ class SlotState(msgspec.Struct, frozen=True):
         active: whether a process reads it.
         lag_bytes: size of the write-ahead log since the last confirmed position.
         retained_bytes: size of the write-ahead log that the server keeps for the slot.
+        safe_bytes: size of the write-ahead log that may still be written before the slot loses rows; None
+            if the server keeps it until the disk is full (`max_slot_wal_keep_size = -1`).
     """
 
     slot: str
     active: bool
     lag_bytes: int
     retained_bytes: int
+    safe_bytes: int | None
 
 
 class CaptureSource(Protocol):

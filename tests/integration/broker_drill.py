@@ -18,21 +18,31 @@ from typing import Any, Protocol
 
 import aio_pika
 import msgspec
+import nats
 from aio_pika.exceptions import CONNECTION_EXCEPTIONS
 from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in its stubs
+from nats.errors import Error as NatsError
+from nats.js.api import StreamConfig
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.ingest import open_ingester
 from postroom.adapters.compose.queries import read_mailbox
-from postroom.application.ingest.namespace import KafkaSource, MessageSource, RabbitmqSource, RedisSource
+from postroom.application.ingest.namespace import (
+    KafkaSource,
+    MessageSource,
+    NatsSource,
+    RabbitmqSource,
+    RedisSource,
+)
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.domain.message import MessageSent
 from postroom.domain.names import message_id
 from tests.integration.ingest_world import DURABLE, MAILBOX, namespace
 from tests.support.servers.kafka import KafkaServer
+from tests.support.servers.nats import NatsServer
 from tests.support.servers.process import ServerProcess
 from tests.support.servers.rabbitmq import RabbitmqServer
 from tests.support.servers.redis import RedisServer
@@ -45,6 +55,7 @@ KEYS = 32
 ACK_WAIT_SECONDS = 5
 OWNER_WAIT_MS = 20_000
 PATIENCE_SECONDS = 3_000
+SETTLE_SECONDS = 10
 
 
 class Figures(msgspec.Struct):
@@ -149,8 +160,7 @@ class RedisBroker:
 
 
 class RabbitmqBroker:
-    # It writes the names of its quorum queues seconds after they are declared, and loses them when killed.
-    is_durable, keeps_order = False, True
+    is_durable, keeps_order = True, True
 
     def __init__(self, folder: Path) -> None:
         self.server = RabbitmqServer(folder)
@@ -165,6 +175,8 @@ class RabbitmqBroker:
 
     async def create(self) -> None:
         await self._connect()
+        # The server stores the names of new quorum queues some time after it has confirmed their declaration.
+        await asyncio.sleep(SETTLE_SECONDS)
 
     async def publish(self, key: str, data: bytes) -> bool:
         with suppress(*CONNECTION_EXCEPTIONS, aio_pika.exceptions.AMQPError, OSError, TimeoutError):
@@ -186,10 +198,42 @@ class RabbitmqBroker:
         await self._channel.declare_queue(NAME, durable=True, arguments={"x-queue-type": "quorum"})
 
 
+class NatsBroker:
+    is_durable, keeps_order = True, False
+
+    def __init__(self, folder: Path) -> None:
+        self.server = NatsServer(folder, sync_always=True)
+        self._client: Any = None
+
+    def source(self) -> MessageSource:
+        return NatsSource(
+            url=self.server.url, subject=NAME, consumer_group=DURABLE, ack_wait_seconds=ACK_WAIT_SECONDS
+        )
+
+    async def create(self) -> None:
+        async def ignore(_: Exception) -> None:
+            pass
+
+        self._client = await nats.connect(
+            self.server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=ignore
+        )
+        await self._client.jetstream().add_stream(StreamConfig(name="ORDERS", subjects=[NAME]))
+
+    async def publish(self, key: str, data: bytes) -> bool:
+        with suppress(NatsError, OSError, TimeoutError):
+            await self._client.jetstream().publish(NAME, data, timeout=5)
+            return True
+        return False
+
+    async def aclose(self) -> None:
+        await self._client.close()
+
+
 BROKERS: dict[str, Callable[[Path], Broker]] = {
     "kafka": KafkaBroker,
     "redis": RedisBroker,
     "rabbitmq": RabbitmqBroker,
+    "nats": NatsBroker,
 }
 
 
@@ -237,7 +281,7 @@ async def disturb(broker: Broker, folder: Path, count: int, times: int, max_paus
                 end()
                 figures.faults[name] = figures.faults.get(name, 0) + 1
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while len(read_archive(store)) < count:
+            while last_position(store) < count or len(read_archive(store)) < count:
                 await asyncio.sleep(0.5)
     figures.seconds = round(time.monotonic() - began, 1)
     archive = read_archive(store)
@@ -261,6 +305,14 @@ def read_archive(store: str) -> list[tuple[str, bytes]]:
             if isinstance(record.event, MessageSent)
         ]
     return []
+
+
+def last_position(store: str) -> int:
+    """Return the position of the last record of the archive, or 0 if it is empty."""
+    with suppress(NotFound, Unavailable), read_mailbox(store, MAILBOX) as reader:
+        head = reader.log.head()
+        return 0 if head is None else head.position
+    return 0
 
 
 class IngesterProcess:
@@ -296,7 +348,7 @@ def ingester_process(source: MessageSource, store: str, folder: Path) -> Iterato
 
 async def ingest(kind: str, fields: str, store: str) -> None:
     """Ingest, and begin again when the broker was not there at the start, as a supervisor would."""
-    kinds = {each.__name__: each for each in (KafkaSource, RedisSource, RabbitmqSource)}
+    kinds = {each.__name__: each for each in (KafkaSource, NatsSource, RabbitmqSource, RedisSource)}
     source = msgspec.json.decode(fields, type=kinds[kind])
     what = msgspec.structs.replace(namespace("", store, batch_size=100), source=source)
     while True:

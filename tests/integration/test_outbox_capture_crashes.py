@@ -206,6 +206,6 @@ def test_a_capture_that_gets_sigterm_ends_at_once_and_reports_its_counts(
         backlog = msgspec.json.decode(captures.run("outbox", "backlog", "--json"))
         slot = backlog.pop("slot")
         assert backlog == {"context": "sea", "count": 0, "oldest_at": None}
-        assert slot.keys() == {"slot", "active", "lag_bytes", "retained_bytes"}
+        assert slot.keys() == {"slot", "active", "lag_bytes", "retained_bytes", "safe_bytes"}
         assert slot["slot"] == service.settings.slot
         assert b"retained_bytes" in captures.run("outbox", "backlog")

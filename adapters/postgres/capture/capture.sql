@@ -11,7 +11,7 @@ SELECT current_setting('wal_level'), current_setting('server_encoding'), CAST(to
 -- name: slot
 SELECT plugin, database = current_database(), wal_status, active_pid,
        CAST(pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn) AS bigint),
-       CAST(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) AS bigint)
+       CAST(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) AS bigint), safe_wal_size
 FROM pg_replication_slots WHERE slot_name = :slot;
 
 -- name: end

@@ -91,8 +91,8 @@ class ReplicationSlot:
             slot = await self._find(connection)
         if slot is None:
             raise self._missing("replication slot")
-        pid, lag, retained = slot
-        return SlotState(self._settings.slot, pid is not None, lag, retained)
+        pid, lag, retained, safe = slot
+        return SlotState(self._settings.slot, pid is not None, lag, retained, safe)
 
     async def close(self) -> None:
         """Release the connection; closing twice is fine."""
@@ -142,14 +142,14 @@ class ReplicationSlot:
             )
         return CapturedTable(oid, encoding)
 
-    async def _find(self, connection: AsyncConnection) -> tuple[int | None, int, int] | None:
-        """Return the reader's process id, the lag and the retained size; None without a slot."""
+    async def _find(self, connection: AsyncConnection) -> tuple[int | None, int, int, int | None] | None:
+        """Return the reader's process id and the sizes of `SlotState`; None without a slot."""
         slot = self._settings.slot
         cursor = await connection.execute(self._sql["slot"], {"slot": slot})
         rows: list[Any] = await cursor.fetchall()
         if not rows:
             return None
-        ((plugin, is_here, wal_status, pid, lag, retained),) = rows
+        ((plugin, is_here, wal_status, pid, lag, retained, safe),) = rows
         where = shown(self._url)
         if plugin != "pgoutput" or not is_here:
             raise InvalidRequest(
@@ -163,7 +163,7 @@ class ReplicationSlot:
                 f"published. Drop it by SELECT pg_drop_replication_slot('{slot}'), create it by "
                 "`postroom outbox capture --create`, and insert the missing rows again."
             )
-        return pid, int(lag), int(retained)
+        return pid, int(lag), int(retained), None if safe is None else int(safe)
 
     @asynccontextmanager
     async def _use(self) -> AsyncIterator[AsyncConnection]:
