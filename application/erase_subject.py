@@ -83,6 +83,7 @@ class EraseSubject:
         """
         with self._log.locked():
             records = self.read_records()  # before anything is destroyed
+            self._check_complete(records)
             self._keys.destroy(subject.pseudonym, self._now())
             (erased,) = (each for each in self._keys.list_subjects() if each.pseudonym == subject.pseudonym)
             removed = await store.remove_messages(subject.pseudonym)
@@ -106,20 +107,25 @@ class EraseSubject:
         Raises: IntegrityFailure when a completed erasure has no record, or a recorded one has a key again.
         """
         records = self.read_records()
-        subjects = {each.pseudonym: each for each in self._keys.list_subjects()}
         recorded = {each.pseudonym for each in records}
-        for each in subjects.values():
-            if each.is_recorded and each.pseudonym not in recorded:
-                raise IntegrityFailure(
-                    f"The erasure log has no record of {each.pseudonym}, which was erased: its end was cut "
-                    "off. Restore the file from a backup."
-                )
+        for each in self._check_complete(records):
             if each.erased_at is None and each.pseudonym in recorded:
                 raise IntegrityFailure(
                     f"The key store has a key of {each.pseudonym} again, which was erased: an older copy was "
                     "restored. Run postroom erase --pending."
                 )
         return records
+
+    def _check_complete(self, records: Sequence[ErasureRecord]) -> Sequence[Subject]:
+        """Return all subjects after checking that each completed erasure has a record."""
+        subjects, recorded = self._keys.list_subjects(), {each.pseudonym for each in records}
+        for each in subjects:
+            if each.is_recorded and each.pseudonym not in recorded:
+                raise IntegrityFailure(
+                    f"The erasure log has no record of {each.pseudonym}, which was erased: it is another "
+                    "file, or its end was cut off. Name that file as records, or restore it from a backup."
+                )
+        return subjects
 
     def _record(self, erased: Subject, removed: int, store: StoreOfSubject) -> ErasureRecord:
         lines = self._log.read()

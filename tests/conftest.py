@@ -292,6 +292,22 @@ def lease_database(create_database: "CreateDatabase", lease_template: str) -> st
 
 
 @pytest.fixture(scope="session")
+def keys_template(create_shared_database: "CreateDatabase") -> str:
+    """The address of a database with the tables of a key store, a template that is never written to."""
+    from postroom.adapters.postgres.migrate import migrate
+
+    url = create_shared_database(None)
+    migrate(url, "keys")
+    return url
+
+
+@pytest.fixture
+def keys_database(create_database: "CreateDatabase", keys_template: str) -> str:
+    """The address of a database for a key store, which is still to be created."""
+    return create_database(keys_template)
+
+
+@pytest.fixture(scope="session")
 def postgres_store_template(create_shared_database: "CreateDatabase") -> str:
     """The address of an empty PostgreSQL store, a template that is never written to."""
     from postroom.adapters.postgres.migrate import migrate

@@ -20,9 +20,12 @@ def migrate(
     leases: Annotated[
         str | None, Option(metavar="URL", help="Also migrate this database of leases, of admins.")
     ] = None,
+    keys: Annotated[
+        str | None, Option(metavar="URL", help="Also migrate this database of subject keys. [erasure.keys]")
+    ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Only list the migrations that would run.")] = False,
 ) -> None:
-    """Create or update the tables of a PostgreSQL store, and of databases with outbox and inbox or leases.
+    """Create or update the tables of PostgreSQL databases: a store, outbox and inbox, leases, a key store.
 
     Run it for a new database and after every update of Postroom, as a user with the right to create tables;
     no other command creates any. A SQLite store needs no migration.
@@ -30,6 +33,7 @@ def migrate(
     from postroom.adapters.compose import is_database, shown_store
     from postroom.adapters.compose.postgres import (
         MessagingSettings,
+        migrate_keys,
         migrate_leases,
         migrate_messaging,
         migrate_store,
@@ -41,10 +45,14 @@ def migrate(
         targets.append((service.database, migrate_messaging))
     if leases:
         targets.append((leases, migrate_leases))
+    if keys is None and (erasure := session.erasure_settings()) is not None and is_database(erasure.keys):
+        keys = erasure.keys
+    if keys:
+        targets.append((keys, migrate_keys))
     if not targets:
         raise WrongUsage(
             f"Nothing to migrate: the store {session.shown_store} is not a database; name one with "
-            "--store, --messaging or --leases postgresql://..."
+            "--store, --messaging, --leases or --keys postgresql://..."
         )
     results = [(shown_store(url), run(url, dry_run=dry_run)) for url, run in targets]
     if session.out.as_json:

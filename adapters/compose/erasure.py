@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from postroom.adapters.postgres.url import is_url
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.erasure.protection import Protection
 from postroom.application.erasure.settings import ErasureSettings
@@ -23,7 +24,15 @@ def open_protection(settings: ErasureSettings) -> Protection:
 
 
 def open_subject_keys(settings: ErasureSettings, master_key: MasterKey) -> SubjectKeys:
-    """Return the key store; its methods raise as those of `SubjectKeys`."""
+    """Return the key store; its methods raise as those of `SubjectKeys`.
+
+    Raises: MissingExtra for one in PostgreSQL without the driver.
+    """
+    if is_url(settings.keys):
+        with explain_missing_extra("postgres"):
+            from postroom.adapters.subject_keys.postgres import PostgresSubjectKeys
+
+        return PostgresSubjectKeys(settings.keys, master_key, SystemClock().wall)
     from postroom.adapters.subject_keys.sqlite import SqliteSubjectKeys
 
     return SqliteSubjectKeys(Path(settings.keys), master_key, SystemClock().wall)
@@ -42,11 +51,11 @@ def open_master_key(settings: ErasureSettings) -> MasterKey:
 def create_key_store(settings: ErasureSettings) -> MasterKey:
     """Create the key store, and the file of the master key unless it exists; return the master key.
 
-    Raises: InvalidRequest when the key store exists; otherwise as `open_protection`.
+    Raises: InvalidRequest when the key store exists, Unavailable when its database is not migrated; otherwise
+        as `open_protection`.
     """
     with explain_missing_extra("erasure"):
         from postroom.adapters.subject_keys.master_key import create_master_key
-        from postroom.adapters.subject_keys.sqlite import create_subject_keys
 
     valid = settings.validate()
     file = valid.master_key_file
@@ -54,5 +63,13 @@ def create_key_store(settings: ErasureSettings) -> MasterKey:
         master_key: MasterKey = create_master_key(Path(file))
     else:
         master_key = open_master_key(valid)
-    create_subject_keys(Path(valid.keys), master_key)
+    if is_url(valid.keys):
+        with explain_missing_extra("postgres"):
+            from postroom.adapters.subject_keys import postgres
+
+        postgres.create_subject_keys(valid.keys, master_key)
+    else:
+        from postroom.adapters.subject_keys import sqlite
+
+        sqlite.create_subject_keys(Path(valid.keys), master_key)
     return master_key

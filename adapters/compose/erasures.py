@@ -21,9 +21,6 @@ from postroom.application.ports.subject_keys import Subject
 from postroom.application.queries.find_subject import CountEncrypted, FindSubject
 from postroom.application.queries.log_time import LogTime
 
-SUFFIX = ".erasures"
-"""Suffix of the erasure log of a key store."""
-
 
 class ErasurePreview(NamedTuple):
     """What an erasure would make unreadable, and how many messages of the subject were never encrypted."""
@@ -71,13 +68,13 @@ class Erasures:
     ) -> None:
         self._store = store
         self._mailboxes = mailboxes
-        self._settings = settings
         self._owner = owner
         self._archive = archive
-        self._master_key = open_master_key(settings)
-        self._keys = open_subject_keys(settings, self._master_key)
-        self._protection = Protection(self._keys, settings.topics)
-        log = FileErasureLog(Path(settings.keys + SUFFIX))
+        valid = settings.validate()
+        self._master_key = open_master_key(valid)
+        self._keys = open_subject_keys(valid, self._master_key)
+        self._protection = Protection(self._keys, valid.topics)
+        log = FileErasureLog(Path(str(valid.records)))
         self._erase = EraseSubject(self._keys, self._master_key, log, SystemClock().wall)
 
     def preview(self, subject: str) -> ErasurePreview:

@@ -1,8 +1,8 @@
 """Numbered migrations, which create the tables of Postroom, and the check that a database has them.
 
-A set is a folder under `migrations/`: `store` (the event log), `messaging` (outbox and inbox), `leases`. Its
-files `NNNN_name.sql` are applied in order, each in its own transaction, and never edited afterwards.
-Nothing else in Postroom changes a schema.
+A set is a folder under `migrations/`: `store` (the event log), `messaging` (outbox and inbox), `leases`, and
+`keys` (of subjects). Its files `NNNN_name.sql` are applied in order, each in its own transaction, and never
+edited afterwards. Nothing else in Postroom changes a schema.
 
 A database is migrated before the processes that use it are replaced. So a migration must be compatible with
 the previous release: it adds, and removes only what that release no longer uses.
@@ -24,7 +24,7 @@ from postroom.adapters.sql.statements import statements
 from postroom.domain.errors import InvalidRequest, Unavailable
 
 LOCK_TIMEOUT = "60s"
-SCHEMAS = {"leases": "postroom", "store": "postroom"}
+SCHEMAS = {"keys": "postroom_keys", "leases": "postroom", "store": "postroom"}
 """The schema of a set's tables; sets without one use the search path."""
 _SQL = statements("postroom.adapters.postgres", "migrate.sql")
 _FILE = re.compile(r"(\d{4})_(\w+)\.sql")

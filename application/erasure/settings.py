@@ -9,32 +9,51 @@ from postroom.application.erasure.policy import SubjectPolicy, check_policies
 from postroom.domain.arguments import check_path, check_text
 from postroom.domain.errors import InvalidRequest
 
+ERASURE_LOG_SUFFIX = ".erasures"
+"""Suffix of the erasure log beside the file of a key store."""
+_URLS = ("postgresql://", "postgres://")
+
 
 class ErasureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of encryption and erasure (ADR 0089).
 
     Arguments:
-        keys: path of the key store, which `postroom erasure init` creates; outside the store and its backups.
+        keys: path of the key store, or URL of its PostgreSQL database; outside the store and its backups.
+            `postroom erasure init` creates it.
+        records: path of the erasure log; beside the key store by default, required for one in a database.
         topics: policies by topic; `*` is that of all topics without one of their own.
         master_key_file: path of the file with the master key.
         master_key_variable: environment variable with the master key, instead of a file.
     """
 
     keys: str
+    records: str | None = None
     topics: Mapping[str, SubjectPolicy] = {}
     master_key_file: str | None = None
     master_key_variable: str | None = None
 
     def validate(self) -> "ErasureSettings":
         """Return the settings with absolute paths, or raise InvalidRequest."""
-        keys, file, variable = self.keys, self.master_key_file, self.master_key_variable
+        keys, file, variable = check_path("keys", self.keys), self.master_key_file, self.master_key_variable
+        records = self.records
         if (file is None) == (variable is None):
             raise InvalidRequest(
                 "The settings of erasure must name one master key, with master_key_file or "
                 "master_key_variable."
             )
+        if "://" not in keys:
+            keys = os.path.abspath(keys)
+            records = keys + ERASURE_LOG_SUFFIX if records is None else records
+        elif not keys.startswith(_URLS):
+            raise InvalidRequest("keys must be a path, or the URL of a PostgreSQL database: postgresql://...")
+        elif records is None:
+            raise InvalidRequest(
+                "Settings of erasure with a key store in a database must name the file of the erasure log, "
+                "with records."
+            )
         return ErasureSettings(
-            keys=os.path.abspath(check_path("keys", keys)),
+            keys=keys,
+            records=os.path.abspath(check_path("records", records)),
             topics=check_policies(self.topics),
             master_key_file=None if file is None else os.path.abspath(check_path("master_key_file", file)),
             master_key_variable=None if variable is None else check_text("master_key_variable", variable, 1),

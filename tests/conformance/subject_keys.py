@@ -1,5 +1,8 @@
 """What every store of subject keys promises: a test class inherits the suite and brings `keys`."""
 
+import re
+from functools import partial
+
 import pytest
 
 from postroom.application.ports.subject_keys import SubjectKeys, UnknownPseudonym
@@ -97,11 +100,11 @@ class SubjectKeysConformance:
         assert keys.resolve([before])[before] is None
 
     def test_a_pseudonym_of_another_store_is_reported(self, keys: SubjectKeys) -> None:
-        unknown = "subject:" + "0" * 32
-        for use in (
-            lambda: keys.resolve([unknown]),
-            lambda: keys.destroy(unknown, NOW),
-            lambda: keys.mark_recorded(unknown),
-        ):
-            with pytest.raises(UnknownPseudonym, match=unknown):
-                use()
+        for unknown in ("subject:" + "0" * 32, "subject:\0", "日本"):
+            for use in (
+                partial(keys.resolve, [unknown]),
+                partial(keys.destroy, unknown, NOW),
+                partial(keys.mark_recorded, unknown),
+            ):
+                with pytest.raises(UnknownPseudonym, match=re.escape(unknown)):
+                    use()

@@ -49,15 +49,40 @@ class TestOwnedMailbox(MailboxConformance):
             yield opened
 
 
-class TestEncryptedMailbox(MailboxConformance):
+class Encrypted:
     """Every message is encrypted, which no sender and no consumer notices."""
+
+    keys: str | None = None
+    store = "memory:"
 
     @pytest.fixture
     async def mailbox(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Postroom]:
-        erasure = new_erasure(tmp_path, {"*": SubjectPolicy("attrs.subject")})
+        erasure = new_erasure(tmp_path, {"*": SubjectPolicy("attrs.subject")}, keys=self.keys)
         monkeypatch.setattr("postroom.application.erasure.protection.read_subject", lambda *_: "somebody")
-        async with open_mailbox("memory:", MAILBOX, erasure=erasure) as opened:
+        async with open_mailbox(self.store, MAILBOX, erasure=erasure, durability="relaxed") as opened:
             yield opened
+
+
+class TestEncryptedMailbox(Encrypted, MailboxConformance):
+    pass
+
+
+class TestEncryptedMailboxInPostgres(Encrypted):
+    """Store and key store in two databases of PostgreSQL: the tests that concern the content of messages."""
+
+    test_headers = MailboxConformance.test_a_message_that_was_sent_is_received_with_all_its_headers
+    test_idempotency_key = MailboxConformance.test_a_repeated_send_with_an_idempotency_key_adds_nothing
+    test_id_of_sender = MailboxConformance.test_an_id_of_the_sender_is_never_reused
+    test_peek = MailboxConformance.test_messages_can_be_looked_at_without_receiving_them
+    test_redrive = (
+        MailboxConformance.test_a_message_is_dead_lettered_after_its_last_attempt_and_can_be_redriven
+    )
+    test_explain = MailboxConformance.test_a_message_is_explained
+    test_retention = MailboxConformance.test_old_events_are_deleted_up_to_the_oldest_unsettled_message
+
+    @pytest.fixture(autouse=True)
+    def _databases(self, postgres_store: str, keys_database: str) -> None:
+        self.store, self.keys = postgres_store, keys_database
 
 
 class TestSharedMailboxOfItsOwner(MailboxConformance):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from postroom.adapters.subject_keys import postgres
 from postroom.adapters.subject_keys.master_key import (
     LocalMasterKey,
     create_master_key,
@@ -17,6 +18,7 @@ from postroom.adapters.subject_keys.master_key import (
     read_master_key,
 )
 from postroom.adapters.subject_keys.memory import MemorySubjectKeys
+from postroom.adapters.subject_keys.postgres import PostgresSubjectKeys
 from postroom.adapters.subject_keys.sqlite import SqliteSubjectKeys, create_subject_keys
 from postroom.domain.errors import IntegrityFailure, InvalidRequest, NotFound, PostroomError, Unavailable
 from tests.conformance.subject_keys import NOW, SubjectKeysConformance
@@ -35,6 +37,13 @@ class TestSqliteSubjectKeys(SubjectKeysConformance):
     @pytest.fixture
     def keys(self, tmp_path: Path) -> SqliteSubjectKeys:
         return create(tmp_path / "keys.db")
+
+
+class TestPostgresSubjectKeys(SubjectKeysConformance):
+    @pytest.fixture
+    def keys(self, keys_database: str) -> PostgresSubjectKeys:
+        postgres.create_subject_keys(keys_database, MASTER)
+        return PostgresSubjectKeys(keys_database, MASTER, lambda: NOW)
 
 
 def create(path: Path) -> SqliteSubjectKeys:

@@ -15,7 +15,7 @@ import pytest
 from postroom.adapters.compose import OwnerSettings, open_mailbox
 from postroom.adapters.compose.connect import connect
 from postroom.adapters.compose.erasure import open_master_key
-from postroom.adapters.compose.erasures import SUFFIX, Erasures
+from postroom.adapters.compose.erasures import Erasures
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.subject_keys.erasure_log import FileErasureLog
 from postroom.adapters.subject_keys.master_key import LocalMasterKey
@@ -38,7 +38,7 @@ class Scene:
         (folder / "secrets").mkdir()
         self.settings = new_erasure(folder / "secrets")
         self.store = str(folder / "store.db")
-        self.records = Path(self.settings.keys + SUFFIX)
+        self.records = Path(str(self.settings.validate().records))
 
     def erasures(self) -> Erasures:
         return Erasures(self.store, MAILBOXES, self.settings, OwnerSettings(erasure=self.settings))
@@ -227,6 +227,12 @@ def test_nothing_is_destroyed_while_the_records_cannot_be_written(scene: Scene) 
     with pytest.raises(Unavailable, match="erasure log"):
         scene.erase("alice")
     scene.records.rmdir()
+    scene.erase("bob")
+    lines = scene.records.read_bytes()
+    scene.records.unlink()  # another host, whose erasure log is another file
+    with pytest.raises(IntegrityFailure, match="another file"):
+        scene.erase("alice")
+    scene.records.write_bytes(lines)
     with FileErasureLog(scene.records).locked(), pytest.raises(Unavailable, match="Another process"):
         scene.erase("alice")
     assert keys_of(scene.settings).get(["alice"])

@@ -18,10 +18,13 @@ ORDERS = SubjectPolicy("principal", ("correlation_id", "attrs.email"))
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
-def new_erasure(folder: Path, topics: Mapping[str, SubjectPolicy] | None = None) -> ErasureSettings:
-    """Return settings of a new key store in a folder; topic `orders` is encrypted."""
+def new_erasure(
+    folder: Path, topics: Mapping[str, SubjectPolicy] | None = None, *, keys: str | None = None
+) -> ErasureSettings:
+    """Return settings of a new key store in a folder, or at an address; topic `orders` is encrypted."""
     settings = ErasureSettings(
-        keys=str(folder / "keys.db"),
+        keys=keys or str(folder / "keys.db"),
+        records=str(folder / "keys.db.erasures"),
         master_key_file=str(folder / "master.key"),
         topics={"orders": ORDERS} if topics is None else topics,
     )

@@ -29,7 +29,7 @@ FROZEN = Path(__file__).with_name("frozen")
 
 The store has none yet: its migrations were rewritten when the log became one of commits.
 """
-SETS = ("leases", "messaging", "store")
+SETS = ("keys", "leases", "messaging", "store")
 
 
 def catalog(url: str) -> list[str]:
@@ -117,7 +117,7 @@ def test_a_store_is_made_only_where_every_text_fits(postgres_admin_url: str) -> 
 
 def test_a_set_that_is_none_is_refused(empty_database: str) -> None:
     with pytest.raises(
-        InvalidRequest, match="no set of migrations 'shop'; the sets are leases, messaging, store"
+        InvalidRequest, match="no set of migrations 'shop'; the sets are keys, leases, messaging, store"
     ):
         migrate(empty_database, "shop")
 
