@@ -81,7 +81,7 @@ bench: .venv/java-ready ## Measure, and write bench.json
 	@$(with_java) $(bin)/python -m tests.benchmarks
 
 bench-spark: .venv/java-ready ## Measure Spark beside its peers at 1M and 5M messages, and write bench-spark.json
-	@$(with_java) $(bin)/python -m tests.benchmarks spark. follow. spark.rebuild.postgres.5m --output bench-spark.json
+	@$(with_java) $(bin)/python -m tests.benchmarks spark. follow. spark.rebuild.postgres.5m spark.rebuild.sqlite.5m --output bench-spark.json
 
 bench-cluster: .venv ## Measure leases, routes and forwarding on a cluster of this machine, and write bench-cluster.json
 	@GRPC_ENABLE_FORK_SUPPORT=false $(bin)/python -m tests.benchmarks cluster. --output bench-cluster.json

@@ -17,10 +17,12 @@ import clickhouse_connect
 import polars as pl
 import pyarrow as pa
 from blake3 import blake3
-from clickhouse_connect.driver.exceptions import ClickHouseError
+from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
+from urllib3.exceptions import HTTPError
 
 from postroom.adapters.sql.ddl import SQLITE, script
 from postroom.adapters.sql.statements import statements
+from postroom.application.pluralize import pluralize
 from postroom.domain.errors import InvalidRequest, Unavailable
 from postroom.projections.projection import Projection
 
@@ -36,6 +38,8 @@ SQL = statements("postroom.adapters.clickhouse", "tables.sql")
 OPEN_SECONDS = 10.0
 """How long opening waits for another process that has a folder of chdb open."""
 OPEN_PAUSE_SECONDS = 0.05
+ANSWER_SECONDS = 60
+"""How long a server may send nothing; during long queries it sends headers with their progress."""
 BUSY = "EmbeddedServer: . "
 """Part of the error for a folder that another process has open; no reason is given."""
 _SETTINGS = {
@@ -104,6 +108,7 @@ def _on_server(url: str) -> "ClickHouseDatabase":
             username=parts.username,
             password=parts.password or "",
             settings=_SETTINGS,
+            send_receive_timeout=ANSWER_SECONDS,
             # A session would remain locked while the server ends a scan that was given up.
             autogenerate_session_id=False,
         )
@@ -158,10 +163,10 @@ class ClickHouseDatabase:
 
         Raises: Unavailable when the database can't be used.
         """
-        if self._open_client is not None:
-            yield self._open_client
-            return
         try:
+            if self._open_client is not None:
+                yield self._open_client
+                return
             with closing(self.connect()) as client:
                 self._open_client = client
                 try:
@@ -172,8 +177,18 @@ class ClickHouseDatabase:
             raise self.unavailable(error) from None
 
     def unavailable(self, error: object) -> Unavailable:
-        """Return the error for callers, with the first line of the database's own."""
-        reason = str(error).partition("\n")[0]
+        """Return the error for callers, with the first line of its cause."""
+        cause = error
+        while isinstance(cause, BaseException) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        if isinstance(cause, TimeoutError):
+            return Unavailable(
+                f"The ClickHouse database {self.where} did not answer within "
+                f"{pluralize(ANSWER_SECONDS, 'second')}. Check that its server runs and is not overloaded, "
+                "and retry."
+            )
+        # The client's own text for a failed connection has the whole statement.
+        reason = str(cause if isinstance(cause, OSError) else error).partition("\n")[0]
         return Unavailable(
             f"The ClickHouse database {self.where} can't be used: {reason}. Check its address and the user's "
             "privileges."
@@ -272,11 +287,17 @@ def read_frames(
     Arguments:
         parameters: values of `%(name)s` in the query.
         rows: maximum number of rows in a batch.
+
+    Raises: ClickHouseError when the query fails, or its result ends early.
     """
     settings = _READING if rows is None else _READING | {"max_block_size": rows}
-    with client.raw_stream(query, parameters, settings=settings, fmt="ArrowStream") as stream:
-        for batch in pa.ipc.open_stream(stream):
-            yield pl.DataFrame(batch).cast(schema)  # type: ignore[arg-type]
+    try:
+        with client.raw_stream(query, parameters, settings=settings, fmt="ArrowStream") as stream:
+            for batch in pa.ipc.open_stream(stream):
+                yield pl.DataFrame(batch).cast(schema)  # type: ignore[arg-type]
+    except (HTTPError, OSError, pa.ArrowInvalid) as error:
+        # The client itself reports only errors of the result's beginning.
+        raise OperationalError(f"the result of a query ended early ({error})") from error
 
 
 def ended(table: str) -> str:

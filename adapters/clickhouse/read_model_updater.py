@@ -1,6 +1,7 @@
 """The read model updater port over a database of ClickHouse (ADR 0094).
 
-The rows of a batch are inserted with a new revision, which the cursors, inserted last, make visible.
+The rows of a batch are inserted with a new revision, which the cursors, inserted last, make visible. A server
+may run a statement long after the client stopped waiting for it, even after the batch was applied again.
 """
 
 import sqlite3
@@ -12,13 +13,13 @@ from threading import Event
 import polars as pl
 
 from postroom.adapters.clickhouse.compaction import compact
-from postroom.adapters.clickhouse.database import CURSOR, ClickHouseDatabase
+from postroom.adapters.clickhouse.database import ClickHouseDatabase
 from postroom.adapters.clickhouse.revision import Revision, Stopped
 from postroom.adapters.sql.read_model_updater import SqlReadModelUpdater
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.version_row import to_version
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
-from postroom.domain.errors import NotFound
+from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.fold import MESSAGES, derive
 from postroom.projections.incremental.batch import Batch, Changes
 from postroom.projections.incremental.cursors import Cursor, Head, Step, Version
@@ -91,11 +92,10 @@ class ClickHouseReadModelUpdater:
                 for name, rows in changes.events.items():
                     revision.merge(load_projections()[name], rows)
                 revision.park(changes.parked, [step.extent for step in steps])
-                revision.check_stop()
+                moved = [(each.id, each.name, each.last, each.at) for each in (step.extent for step in steps)]
+                return self._commit(revision, starts, moved)
             except Stopped:
                 return False
-            moved = [(each.id, each.name, each.last, each.at) for each in (step.extent for step in steps)]
-            return self._commit(revision, starts, moved)
 
     def remove(self, version: Version, before: int, after: int) -> bool:
         """Remove messages that retention removed; see `ReadModelUpdater.remove`."""
@@ -146,8 +146,12 @@ class ClickHouseReadModelUpdater:
             revision = Revision(self._database, version, current, max(current + 1, time.time_ns()), stop)
             try:
                 yield revision
-            finally:
+            except Unavailable:
+                raise  # the server may be down: its temporary table is left to the compaction
+            except BaseException:
                 revision.close()
+                raise
+            revision.close()
 
     def _current_revision(self, version: Version, starts: dict[int, int]) -> int | None:
         with self._catalog() as (catalog, revision):
@@ -164,12 +168,8 @@ class ClickHouseReadModelUpdater:
         """Make a revision visible, unless another process has made one visible in the meantime."""
         if self._current_revision(revision.version, starts) != revision.before:
             return False
-        names = ("mailbox_id", "mailbox", "position", "at")
-        version = pl.lit(revision.version.number, pl.UInt64).alias("version")
-        rows = pl.DataFrame(moved, names, orient="row").with_columns(
-            version, pl.lit(revision.number, pl.UInt64).alias("revision")
-        )
-        self._database.insert(CURSOR, rows)
+        if not revision.commit(moved):
+            return False
         if time.monotonic() - self._compacted_at >= COMPACT_SECONDS:
             compact(self._database)
             self._compacted_at = time.monotonic()

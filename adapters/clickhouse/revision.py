@@ -6,9 +6,16 @@ from threading import Event
 from typing import Any
 
 import polars as pl
-from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from postroom.adapters.clickhouse.database import PARKED, SQL, STAGED, ClickHouseDatabase, ended, quoted
+from postroom.adapters.clickhouse.database import (
+    CURSOR,
+    PARKED,
+    SQL,
+    STAGED,
+    ClickHouseDatabase,
+    ended,
+    quoted,
+)
 from postroom.adapters.clickhouse.read_model_target import definitions
 from postroom.adapters.sql.versions import parked_rows
 from postroom.domain.errors import Unavailable
@@ -31,6 +38,7 @@ from postroom.projections.projection import (
 from postroom.projections.search_text import search_tables
 
 _STORED = {name: messages.PROJECTION.schema[name] for name in STORED_COLUMNS}
+_MOVED = {"mailbox_id": pl.Int64(), "mailbox": pl.String(), "position": pl.Int64(), "at": pl.Int64()}
 _TYPES: dict[Any, Type] = {pl.Int64(): "int", pl.String(): "text", pl.Binary(): "bytes"}
 
 
@@ -58,7 +66,7 @@ class Revision:
 
     def close(self) -> None:
         """Drop the temporary table, unless the database has failed."""
-        with suppress(Unavailable, ClickHouseError):
+        with suppress(Unavailable):
             self._database.command("drop", table=self._staged)
 
     def check_stop(self) -> None:
@@ -141,6 +149,25 @@ class Revision:
         """Record the records that could not be folded."""
         rows = parked_rows(parked, extents, self.version.number)
         self._database.insert(PARKED, rows.with_columns(self._since))
+
+    def commit(self, moved: Sequence[tuple[int, str, int, int]]) -> bool:
+        """Make this revision visible; return False if another one became visible after `before`.
+
+        Arguments:
+            moved: id, name, new position and log time (µs) of each mailbox.
+        """
+        self._stage(pl.DataFrame(moved, _MOVED, orient="row"))
+        cursor = self._database.table(CURSOR)
+        # One statement checks and inserts, because it may be run late.
+        self._database.command(
+            "commit",
+            cursor=cursor,
+            staged=self._staged,
+            version=self.version.number,
+            revision=self.number,
+            before=self.before,
+        )
+        return int(self._database.command("is_committed", cursor=cursor, revision=self.number)) == 1
 
     def delete_search_rows(self, before: int, after: int) -> None:
         """Delete the rows of the search tables of messages that no query finds."""

@@ -116,6 +116,15 @@ INSERT INTO {table} ({names}, since)
 SELECT {columns}, {since} FROM (SELECT * FROM ({rows}) WHERE id IN (SELECT id FROM {staged})) AS message
 INNER JOIN {staged} AS staged ON message.id = staged.id;
 
+-- name: commit
+-- The cursors of a batch, unless another revision became visible after that which the batch continues.
+INSERT INTO {cursor} (version, mailbox_id, mailbox, position, at, revision)
+SELECT {version}, mailbox_id, mailbox, position, at, {revision} FROM {staged}
+WHERE (SELECT coalesce(max(revision), 0) FROM {cursor}) = {before};
+
+-- name: is_committed
+SELECT count() > 0 FROM {cursor} WHERE revision = {revision};
+
 -- name: oldest
 SELECT {key}, min(created_at) AS oldest_at FROM ({rows})
 WHERE status IN ('ready', 'delayed', 'in_flight') AND ({key}) IN (SELECT {key} FROM {staged}) GROUP BY {key}

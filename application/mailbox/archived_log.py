@@ -73,20 +73,20 @@ class ArchivedEventLog(Records):
         """Return the commits that hold these positions; see `CommitReader.commits_of`."""
         rest = set(positions)
         # The log first, as retention may move commits to the archive in between.
-        in_log = self._log.commits_of(rest, envelopes=envelopes)
-        firsts = [commit.first for commit in in_log]
+        from_log = self._log.commits_of(rest, envelopes=envelopes)
+        firsts = [commit.first for commit in from_log]
         for position in sorted(rest):
             index = bisect_right(firsts, position)
-            if index and position <= in_log[index - 1].last:
+            if index and position <= from_log[index - 1].last:
                 rest.remove(position)
-        return self._archive.commits_of(self.mailbox, rest, envelopes=envelopes) + in_log
+        return self._archive.commits_of(self.mailbox, rest, envelopes=envelopes) + from_log
 
     def index_of(self, streams: Iterable[bytes]) -> list[IndexEntry]:
         """Return the entries of streams; see `CommitReader.index_of`."""
         rest = set(streams)
-        in_log = self._log.index_of(rest)
+        from_log = self._log.index_of(rest)
         archived = self._archive.index_of(self.mailbox, rest)
-        return sorted({entry.position: entry for entry in (*archived, *in_log)}.values())
+        return sorted({entry.position: entry for entry in (*archived, *from_log)}.values())
 
     def _is_at_rest(self, sent: Record, latest: Event) -> bool:
         # When retention removes a message, its entry goes, and the archive has none of later segments. By

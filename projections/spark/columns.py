@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from postroom.domain.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import StructType
 
 Kind = Literal["text", "number", "bytes", "time", "milliseconds", "map", "document"]
 """How the log stores a value: a time is log time in µs, a map is the text of a JSON object.
@@ -21,22 +21,14 @@ Kind = Literal["text", "number", "bytes", "time", "milliseconds", "map", "docume
 A document is text that a query may declare as the type of its JSON value.
 """
 
-SPARK_TYPES: dict[Kind, str] = {
-    "text": "string",
-    "number": "bigint",
-    "bytes": "binary",
-    "time": "timestamp",
-    "milliseconds": "timestamp",
-    "map": "map<string,string>",
-    "document": "string",
-}
 _ARROW_TYPES: dict[Kind, pa.DataType] = {
     "text": pa.string(),
     "number": pa.int64(),
     "bytes": pa.binary(),
     "time": pa.timestamp("us"),
     "milliseconds": pa.timestamp("us"),
-    "map": pa.map_(pa.string(), pa.string()),
+    "map": pa.map_(pa.string(), pa.field("value", pa.string(), nullable=False)),
+    "document": pa.string(),
 }
 
 
@@ -165,11 +157,13 @@ PAYLOADS = (
 
 def spark_schema(columns: Iterable[SourceColumn]) -> "StructType":
     """Return the schema of these columns, with their comments."""
+    from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StructType
 
     schema = StructType()
     for column in columns:
-        schema.add(column.name, _spark_type(column), not column.required, {"comment": column.comment})
+        type_ = from_arrow_type(_ARROW_TYPES[column.kind], prefer_timestamp_ntz=False)
+        schema.add(column.name, type_, not column.required, {"comment": column.comment})
     return schema
 
 
@@ -180,7 +174,7 @@ def arrow_schema(columns: Iterable[SourceColumn]) -> pa.Schema:
 
 def check_schema(source: str, columns: Collection[SourceColumn], schema: "StructType") -> None:
     """Raise InvalidRequest unless a data source has all columns of a schema with the same types."""
-    types = {column.name: SPARK_TYPES[column.kind] for column in columns}
+    types = {field.name: field.dataType.simpleString() for field in spark_schema(columns)}
     documents = {column.name for column in columns if column.kind == "document"}
     for field in schema:
         type_ = field.dataType.simpleString()
@@ -232,18 +226,3 @@ def _maps(texts: pa.Array, type_: pa.DataType) -> pa.Array:
     decode = msgspec.json.Decoder(dict[str, str]).decode
     objects: list[Any] = [list(decode(text).items()) for text in encoded.dictionary.to_pylist()]
     return pa.array(objects, type_).take(encoded.indices)
-
-
-def _spark_type(column: SourceColumn) -> "DataType":
-    from pyspark.sql import types
-
-    match column.kind:
-        case "text" | "document":
-            return types.StringType()
-        case "number":
-            return types.LongType()
-        case "bytes":
-            return types.BinaryType()
-        case "map":
-            return types.MapType(types.StringType(), types.StringType(), valueContainsNull=False)
-    return types.TimestampType()

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from postroom.projections.log_conditions import Condition, IsIn
 from postroom.projections.log_extent import LogExtent, Range, split
-from postroom.projections.models.messages import SENT, uuid_text
+from postroom.projections.models.messages import SENT, is_message, uuid_text
 from postroom.projections.ports.log_reader import POSITIONS_PER_READ, LogReader
 from postroom.projections.spark.columns import EVENTS, convert
 
@@ -26,7 +26,8 @@ _KINDS = {column.name: column.kind for column in EVENTS}
 _OF_MESSAGE = ("message_id", "topic", "shard")
 _RESOLVED = {name: pa.int64() if name == "shard" else pa.string() for name in _OF_MESSAGE}
 _STEP = ("position", "stream", "event", "distance", *_OF_MESSAGE)
-_SENT_SCHEMA = pa.schema([("stream", pa.binary()), ("position", pa.int64()), *_RESOLVED.items()])
+_POSITIONS = {"stream": pl.Binary(), "position": pl.Int64()}
+_SENT_SCHEMA = {**_POSITIONS, "message_id": pl.String(), "topic": pl.String(), "shard": pl.Int64()}
 
 
 class EventFilter(NamedTuple):
@@ -127,7 +128,7 @@ class _Messages:
 
     log: LogReader
     extent: LogExtent
-    _sent: pa.Table = field(default_factory=_SENT_SCHEMA.empty_table)
+    _sent: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=_SENT_SCHEMA))
 
     def resolve(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         """Return message id, topic and shard of each event of a batch.
@@ -135,56 +136,38 @@ class _Messages:
         Arguments:
             batch: events with the columns `_STEP`.
         """
-        is_sent = pc.equal(batch["event"], SENT)
-        earlier = self._sent
-        self._sent = pa.concat_tables([earlier, _sent_rows(batch.filter(is_sent))])
-        is_later = pc.and_(_is_of_message(batch["event"]), pc.invert(is_sent))
-        rows = self._before(self._rows_of(batch, is_sent, earlier), batch["position"])
-        is_unknown = pc.and_(is_later, pc.is_null(rows))
-        if pc.any(is_unknown).as_py():
-            self._look_back(batch.filter(is_unknown))
-            rows = pc.coalesce(rows, self._before(self._latest_rows(batch["stream"]), batch["position"]))
-        rows = pc.if_else(is_later, rows, None)
-        own = {**{name: batch[name] for name in _OF_MESSAGE}, "message_id": _message_ids(batch)}
-        resolved = {
-            # Events of the mailbox may have a topic themselves.
-            name: pc.if_else(is_later, self._sent[name].combine_chunks().take(rows), own[name])
-            for name in _OF_MESSAGE
-        }
-        resolved["message_id"] = pc.if_else(_is_of_message(batch["event"]), resolved["message_id"], None)
-        if self._sent.num_rows > MAX_MESSAGES:
-            self._sent = self._sent.slice(self._sent.num_rows - MAX_MESSAGES // 2).combine_chunks()
-        return resolved
+        events = pl.DataFrame(batch)
+        self._add([events])
+        resolved = self._join(events)
+        unresolved = events.filter(is_message() & resolved["topic"].is_null())
+        if unresolved.height:
+            self._look_back(unresolved)
+            resolved = self._join(events)
+        if self._sent.height > MAX_MESSAGES:
+            self._sent = self._sent.tail(MAX_MESSAGES // 2)
+        return {name: resolved[name].to_arrow().cast(type_) for name, type_ in _RESOLVED.items()}
 
-    def _before(self, rows: pa.Array, positions: pa.Array) -> pa.Array:
-        """Return the rows whose messages were sent before the events at these positions, others as null."""
-        sent = self._sent["position"].combine_chunks().take(rows)
-        return pc.if_else(pc.less(sent, positions).fill_null(False), rows, None)
+    def _add(self, steps: Iterable[pl.DataFrame]) -> None:
+        """Add the messages that are sent in some events."""
+        sent = (step.filter(pl.col("event") == SENT) for step in steps)
+        ids = pl.coalesce("message_id", uuid_text("stream")).alias("message_id")
+        self._sent = pl.concat([self._sent, *(each.with_columns(ids).select(*_SENT_SCHEMA) for each in sent)])
 
-    def _rows_of(self, batch: pa.RecordBatch, is_sent: pa.Array, earlier: pa.Table) -> pa.Array:
-        """Return the row of each event's message in the table, or null."""
-        streams = self._sent["stream"].combine_chunks()
-        if pc.count_distinct(streams).as_py() == len(streams):
-            return pc.index_in(batch["stream"], streams)
-        # An id may be reused after retention removed its message; later events belong to the later message.
-        order = pc.sort_indices(earlier["position"]).to_pylist()
-        streams_before = earlier["stream"].to_pylist()
-        rows = {streams_before[row]: row for row in order}
-        of_events, next_row = [], earlier.num_rows
-        for stream, begins in zip(batch["stream"].to_pylist(), is_sent.to_pylist(), strict=True):
-            of_events.append(rows.get(stream))
-            if begins:
-                rows[stream] = next_row
-                next_row += 1
-        return pa.array(of_events, pa.int32())
+    def _join(self, events: pl.DataFrame) -> pl.DataFrame:
+        """Return id, topic and shard of the latest message of each event's stream, if it is of a message.
 
-    def _latest_rows(self, streams: pa.Array) -> pa.Array:
-        """Return the latest row of each stream."""
-        rows = {stream: row for row, stream in enumerate(self._sent["stream"].to_pylist())}
-        return pa.array([rows.get(stream) for stream in streams.to_pylist()], pa.int32())
+        An id may be reused after retention removed its message.
+        """
+        sent = self._sent.join(events.select("stream").unique(), "stream", "semi").sort("position")
+        joined = events.join_asof(sent, on="position", by="stream", suffix="_sent", check_sortedness=False)
+        # Events of the mailbox have no id, but may have a topic themselves.
+        own = events.with_columns(message_id=pl.lit(None, pl.String))
+        return joined.select(
+            pl.when(is_message()).then(f"{name}_sent").otherwise(own[name]).alias(name) for name in _RESOLVED
+        )
 
-    def _look_back(self, events: pa.RecordBatch) -> None:
-        """Add the messages of events to the table, unless retention removed their `MessageSent`."""
+    def _look_back(self, events: pl.DataFrame) -> None:
+        """Add the messages of events, unless retention removed their `MessageSent`."""
         before = _previous(events)
         while before:
             steps = [
@@ -192,33 +175,22 @@ class _Messages:
                 for range_ in _ranges(self.extent, before.values())
                 for step in self._step(range_, before)
             ]
-            sent = [_sent_rows(step.filter(pc.equal(step["event"], SENT))) for step in steps]
-            self._sent = pa.concat_tables([self._sent, *sent])
+            self._add(steps)
             before = {}
             for step in steps:
-                before |= _previous(step.filter(pc.not_equal(step["event"], SENT)))
+                before |= _previous(step.filter(pl.col("event") != SENT))
 
-    def _step(self, range_: Range, before: Mapping[bytes, int]) -> Iterator[pa.RecordBatch]:
+    def _step(self, range_: Range, before: Mapping[bytes, int]) -> Iterator[pl.DataFrame]:
         """Yield the events at the given position of each stream."""
+        positions = pl.DataFrame({"stream": before.keys(), "position": before.values()}, _POSITIONS)
         for batch in self.log.read([range_], _STEP):
-            pairs = zip(batch["stream"].to_pylist(), batch["position"].to_pylist(), strict=True)
-            yield batch.filter(pa.array([before.get(stream) == position for stream, position in pairs]))
+            yield pl.DataFrame(batch).join(positions, ["stream", "position"], "semi", maintain_order="left")
 
 
-def _sent_rows(events: pa.RecordBatch) -> pa.Table:
-    """Return `MessageSent` events as rows of messages."""
-    columns = {name: events[name] for name in _SENT_SCHEMA.names}
-    return pa.table({**columns, "message_id": _message_ids(events)}, schema=_SENT_SCHEMA)
-
-
-def _previous(events: pa.RecordBatch) -> dict[bytes, int]:
+def _previous(events: pl.DataFrame) -> dict[bytes, int]:
     """Return the position of the previous event of each message."""
-    previous: dict[bytes, int] = {}
-    columns = (events[name].to_pylist() for name in ("stream", "position", "distance"))
-    for stream, position, distance in zip(*columns, strict=True):
-        if distance > 0 and stream not in previous:
-            previous[stream] = position - distance
-    return previous
+    first = events.filter(pl.col("distance") > 0).unique("stream", keep="first", maintain_order=True)
+    return dict(first.select("stream", pl.col("position") - pl.col("distance")).iter_rows())
 
 
 def _ranges(extent: LogExtent, positions: Iterable[int]) -> list[Range]:
@@ -230,10 +202,6 @@ def _ranges(extent: LogExtent, positions: Iterable[int]) -> list[Range]:
         else:
             ranges.append(Range(extent, position, position))
     return ranges
-
-
-def _is_of_message(events: pa.Array) -> pa.Array:
-    return pc.starts_with(events, "Message")
 
 
 def _message_ids(batch: pa.RecordBatch) -> pa.Array:

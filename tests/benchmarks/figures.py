@@ -59,10 +59,11 @@ class Figures:
         self._show(text)
 
     def add(self, name: str, value: float, unit: str, goal: float | None = None) -> None:
-        """Add a figure and show it."""
+        """Add a figure, instead of an earlier one of the same name, and show it."""
         holds = None
         if goal is not None:
             holds = value >= goal if more_is_better(unit) else value <= goal
+        self.results = [each for each in self.results if each.name != name]
         self.results.append(Figure(name, round(value, 4), unit, goal, holds))
         self.save()
         self._show(f"{name}: {value:,.4g} {unit}" if value < 100 else f"{name}: {value:,.0f} {unit}")
@@ -79,8 +80,10 @@ def _includes(group: str, name: str) -> bool:
 
 
 def write(path: Path, results: object) -> None:
-    """Write results to a JSON file."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+    """Write results to a JSON file, which is complete at all times."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+    temporary.replace(path)
 
 
 class Stopwatch:

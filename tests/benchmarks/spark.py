@@ -133,31 +133,36 @@ def _compare(database: Database, messages: int, options: Options, figures: Figur
                 figures.progress(
                     f"{name}, run {run + 1}: {maker or 'Spark'} {finished.seconds:.1f} s ({split})"
                 )
-    _report(name, log, results, figures)
+                # After each run, as a later one may be interrupted.
+                _report(name, log, maker, results[maker], figures)
+        _report_ratio(name, log, results, figures)
 
 
 def _report(
-    name: str, log: LongLog, results: dict[str, list[tuple[Finished, dict[str, float]]]], figures: Figures
+    name: str, log: LongLog, maker: str, runs: list[tuple[Finished, dict[str, float]]], figures: Figures
 ) -> None:
-    seconds = {maker: median(run.seconds for run, _ in runs) for maker, runs in results.items()}
-    ours = results[""]
-    figures.add(name, seconds[""], "s")
-    for phase in ours[0][1]:
-        figures.add(f"{name}.{phase}", median(phases[phase] for _, phases in ours), "s")
-    figures.add(f"{name}.events", log.events / seconds[""], "events/s")
-    memory = {role: median(run.peak_mib[role] for run, _ in ours) for role in ("driver", "workers")}
+    """Add the medians of the runs of one maker."""
+    seconds = median(run.seconds for run, _ in runs)
+    memory = {role: median(run.peak_mib[role] for run, _ in runs) for role in ("driver", "workers")}
+    if maker:
+        peer = f"{name}.{'' if maker == 'floor' else 'peer.'}{maker}"
+        figures.add(peer, seconds, "s")
+        figures.add(f"{peer}.memory", memory["driver"], "MiB")
+        return
+    figures.add(name, seconds, "s")
+    for phase in runs[0][1]:
+        figures.add(f"{name}.{phase}", median(phases[phase] for _, phases in runs), "s")
+    figures.add(f"{name}.events", log.events / seconds, "events/s")
     figures.add(f"{name}.memory.driver", memory["driver"], "MiB", MEMORY_GOAL_MIB)
     figures.add(f"{name}.memory.workers", memory["workers"], "MiB")
-    peers = [maker for maker in results if maker]
-    for peer in peers:
-        kind = "" if peer == "floor" else "peer."
-        figures.add(f"{name}.{kind}{peer}", seconds[peer], "s")
-        figures.add(
-            f"{name}.{kind}{peer}.memory",
-            median(run.peak_mib["driver"] for run, _ in results[peer]),
-            "MiB",
-        )
-    fastest = min(seconds[peer] for peer in peers if peer != "floor")
+
+
+def _report_ratio(
+    name: str, log: LongLog, results: dict[str, list[tuple[Finished, dict[str, float]]]], figures: Figures
+) -> None:
+    """Add the time of our rebuild in terms of the fastest peer's."""
+    seconds = {maker: median(run.seconds for run, _ in runs) for maker, runs in results.items()}
+    fastest = min(each for maker, each in seconds.items() if maker not in ("", "floor"))
     figures.add(f"{name}.ratio", seconds[""] / fastest, "x", GOAL_RATIOS.get(log.messages))
 
 
@@ -167,12 +172,13 @@ def measurements(options: Options) -> dict[str, Callable[[Figures, Path, int], N
     def of(database: Database, figures: Figures, folder: Path, messages: int) -> None:
         _compare(database, messages, options, figures, folder)
 
-    def large(figures: Figures, folder: Path, messages: int) -> None:
-        if messages != LARGE and figures.is_named(f"spark.rebuild.postgres.{label(LARGE)}"):
-            _compare("postgres", LARGE, options, figures, folder)
+    def large(database: Database, figures: Figures, folder: Path, messages: int) -> None:
+        if messages != LARGE and figures.is_named(f"spark.rebuild.{database}.{label(LARGE)}"):
+            _compare(database, LARGE, options, figures, folder)
 
+    databases: tuple[Database, ...] = ("postgres", "sqlite")
     return {
-        "spark.rebuild.postgres": partial(of, "postgres"),
-        "spark.rebuild.sqlite": partial(of, "sqlite"),
-        f"spark.rebuild.postgres.{label(LARGE)}": large,
+        f"spark.rebuild.{database}{size}": partial(measure, database)
+        for measure, size in ((of, ""), (large, f".{label(LARGE)}"))
+        for database in databases
     }

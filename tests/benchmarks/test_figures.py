@@ -64,3 +64,7 @@ def test_figures_are_in_the_file_as_soon_as_they_are_measured(tmp_path: Path) ->
     for name in ("first", "second"):
         figures.add(name, 1, "ms")
         assert [each["name"] for each in json.loads((tmp_path / "bench.json").read_text())][-1] == name
+    figures.add("first", 2, "ms")
+    written = json.loads((tmp_path / "bench.json").read_text())
+    assert {each["name"]: each["value"] for each in written} == {"first": 2, "second": 1}
+    assert len(written) == 2

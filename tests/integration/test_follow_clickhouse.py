@@ -3,25 +3,31 @@
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
+from random import Random
+from threading import Event
+from typing import Any
 
 import pytest
 
-from postroom.adapters.clickhouse import compaction
-from postroom.adapters.clickhouse.database import CURSOR, STAGED, open_database
+from postroom.adapters.clickhouse import compaction, database
+from postroom.adapters.clickhouse.database import CURSOR, STAGED, ClickHouseDatabase, open_database
 from postroom.adapters.clickhouse.read_model_updater import ClickHouseReadModelUpdater
 from postroom.adapters.compose.follow import make_follower
 from postroom.adapters.compose.queries import open_read_models
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.compose.targets import open_target
+from postroom.application.messages import NewMessage
 from postroom.application.ports.read_models import ReadModels
 from postroom.domain.errors import Unavailable
 from postroom.domain.search import EventFilter
 from postroom.projections.projection import MODULES
 from tests.integration import follow_crash_worker, test_follow
-from tests.integration.test_follow_crashes import lived
+from tests.integration.test_follow_crashes import is_caught_up, lived, running
 from tests.projections import following, histories
 from tests.projections.histories import (
     STORY,
@@ -35,13 +41,15 @@ from tests.projections.histories import (
     model_store,
     new_follower,
     reference,
+    send,
     take_extents,
 )
 from tests.properties.test_follow_agrees import agree
 from tests.support.fork_server import ForkServer
+from tests.support.logs import capture_logs
 from tests.support.own_process import IS_OWN_PROCESS, run_own_process
-from tests.support.servers.clickhouse import clickhouse_server
-from tests.support.waiting import SECONDS
+from tests.support.servers.clickhouse import ClickHouseServer, clickhouse_server
+from tests.support.waiting import SECONDS, wait_until
 
 POINTS = [
     ("change_messages", "after", 2, 1),
@@ -72,6 +80,9 @@ PROJECTION = MessageProjection(
 )
 """
 
+FAILURES = [("mailbox_v", "killed"), ("change", "paused"), ("commit", "paused"), ("is_committed", "killed")]
+"""State of the server from a statement of a batch: the table of an insert, or the name of another one."""
+
 if not IS_OWN_PROCESS:
 
     def test_chdb_is_followed_as_the_suites_say() -> None:
@@ -80,17 +91,85 @@ if not IS_OWN_PROCESS:
     def test_read_models_on_a_server_are_built_followed_and_queried(tmp_path: Path) -> None:
         store = tmp_path / "store.db"
         live(store, "box0@test", STORY)
-        with clickhouse_server(tmp_path / "models") as url:
-            build_without_spark(store, into=url)
+        with clickhouse_server(tmp_path / "models") as server:
+            build_without_spark(store, into=server.url)
             live(store, "box1@test", VARIED, mode="archive")
-            with closing(make_follower(open_store(str(store)), into=url)) as follower:
+            with closing(make_follower(open_store(str(store)), into=server.url)) as follower:
                 follower.advance()
-            expected = reference(store).rows
-            target = open_target(url)
-            for name, rows in expected.items():
-                assert [row for frame in target.rows(name) for row in frame.iter_rows(named=True)] == rows
-            with closing(open_read_models(str(store), url)) as models, models.scan(EventFilter()) as scan:
-                assert sum(map(len, scan.pages)) == len(expected["mailbox"])
+            assert_complete(store, server.url)
+            with (
+                closing(open_read_models(str(store), server.url)) as models,
+                models.scan(EventFilter()) as scan,
+            ):
+                assert sum(map(len, scan.pages)) == len(reference(store).rows["mailbox"])
+
+    def test_a_server_that_is_paused_or_killed_within_a_batch_delays_it_but_loses_and_doubles_no_row(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = tmp_path / "store.db"
+        live(store, "box0@test", STORY)
+        with clickhouse_server(tmp_path / "models") as server, capture_logs() as logs:
+            build_without_spark(store, into=server.url)
+            monkeypatch.setattr(database, "ANSWER_SECONDS", 3)
+            actions = {"paused": (server.pause, server.resume), "killed": (server.kill, server.serve)}
+            for statement, state in FAILURES:
+                fail, recover = actions[state]
+                live(store, "box0@test", STORY)
+                run_before(statement, fail, monkeypatch)
+                logs.clear()
+                with running(make_follower(open_store(str(store)), into=server.url)) as follower:
+                    wait_until(lambda: outages(logs))
+                    recover()
+                    wait_until(partial(is_caught_up, follower))
+                reason = "did not answer within 3 seconds" if state == "paused" else "can't be used: [Errno "
+                assert outages(logs)[0]["error"].startswith(f"The ClickHouse database {server.url} {reason}")
+                assert_complete(store, server.url)
+
+    def test_cursors_that_a_server_inserts_late_have_no_effect(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = tmp_path / "store.db"
+        live(store, "box0@test", STORY)
+        late: list[Callable[[], object]] = []
+        command = ClickHouseDatabase.command
+
+        def delayed(self: ClickHouseDatabase, name: str, **names: object) -> object:
+            if name != "commit" or late:
+                return command(self, name, **names)
+            late.append(lambda: command(self, name, **names))
+            raise self.unavailable("no answer")
+
+        with clickhouse_server(tmp_path / "models") as server:
+            build_without_spark(store, into=server.url)
+            live(store, "box0@test", STORY)
+            monkeypatch.setattr(ClickHouseDatabase, "command", delayed)
+            with closing(make_follower(open_store(str(store)), into=server.url)) as follower:
+                with pytest.raises(Unavailable, match="no answer"):
+                    follower.run(Event(), once=True)
+                follower.run(Event(), once=True)
+                late[0]()
+            assert_complete(store, server.url)
+
+    def test_a_query_on_a_server_that_is_paused_ends_with_one_sentence(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("postroom.adapters.clickhouse.read_models.SCAN_PAGE_ROWS", 20)
+        store = tmp_path / "store.db"
+        payload = Random(0).randbytes(200_000)  # the answer exceeds what sockets buffer
+        send(store, "box0@test", [NewMessage(topic="shop", payload=payload)] * 100)
+        with clickhouse_server(tmp_path / "models") as server:
+            build_without_spark(store, into=server.url)
+            monkeypatch.setattr(database, "ANSWER_SECONDS", 3)
+            with closing(open_read_models(str(store), server.url)) as models:
+                with pytest.raises(Unavailable) as cut_off:
+                    scan_and_pause(models, server)
+                with pytest.raises(Unavailable) as refused:
+                    models.search(EventFilter())
+            expected = (
+                f"The ClickHouse database {server.url} did not answer within 3 seconds. Check that its "
+            )
+            assert str(cut_off.value).startswith(expected)
+            assert str(refused.value).startswith(expected)
 
 else:
     test_a_stop_undoes = test_follow.test_a_stop_undoes_the_batch_under_way_and_the_next_follower_applies_it
@@ -245,3 +324,39 @@ else:
         following.build(store, take_extents(store))
         assert followed["turns"] == following.rows(store)["turns"]
         assert len(followed["turns"]) == 2
+
+
+def run_before(statement: str, action: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run an action, once, before the next statement whose name begins so."""
+    pending = [action]
+    for method in ("command", "insert"):
+        original = getattr(ClickHouseDatabase, method)
+
+        def call(
+            self: ClickHouseDatabase, name: str, *rest: Any, _original: Any = original, **names: Any
+        ) -> Any:
+            if pending and name.startswith(statement):
+                pending.pop()()
+            return _original(self, name, *rest, **names)
+
+        monkeypatch.setattr(ClickHouseDatabase, method, call)
+
+
+def scan_and_pause(models: ReadModels, server: ClickHouseServer) -> None:
+    """Scan all messages, on a server that is paused after the first page."""
+    with models.scan(EventFilter()) as scan:
+        next(iter(scan.pages))
+        server.pause()
+        deque(scan.pages, 0)
+
+
+def outages(logs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the outages that a follower logged."""
+    return [each for each in logs if each["event"] == "follow.unavailable"]
+
+
+def assert_complete(store: Store, url: str) -> None:
+    """See that the read models at an address have all that the log has."""
+    target = open_target(url)
+    for name, rows in reference(store).rows.items():
+        assert [row for frame in target.rows(name) for row in frame.iter_rows(named=True)] == rows

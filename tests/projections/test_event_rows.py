@@ -21,7 +21,6 @@ from postroom.projections.spark.columns import (
     EVENTS,
     MESSAGES,
     PAYLOADS,
-    SPARK_TYPES,
     select_columns,
     spark_schema,
 )
@@ -221,6 +220,8 @@ def test_envelopes_are_read_only_for_their_column(tmp_path: Path) -> None:
 
 def test_the_documentation_lists_the_columns_with_their_types_and_comments() -> None:
     page = (Path(__file__).parents[2] / "docs/spark-data.md").read_text("utf-8")
-    for column in (*EVENTS, *MESSAGES, *PAYLOADS):
-        null = "never" if column.required else "may be"
-        assert f"| `{column.name}` | {SPARK_TYPES[column.kind]} | {null} | {column.comment} |\n" in page
+    for columns in (EVENTS, MESSAGES, PAYLOADS):
+        for column, field in zip(columns, spark_schema(columns), strict=True):
+            null = "never" if column.required else "may be"
+            type_ = field.dataType.simpleString()
+            assert f"| `{column.name}` | {type_} | {null} | {column.comment} |\n" in page

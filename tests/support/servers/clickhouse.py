@@ -1,109 +1,35 @@
-"""A server of ClickHouse's HTTP interface over chdb, as no package registry has a current server.
+"""A server of ClickHouse's HTTP interface over chdb, as no package registry has a current server."""
 
-It runs one statement at a time: `python -m tests.support.servers.clickhouse FOLDER` prints its port.
-"""
-
-import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
-OWN = ("session_id", "query_id", "client_protocol_version", "database", "query", "enable_http_compression")
-"""Parameters of requests that are no settings."""
-_INSERT = re.compile(r"INSERT INTO (\S+) (?:\((.*?)\) )?FORMAT (\w+)\s*\Z", re.DOTALL)
+from tests.support.servers.process import LOOPBACK, ServerProcess, free_port, listens
+
+SCRIPT = Path(__file__).with_name("clickhouse_http.py")
+
+
+class ClickHouseServer(ServerProcess):
+    """A server of a folder, at the same port after each start."""
+
+    def __init__(self, folder: Path) -> None:
+        self._port = free_port()
+        self.url = f"clickhouse://{LOOPBACK}:{self._port}/postroom"
+        command: list[str | Path] = [sys.executable, "-P", SCRIPT, folder, str(self._port)]
+        super().__init__("ClickHouse", command, folder.with_name(f"{folder.name}.log"))
+
+    def serve(self) -> None:
+        """Start the server."""
+        self.start(lambda: listens(self._port))
 
 
 @contextmanager
-def clickhouse_server(folder: Path) -> Iterator[str]:
-    """Run a server while the context lasts, and yield the URL of a database."""
-    with subprocess.Popen(
-        [sys.executable, "-m", __name__, str(folder)],
-        cwd=Path(__file__).parents[3],
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as server:
-        assert server.stdout is not None
-        try:
-            yield f"clickhouse://127.0.0.1:{int(server.stdout.readline())}/postroom"
-        finally:
-            server.kill()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    client: Any
-
-    def do_GET(self) -> None:  # the base class calls it
-        """Answer the check whether the server is up."""
-        self._answer(200, b"Ok.\n")
-
-    def do_POST(self) -> None:  # the base class calls it
-        """Run the statement of the parameter `query`, with the body as data, or that in the body."""
-        from clickhouse_connect.driver.exceptions import ClickHouseError
-
-        parameters = dict(parse_qsl(urlsplit(self.path).query, keep_blank_values=True))
-        body = self._body()
-        try:
-            self._answer(200, self._run(parameters, body))
-        except ClickHouseError as error:
-            self._answer(500, str(error).encode(), {"X-ClickHouse-Exception-Code": "1"})
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
-
-    def _run(self, parameters: dict[str, str], body: bytes) -> bytes:
-        bound = {name[6:]: value for name, value in parameters.items() if name.startswith("param_")}
-        settings = {
-            name: value
-            for name, value in parameters.items()
-            if name not in OWN and not name.startswith(("param_", "http_", "send_", "wait_end"))
-        }
-        statement = parameters.get("query") or body.decode()
-        if "query" in parameters and body and (insert := _INSERT.search(statement)):
-            table, columns, format_ = insert.groups()
-            names = [name.strip(" `") for name in columns.split(",")] if columns else None
-            self.client.raw_insert(table, names, body, settings=settings, fmt=format_)
-            return b""
-        answer: bytes = self.client.raw_query(statement, parameters=bound, settings=settings)
-        return answer
-
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") == "chunked":
-            body = b""
-            while size := int(self.rfile.readline(), 16):
-                body += self.rfile.read(size)
-                self.rfile.readline()
-            self.rfile.readline()
-        else:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if self.headers.get("Content-Encoding") == "lz4":
-            import lz4.frame  # type: ignore[import-untyped]  # it has no types
-
-            body = lz4.frame.decompress(body)
-        return body
-
-    def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-def main() -> None:
-    """Serve until the process is killed."""
-    import clickhouse_connect
-
-    _Handler.client = clickhouse_connect.get_client(interface="chdb", path=sys.argv[1])
-    with HTTPServer(("127.0.0.1", 0), _Handler) as server:
-        print(server.server_port, flush=True)  # for the test that waits for it
-        server.serve_forever()
-
-
-if __name__ == "__main__":
-    main()
+def clickhouse_server(folder: Path) -> Iterator[ClickHouseServer]:
+    """Run a server while the context lasts."""
+    server = ClickHouseServer(folder)
+    server.serve()
+    try:
+        yield server
+    finally:
+        server.kill()
