@@ -247,7 +247,12 @@ def test_a_command_that_does_not_end_is_killed_with_its_children(
     groups: list[int] = []
     pool = ThreadPoolExecutor(1)
     kill = os.killpg
-    monkeypatch.setattr(os, "killpg", lambda group, how: (groups.append(group), kill(group, how)))
+
+    def record_and_kill(group: int, how: int) -> None:
+        groups.append(group)
+        kill(group, how)
+
+    monkeypatch.setattr(os, "killpg", record_and_kill)
     with pytest.raises(Unavailable, match=r"did not end within 0\.2 s"):
         pool.submit(run_master_key_command, shlex.join(["sh", "-c", program])).result(20)
     pool.shutdown()
