@@ -48,7 +48,9 @@ _CERTIFICATE_ADVICE = "Check certificate and key, and that the server has TLS"
 
 def tls_advice(error: BaseException | None) -> str | None:
     """Return what to do about an error that TLS caused, directly or indirectly; None for other errors."""
-    while error is not None:
+    visited: set[int] = set()  # a client that raises one error again and again makes it its own context
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         if isinstance(error, ssl.SSLCertVerificationError):
             return f"{TLS_ADVICE}."
         if isinstance(error, ssl.SSLError):
