@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -18,6 +18,7 @@ from postroom.adapters.compose.connect import connect
 from postroom.adapters.compose.erasure import open_master_key
 from postroom.adapters.compose.erasures import Erasures
 from postroom.adapters.compose.queries import read_mailbox
+from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.subject_keys.cipher import DataKey
 from postroom.adapters.subject_keys.erasure_log import FileErasureLog
 from postroom.adapters.subject_keys.master_key import LocalMasterKey
@@ -25,8 +26,10 @@ from postroom.adapters.subject_keys.sqlite import SqliteSubjectKeys
 from postroom.application.erasure.records import ErasureRecord, SubjectMessages
 from postroom.application.mailbox.erase_messages import EraseMessages
 from postroom.application.messages import NewMessage
+from postroom.application.queries.find_subject import CountEncrypted
 from postroom.domain.errors import IntegrityFailure, InvalidRequest, NotFound, StaleReceipt, Unavailable
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.record import Record
 from tests.conformance.subject_keys import NOW
 from tests.support.erasure import keys_of, new_erasure
 
@@ -111,6 +114,31 @@ def test_an_erasure_reaches_every_message_of_its_subject_and_no_other(scene: Sce
             assert reader.verify_log().messages == 8
     with pytest.raises(NotFound, match="no subject of this name"):
         scene.erasures().preview("alice")
+
+
+def test_an_erasure_and_a_verification_read_each_log_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[int] = []
+    read = SqliteEventLog.read
+
+    def record_start(self: SqliteEventLog, after: int = 0, limit: int | None = None) -> Iterator[Record]:
+        starts.append(after)
+        return read(self, after, limit)
+
+    monkeypatch.setattr(SqliteEventLog, "read", record_start)
+    erasures = scene.erasures()
+    record = asyncio.run(erasures.erase(erasures.preview("alice").subject))
+    assert sum(each.messages for each in record.messages) == 8
+    assert starts.count(0) == len(MAILBOXES)
+    starts.clear()
+    count = CountEncrypted()
+    for mailbox in MAILBOXES:
+        with read_mailbox(scene.store, mailbox) as reader:
+            reader.verify_log(observe=count.add)
+    verified = scene.erasures().verify(count)
+    assert starts == []
+    assert (verified.encrypted, verified.erased) == (16, 8)
 
 
 def test_a_restored_store_is_erased_and_a_restored_key_store_is_reported(
