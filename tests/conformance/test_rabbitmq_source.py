@@ -155,6 +155,20 @@ async def test_a_queue_that_is_deleted_while_it_is_read_is_missed(
         await _fetch_until_it_fails(source)
 
 
+async def test_a_queue_with_a_single_active_consumer_keeps_order_for_a_second_ingester(
+    place: RabbitmqPlace,
+) -> None:
+    place.queue = f"test-{uuid4().hex}"
+    await place.declare(place.queue, **{"x-single-active-consumer": True})
+    first, second = await place.open(), await place.open()
+    await place.publish(b"0", b"1")
+    assert bodies(await fetch(first, 2)) == [b"0", b"1"]
+    await place.publish(b"2", b"3")
+    assert await second.fetch(10, NOTHING_MS) == []
+    await first.close()
+    assert bodies(await fetch(second, 4)) == [b"0", b"1", b"2", b"3"]
+
+
 async def test_a_connection_that_opens_after_its_timeout_consumes_nothing(
     place: RabbitmqPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
