@@ -322,6 +322,28 @@ async def test_copies_of_dead_letters_are_edited_in_the_clear_and_stored_encrypt
     assert files_with(tmp_path, [*SECRETS, "Bonn-am-Rhein"]) == {}
 
 
+async def test_a_redrive_job_selects_by_subject_and_encrypted_fields_and_its_record_names_neither(
+    tmp_path: Path, erasure: ErasureSettings
+) -> None:
+    policy = TopicPolicy(max_attempts=1)
+    async with open_mailbox(str(tmp_path / "s.db"), erasure=erasure, default_policy=policy) as mailbox:
+        await mailbox.send_batch(
+            [order(), order(attrs={"email": "other@example.org"}), order("of-bob", principal="bob")]
+        )
+        for each in await mailbox.receive_messages("orders"):
+            await each.nack()
+        specs = [
+            RedriveSpec(principals=(ALICE, "nobody")),
+            RedriveSpec(principals=(ALICE,), headers={"email": MAIL}, correlation_id=CORRELATION),
+            RedriveSpec(principals=("nobody",)),
+        ]
+        assert [(await mailbox.preview_redrive(each)).matched for each in specs] == [2, 1, 0]
+        assert (await ended(mailbox, await mailbox.start_redrive(specs[1]))).moved == 1
+        (received,) = await mailbox.receive_messages("orders")
+        assert received.attrs["email"] == MAIL
+    assert files_with(tmp_path, SECRETS) == {}
+
+
 async def test_an_owner_encrypts_for_processes_without_settings_and_one_without_is_not_used(
     tmp_path: Path, erasure: ErasureSettings
 ) -> None:
