@@ -3,6 +3,7 @@
 from postroom.domain.errors import StaleReceipt
 from postroom.domain.message import (
     ACKED,
+    EXPIRED,
     IN_FLIGHT,
     MS,
     READY,
@@ -34,11 +35,12 @@ def receive(message: Message, visibility_ms: int, consumer: str | None, now: int
 def ack(message: Message, receipt: Receipt, now: int) -> list[MessageEvent]:
     """Settle a message; repeating it with the same receipt changes nothing (svc-mailbox I-3).
 
-    A delivery that timed out may be acked until the message is delivered again.
+    A delivery that timed out may be acked until the message is delivered again. The ack of a delivery whose
+    message was erased changes nothing.
 
     Raises: StaleReceipt when the message has since been redelivered, dead-lettered or removed.
     """
-    if message.status == ACKED and message.receipt == receipt:
+    if message.receipt == receipt and (message.status == ACKED or _was_erased(message)):
         return []
     _require_current(message, receipt)
     return [MessageAcked(message.stream, message.version + 1, now, message.attempt)]
@@ -56,12 +58,16 @@ def nack(
 ) -> list[MessageEvent]:
     """Fail a delivery: requeue with backoff, or dead-letter after the last attempt (svc-mailbox P-7).
 
+    The nack of a delivery whose message was erased changes nothing.
+
     Arguments:
         delay_ms: delay to use instead of the policy's backoff.
         jitter: a uniform random number in [0, 1).
 
     Raises: StaleReceipt when the delivery has ended.
     """
+    if message.receipt == receipt and _was_erased(message):
+        return []
     _require_current(message, receipt)
     if message.status == READY:  # it timed out and was requeued
         return []
@@ -122,6 +128,11 @@ def redrive(message: Message, policy: TopicPolicy, now: int) -> MessageRedriven:
 def expire(message: Message, reason: ExpiryReason, now: int) -> MessageExpired:
     """Remove a message, leaving an event in the log (svc-mailbox I-14)."""
     return MessageExpired(message.stream, message.version + 1, now, reason)
+
+
+def _was_erased(message: Message) -> bool:
+    """Return whether a delivered message was removed as the key of its subject was destroyed."""
+    return message.status == EXPIRED and message.reason == "erased" and message.delivery > 0
 
 
 def _require_current(message: Message, receipt: Receipt) -> None:

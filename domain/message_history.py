@@ -154,6 +154,8 @@ class MessageHistory(msgspec.Struct):
     @property
     def in_flight(self) -> Delivery | None:
         """Return the current delivery if it has no outcome yet, or None."""
+        if self.removal is not None:
+            return None
         latest = self.rounds[-1].deliveries[-1] if self.rounds and self.rounds[-1].deliveries else None
         return latest if latest is not None and latest.outcome is None else None
 

@@ -237,7 +237,7 @@ class _Rows:
         ends = pa.array(accumulate(counts), pa.int32())
         total = sum(counts)
         self.positions = _ramps(positions, counts, ends, total)
-        self._run_numbers = _repeated(pa.arange(0, len(counts)).cast(pa.int32()), ends)
+        self._run_numbers = _repeat_values(pa.arange(0, len(counts)).cast(pa.int32()), ends)
         rows = [self._offsets[type(run)] + start for run, start in zip(self._runs, starts, strict=True)]
         self._order = _ramps(rows, counts, ends, total)
 
@@ -314,7 +314,7 @@ def _split(joined: bytes, width: int, count: int) -> pa.Array:
     return pa.BinaryArray.from_buffers(pa.binary(), count, [None, offsets.buffers()[1], pa.py_buffer(joined)])
 
 
-def _repeated(values: pa.Array, ends: pa.Array) -> pa.Array:
+def _repeat_values(values: pa.Array, ends: pa.Array) -> pa.Array:
     """Return each value as often as its run is long.
 
     Arguments:
@@ -327,7 +327,7 @@ def _ramps(starts: Sequence[int], counts: Sequence[int], ends: pa.Array, total: 
     """Return the numbers from each start on, as many as its run is long."""
     begins = accumulate(counts, initial=0)
     shifts = [start - begin for start, begin in zip(starts, begins, strict=False)]
-    return pc.add(_repeated(pa.array(shifts, pa.int64()), ends), pa.arange(0, total))
+    return pc.add(_repeat_values(pa.array(shifts, pa.int64()), ends), pa.arange(0, total))
 
 
 def _between(positions: pa.Array, first: int, last: int | None) -> pa.Array:

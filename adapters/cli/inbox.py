@@ -126,7 +126,10 @@ async def consume(
 
 
 async def backlog(session: Session, database: Database = None, context: Context = None) -> None:
-    """Count the received messages that are not processed yet, and show the age of the oldest."""
+    """Count the received messages that are not processed yet, and show the age of the oldest.
+
+    If workers are ordered, count the messages in their queues, too, and those of the fullest partition.
+    """
     with explain_missing_extra(EXTRAS):
         from postroom.adapters.compose.inbox import open_inbox
 
@@ -134,6 +137,23 @@ async def backlog(session: Session, database: Database = None, context: Context 
     async with open_inbox(messaging, settings) as inbox:
         counts = await inbox.get_backlog()
     show_backlog(session, counts)
+    if counts.queues and not session.out.as_json:
+        from postroom.adapters.cli.tables import Id, Time
+
+        session.out.table(
+            ("queue", "count", "oldest", "partitions", "fullest", "its count"),
+            [
+                (
+                    Id(each.consumer),
+                    each.count,
+                    Time(each.oldest_at),
+                    each.partitions,
+                    each.fullest,
+                    each.fullest_count,
+                )
+                for each in counts.queues
+            ],
+        )
 
 
 async def cleanup(

@@ -173,7 +173,9 @@ def verify(
     expected_last, expected_chain = parse_expectation(expect)
     if expect is not None and len(names) != 1:
         raise WrongUsage("--expect refers to one mailbox; name it with --mailbox.")
-    verifications = []
+    from postroom.application.queries.find_subject import CountEncrypted
+
+    verifications, encrypted = [], CountEncrypted()
     for name in names:
         with session.read(name, archive) as reader, session.out.progress(f"Verifying {name}") as advance:
             verifications.append(
@@ -182,6 +184,7 @@ def verify(
                     expected_chain=expected_chain,
                     anchors=anchors.anchors,
                     progress=lambda position, advance=advance: advance(position, f"position {position:,}"),  # type: ignore[misc]
+                    observe=encrypted.add,
                 )
             )
     others = []
@@ -189,7 +192,7 @@ def verify(
         from postroom.adapters.compose.audit import verify_reserved_logs
 
         others = verify_reserved_logs(session.existing_store(), anchors.anchors)
-    erasures = verify_erasures(session)
+    erasures = verify_erasures(session, encrypted)
     if session.out.as_json:
         facts = {"mailboxes": verifications, "logs": others, "timestamps": anchors.times}
         session.out.json(facts | ({} if erasures is None else {"erasures": erasures._asdict()}))

@@ -11,6 +11,7 @@ from postroom.adapters.cli.exit_codes import NOTHING
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.time_arguments import Archive
 from postroom.adapters.cli.values import WrongUsage
+from postroom.domain.arguments import MAX_INT, check_int
 from postroom.domain.names import describe_choices
 
 if TYPE_CHECKING:
@@ -46,11 +47,12 @@ def show(
     from postroom.application.queries.read_events import ReadEvents
 
     criteria = _criteria(topic, event, message)
-    if limit is not None and limit < 1:
-        raise WrongUsage(f"--limit {limit} is not a number of events; write 1 or more.")
+    check_int("--from", first, 1)
+    check_int("--through", MAX_INT if through is None else through, 1)
+    check_int("--limit", 1 if limit is None else limit, 1)
     rows = ROWS if limit is None and not session.out.as_json else limit
     with session.read(session.mailbox, archive) as reader:
-        events = ReadEvents(reader.log)(criteria, max(first, 1) - 1, through)
+        events = ReadEvents(reader.log)(criteria, first - 1, through)
         count = _show(session, islice(events, rows))
         following = next(events, None)
     if following is not None:
@@ -73,8 +75,7 @@ def tail(
     from postroom.application.queries.read_events import ReadEvents
 
     criteria = _criteria(topic, event, message)
-    if limit < 0:
-        raise WrongUsage(f"--limit {limit} is not a number of events; write 0 or more.")
+    check_int("--limit", limit)
     with session.read(session.mailbox, archive) as reader:
         query, head = ReadEvents(reader.log), reader.log.head()
         end = 0 if head is None else head.position

@@ -8,7 +8,17 @@ from typer import Argument, Option
 
 from postroom.adapters.cli.messaging import Database, Nats, show_backlog, show_cleanup
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
-from postroom.adapters.cli.outbox_target import EXTRAS, scheme_of, target_from_url
+from postroom.adapters.cli.outbox_target import (
+    EXTRAS,
+    EventSource,
+    Exchange,
+    Format,
+    Target,
+    Topic,
+    publishing_settings,
+    scheme_of,
+    target_from_url,
+)
 from postroom.adapters.cli.running import running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage, parse_duration
@@ -22,26 +32,6 @@ Context = Annotated[
     str | None,
     Option("--context", metavar="NAME", help="First token of the events' subjects. [messaging.context]"),
 ]
-Target = Annotated[
-    str | None,
-    Option(
-        "--to",
-        metavar="URL",
-        help="Target: nats://, kafka://, amqp:// or mailbox:ADDRESS#NAME. [outbox.to, or nats.url]",
-    ),
-]
-Topic = Annotated[
-    str | None,
-    Option(
-        "--topic",
-        metavar="TEMPLATE",
-        help="Subject, topic or routing key, such as {context}.{aggregate_type}. [outbox.topic]",
-    ),
-]
-Exchange = Annotated[
-    str | None,
-    Option("--exchange", metavar="NAME", help="Exchange of RabbitMQ; none is the default. [outbox.exchange]"),
-]
 EventId = Annotated[list[str], Argument(metavar="ID...", help="Ids of events.")]
 
 
@@ -53,6 +43,8 @@ async def relay(
     to: Target = None,
     topic: Topic = None,
     exchange: Exchange = None,
+    format_: Format = None,
+    source: EventSource = None,
     nats: Nats = None,
     metrics_port: MetricsPort = None,
 ) -> None:
@@ -60,10 +52,9 @@ async def relay(
 
     Several relays share the events and preserve the order of each aggregate.
     """
-    from postroom.application.outbox.settings import OutboxSettings
-
-    flags = {"to": to, "topic": topic, "exchange": exchange}
-    settings = session.settings.section("outbox", OutboxSettings, flags)
+    settings = publishing_settings(
+        session, to=to, topic=topic, exchange=exchange, format_=format_, source=source
+    )
     if nats is not None:
         if to is not None:
             raise WrongUsage("--to and --nats both name a target; pass one of them.")

@@ -6,8 +6,18 @@ from typer import Option
 
 from postroom.adapters.cli.messaging import Database
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
-from postroom.adapters.cli.outbox import Context, Exchange, Target, Topic
-from postroom.adapters.cli.outbox_target import EXTRAS, scheme_of, target_from_url
+from postroom.adapters.cli.outbox import Context
+from postroom.adapters.cli.outbox_target import (
+    EXTRAS,
+    EventSource,
+    Exchange,
+    Format,
+    Target,
+    Topic,
+    publishing_settings,
+    scheme_of,
+    target_from_url,
+)
 from postroom.adapters.cli.running import running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage
@@ -34,41 +44,44 @@ async def capture(
     to: Target = None,
     topic: Topic = None,
     exchange: Exchange = None,
+    format_: Format = None,
+    source: EventSource = None,
     metrics_port: MetricsPort = None,
 ) -> None:
     """Publish the rows that any service inserts into a table, read by logical decoding, until interrupted.
 
     One process at a time reads the replication slot; a second one takes over when it ends.
     """
-    from postroom.application.outbox.settings import OutboxSettings
-
-    flags = {"to": to, "topic": topic, "exchange": exchange}
-    settings = session.settings.section("outbox", OutboxSettings, flags)
+    settings = publishing_settings(
+        session, to=to, topic=topic, exchange=exchange, format_=format_, source=source
+    )
     with explain_missing_extra(EXTRAS[scheme_of(settings.to)]):
         from postroom.adapters.compose.capture import MessagingSettings, create_slot, open_monitored_capture
 
     messaging = session.settings.section(
         "messaging", MessagingSettings, {"database": database, "context": context}
     )
-    source = capture_settings(session, table)
+    captured = capture_settings(session, table)
     if create:
-        is_new = await create_slot(messaging, source)
+        is_new = await create_slot(messaging, captured)
         text = (
-            f"created replication slot {source.slot}" if is_new else f"replication slot {source.slot} exists"
+            f"created replication slot {captured.slot}"
+            if is_new
+            else f"replication slot {captured.slot} exists"
         )
-        session.out.result({"slot": source.slot, "created": is_new}, text)
+        session.out.result({"slot": captured.slot, "created": is_new}, text)
         return
     if not messaging.context:
         raise WrongUsage("No context is configured; pass --context, or set context under [messaging].")
     target = target_from_url(session, settings.to)
     async with (
-        open_monitored_capture(messaging, source, target, settings) as (opened, monitor),
+        open_monitored_capture(messaging, captured, target, settings) as (opened, monitor),
         running(session, opened.stop),
     ):
         if once:
             await opened.run_once()
         else:
-            session.out.note(f"Capturing {source.table} for {target.shown_url}.")
+            session.out.note(f"Capturing {captured.table} for {target.shown_url}.")
             with monitoring(session, metrics_port, monitor):
                 await opened.run()
     counts = opened.counts

@@ -1,19 +1,78 @@
-"""The target that a URL names: where `postroom outbox relay` publishes."""
+"""Where and in which form `postroom outbox relay` and `outbox capture` publish."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
 
 from postroom.adapters.cli.remote import ClientSettings
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.token_text import find_token_text
 from postroom.adapters.cli.values import WrongUsage
+from postroom.application.outbox.formats import FormatName
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.event_targets import EventTarget, MailboxTarget
+    from postroom.application.outbox.settings import OutboxSettings
+
+Target = Annotated[
+    str | None,
+    Option(
+        "--to",
+        metavar="URL",
+        help="Target: nats://, kafka://, amqp:// or mailbox:ADDRESS#NAME. [outbox.to, or nats.url]",
+    ),
+]
+Topic = Annotated[
+    str | None,
+    Option(
+        "--topic",
+        metavar="TEMPLATE",
+        help="Subject, topic or routing key, such as {context}.{aggregate_type}. [outbox.topic]",
+    ),
+]
+Exchange = Annotated[
+    str | None,
+    Option("--exchange", metavar="NAME", help="Exchange of RabbitMQ; none is the default. [outbox.exchange]"),
+]
+Format = Annotated[FormatName | None, Option("--format", help="Form of the messages. [outbox.format]")]
+EventSource = Annotated[
+    str | None,
+    Option(
+        "--source",
+        metavar="URI",
+        help="Source of CloudEvents, such as https://shop.example/orders. [outbox.source]",
+    ),
+]
 
 NATS = ("nats", "tls", "ws", "wss")
 EXTRAS = {"kafka": "kafka,postgres", "kafka+ssl": "kafka,postgres", "amqp": "postgres,rabbitmq"}
 EXTRAS |= {"amqps": EXTRAS["amqp"], "mailbox": "postgres"} | dict.fromkeys(NATS, "nats,postgres")
 """Extras that a target needs, by the scheme of its URL."""
+
+
+def publishing_settings(
+    session: Session,
+    *,
+    to: str | None,
+    topic: str | None,
+    exchange: str | None,
+    format_: FormatName | None,
+    source: str | None,
+) -> "OutboxSettings":
+    """Return the settings of `[outbox]`; options of the command line take precedence.
+
+    Raises: WrongUsage for a source of events that are not published as CloudEvents.
+    """
+    from postroom.application.outbox.settings import OutboxSettings
+
+    options = {"to": to, "topic": topic, "exchange": exchange, "format": format_, "source": source}
+    settings = session.settings.section("outbox", OutboxSettings, options)
+    if source and settings.format == "postroom":
+        raise WrongUsage(
+            "--source is an attribute of CloudEvents; pass --format cloudevents-binary or "
+            "cloudevents-structured, or set format under [outbox]."
+        )
+    return settings
 
 
 def scheme_of(url: str | None) -> str:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from postroom.adapters.compose.erasures import ErasureVerification
     from postroom.application.anchors import Anchor
+    from postroom.application.queries.find_subject import CountEncrypted
     from postroom.application.queries.verify import Verification
 
 Expect = Annotated[
@@ -75,13 +76,17 @@ def show_anchors(session: Session, anchors: LoadedAnchors, verifications: Sequen
     session.out.line(text)
 
 
-def verify_erasures(session: Session) -> "ErasureVerification | None":
-    """Return the result of verifying the records of erasures, or None without settings of erasure."""
+def verify_erasures(session: Session, count: "CountEncrypted") -> "ErasureVerification | None":
+    """Return the result of verifying the records of erasures, or None without settings of erasure.
+
+    Arguments:
+        count: of the messages of the mailboxes.
+    """
     if session.erasure_settings() is None:
         return None
     from postroom.adapters.cli.erase import open_erasures
 
-    return open_erasures(session).verify()
+    return open_erasures(session).verify(count)
 
 
 def show_erasures(session: Session, erasures: "ErasureVerification | None") -> None:

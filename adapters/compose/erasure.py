@@ -41,10 +41,16 @@ def open_subject_keys(settings: ErasureSettings, master_key: MasterKey) -> Subje
 def open_master_key(settings: ErasureSettings) -> MasterKey:
     """Return the master key; raises as `open_protection`."""
     with explain_missing_extra("erasure"):
-        from postroom.adapters.subject_keys.master_key import master_key_of, read_master_key
+        from postroom.adapters.subject_keys.master_key import (
+            master_key_of,
+            read_master_key,
+            run_master_key_command,
+        )
 
     if settings.master_key_file is not None:
         return read_master_key(Path(settings.master_key_file))
+    if settings.master_key_command is not None:
+        return run_master_key_command(settings.master_key_command)
     return master_key_of(os.environ, settings.master_key_variable or "")
 
 

@@ -18,7 +18,7 @@ from postroom.application.erasure.records import ErasureRecord, LogEnd, SubjectM
 from postroom.application.erasure.settings import ErasureSettings
 from postroom.application.mailbox.commit_ends import ends_with
 from postroom.application.ports.subject_keys import Subject
-from postroom.application.queries.find_subject import CountEncrypted, FindSubject
+from postroom.application.queries.find_subject import CountEncrypted, FindSubject, SubjectInLog
 from postroom.application.queries.log_time import LogTime
 
 
@@ -70,6 +70,8 @@ class Erasures:
         self._mailboxes = mailboxes
         self._owner = owner
         self._archive = archive
+        # What a preview read of the logs, by pseudonym and mailbox: the record reads on from there.
+        self._reads: dict[tuple[str, str], SubjectInLog] = {}
         valid = settings.validate()
         self._master_key = open_master_key(valid)
         self._keys = open_subject_keys(valid, self._master_key)
@@ -100,8 +102,11 @@ class Erasures:
         )
         return await self._erase(subject, where)
 
-    def verify(self) -> ErasureVerification:
+    def verify(self, count: CountEncrypted | None = None) -> ErasureVerification:
         """Verify the records, and compare them with the key store and the logs.
+
+        Arguments:
+            count: of the messages of all mailboxes; None reads their logs.
 
         Raises: IntegrityFailure, UnknownPseudonym, Unavailable.
         """
@@ -109,17 +114,17 @@ class Erasures:
         where = open_store(self._store).where
         recorded = (end for each in records if each.store == where for end in each.logs)
         ends = [end for end in recorded if end.log in self._mailboxes]
-        contained = encrypted = erased = 0
+        contained, total = 0, count or CountEncrypted()
         for name in self._mailboxes:
             with read_mailbox(self._store, name, archive=self._archive) as reader:
                 mine = [end for end in ends if end.log == name]
                 contained += sum(
                     ends_with(reader.log, end.position, bytes.fromhex(end.chain)) for end in mine
                 )
-                counts = CountEncrypted(reader.log, self._keys)()
-                encrypted, erased = encrypted + counts.encrypted, erased + counts.erased
+                if count is None:
+                    total.read(reader.log)
         public_key = self._master_key.public_key.hex()
-        return ErasureVerification(len(records), public_key, len(ends), contained, encrypted, erased)
+        return ErasureVerification(len(records), public_key, len(ends), contained, *total.total(self._keys))
 
     async def _remove(self, pseudonym: str) -> int:
         removed = 0
@@ -134,7 +139,8 @@ class Erasures:
         for name in self._mailboxes:
             with read_mailbox(self._store, name, archive=self._archive) as reader:
                 find = FindSubject(reader.log, LogTime(reader.log, SystemClock()), self._protection)
-                subject_in_log = find(pseudonym, subject)
+                subject_in_log = find(pseudonym, subject, self._reads.get((pseudonym, name)))
+            self._reads[pseudonym, name] = subject_in_log
             messages += subject_in_log.encrypted
             plaintext += subject_in_log.plaintext
         return messages, plaintext

@@ -3,6 +3,7 @@
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from postroom.adapters.compose.tracing import trace_if_used
 from postroom.adapters.http.event_handler import HttpEventHandler
@@ -33,6 +34,7 @@ from postroom.application.inbox.event_handlers import EventHandlers
 from postroom.application.inbox.get_backlog import GetInboxBacklog, InboxBacklog
 from postroom.application.inbox.metrics import inbox_monitor
 from postroom.application.inbox.ordered_source import OrderedSource, sharing
+from postroom.application.inbox.queue_metrics import OrderedQueue, with_queue
 from postroom.application.inbox.settings import InboxSettings
 from postroom.application.inbox.worker import InboxWorker
 from postroom.application.monitor import Monitor
@@ -174,6 +176,10 @@ async def open_monitored_worker(
             lambda: nats_metrics(clients),
             lambda: all(each.is_connected for each in clients.values()),
         )
+        if isinstance(source, OrderedSource):
+            name = f"{actual.stream}/{actual.durable}"
+            queue = OrderedQueue(name, partial(counting.queue_backlog, name), source)
+            monitor = with_queue(monitor, messaging.context, queue, clock.wall)
         yield worker, monitor
 
 

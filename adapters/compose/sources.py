@@ -7,6 +7,7 @@ import msgspec
 from postroom.adapters.kafka.settings import KafkaSettings
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
+from postroom.adapters.redis.settings import RedisSettings
 from postroom.application.extras import explain_missing_extra
 from postroom.application.ingest.dead_letters import DEAD_LETTER_ID, DeadLetterSubject
 from postroom.application.ingest.namespace import (
@@ -46,7 +47,7 @@ async def open_dead_letters(source: MessageSource, stack: AsyncExitStack) -> Dea
         case RedisSource(dead_letter_stream=str(subject)):
             from postroom.adapters.redis.publisher import RedisPublisher
 
-            publisher: Publisher = RedisPublisher(source.url, source.field)
+            publisher: Publisher = RedisPublisher(_redis_settings(source), source.field)
         case KafkaSource(dead_letter_topic=str(subject)):
             from postroom.adapters.kafka.publisher import KafkaPublisher
 
@@ -101,7 +102,7 @@ async def _open_redis(config: RedisSource) -> CountedSource:
 
     return await RedisStreamSource.open(
         StreamConsumer(
-            url=config.url,
+            **msgspec.structs.asdict(_redis_settings(config)),
             stream=config.stream,
             group=config.consumer_group,
             field=config.field,
@@ -138,6 +139,11 @@ async def _open_rabbitmq(config: RabbitmqSource) -> CountedSource:
         prefetch=config.max_ack_pending,
     )
     return await RabbitmqQueueSource.open(settings, consumer)
+
+
+def _redis_settings(config: RedisSource) -> RedisSettings:
+    values = {name: getattr(config, name) for name in RedisSettings.__struct_fields__}
+    return msgspec.convert(values, RedisSettings)
 
 
 def _rabbitmq_settings(config: RabbitmqSource) -> RabbitmqSettings:

@@ -105,6 +105,11 @@ class RedisConfig(msgspec.Struct, frozen=True, kw_only=True):
     consumer_group: str
     durable: bool = True
     field: str = "data"
+    user: str | None = None
+    password_file: Path | None = None
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
     ack_wait_seconds: Positive = ACK_WAIT_SECONDS
     dead_letter_stream: str | None = None
 

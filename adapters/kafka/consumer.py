@@ -14,7 +14,9 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from postroom.adapters.kafka.partition import Partition
+from postroom.adapters.kafka.settings import client_reason
 from postroom.adapters.kafka.thread_calls import ThreadCalls
+from postroom.application.ingest.broker_access import TLS_ADVICE
 from postroom.application.ingest.deliveries import DeliveryToken
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Unavailable
@@ -76,6 +78,7 @@ class GroupConsumer:
         self._failure: PostroomError | None = None
         self.outage: str | None = None
         """The reason why no broker can be reached, or None."""
+        self._tls_problem: str | None = None
         self.has_joined = False
         self._probe_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"kafka {topic}", daemon=True)
@@ -98,9 +101,8 @@ class GroupConsumer:
             with suppress(KafkaException):
                 self._client.poll(0)  # calls `_note_error`, which records a refusal
             self._note_error(error.args[0])
-            failure = self._failure or Unavailable(
-                f"{self._label} can't be opened: {_reason(error)}. Check its URL and that a broker runs."
-            )
+            problem = self._tls_problem or f"{_reason(error)}. Check its URL and that a broker runs."
+            failure = self._failure or Unavailable(f"{self._label} can't be opened: {problem}")
             self._client.close()
             raise failure from error
         self._client.subscribe(
@@ -255,13 +257,13 @@ class GroupConsumer:
                 error, (number, offset) = message.error(), place_of(message)
                 partition = self._partitions.get(number)
                 if error is None:
-                    self.outage = None
+                    self.outage = self._tls_problem = None
                     if partition is not None and not partition.is_revoked and partition.add(offset):
                         self._buffer.append((message, partition.generation))
                 elif error.code() != KafkaError._PARTITION_EOF:
                     self._note_error(error)
                 elif partition is not None:
-                    self.outage = None
+                    self.outage = self._tls_problem = None
                     partition.reach_end(offset)
 
     def _probe(self) -> None:
@@ -271,16 +273,18 @@ class GroupConsumer:
         self._probe_at = time.monotonic() + PROBE_SECONDS
         with suppress(KafkaException):
             self._client.list_topics(self._topic, PROBE_SECONDS)
-            self.outage = None
+            self.outage = self._tls_problem = None
 
     def _note_error(self, error: KafkaError) -> None:
-        code, text = error.code(), f"{self._label} can't be read: {error.str()}"
+        code, text = error.code(), f"{self._label} can't be read: {client_reason(error.str())}"
         if code in _REFUSALS:
             self._failure = InvalidRequest(f"{text}; check user, password and the group's permissions.")
         elif code in _MISSING:
             self._failure = NotFound(f"{text}; create the topic, or name another.")
+        elif code == KafkaError._SSL:
+            self.outage = self._tls_problem = f"{client_reason(error.str())}. {TLS_ADVICE}."
         elif code in (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT):
-            self.outage = error.str()
+            self.outage = self._tls_problem or client_reason(error.str())
         else:
             logger().warning("source.refused", topic=self._topic, reason=error.str())
         self._on_change()
@@ -362,4 +366,4 @@ def place_of(message: Message) -> tuple[int, int]:
 
 def _reason(error: Exception) -> str:
     first = error.args[0] if error.args else error
-    return (first.str() if isinstance(first, KafkaError) else str(first)).rstrip(".")
+    return client_reason(first.str() if isinstance(first, KafkaError) else str(first))

@@ -8,7 +8,8 @@ from contextlib import suppress
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from postroom.adapters.kafka.settings import KafkaSettings
+from postroom.adapters.kafka.settings import KafkaSettings, client_reason
+from postroom.application.ingest.broker_access import TLS_ADVICE
 from postroom.application.ports.publisher import PublishAck
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 
@@ -28,6 +29,7 @@ _REFUSALS = (
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
 )
+_LOGIN_REFUSALS = (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED)
 
 
 class KafkaPublisher:
@@ -58,7 +60,10 @@ class KafkaPublisher:
             "linger.ms": 0,
             "allow.auto.create.topics": False,
             "log_level": 0,
+            "error_cb": self._note_error,
         }
+        self._problem: str | None = None
+        """Why no connection could be opened last, if so."""
         try:
             self._client = Producer(self._options)
         except (KafkaException, ValueError) as error:
@@ -76,8 +81,9 @@ class KafkaPublisher:
                 if confirmed.cancelled():
                     return
                 if error is not None:
-                    confirmed.set_exception(_translate(subject, error))
+                    confirmed.set_exception(_translate(subject, error, self._problem))
                 else:
+                    self._problem = None
                     confirmed.set_result(PublishAck(subject, message.offset() or 0, False))
 
             with suppress(RuntimeError):  # the loop was closed
@@ -106,6 +112,12 @@ class KafkaPublisher:
             self._is_closed.set()
             await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
 
+    def _note_error(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._SSL:
+            self._problem = f"{client_reason(error.str())}. {TLS_ADVICE}"
+        elif error.code() in _LOGIN_REFUSALS:
+            self._problem = f"{client_reason(error.str())}. Check user and password_file"
+
     def _replace(self, client: Producer) -> None:
         """Start a new session, unless another failed message has done so."""
         if client is self._client and not self._is_closed.is_set():
@@ -121,10 +133,16 @@ class KafkaPublisher:
             self._client.poll(POLL_SECONDS)
 
 
-def _translate(topic: str, error: KafkaError) -> PostroomError:
+def _translate(topic: str, error: KafkaError, problem: str | None = None) -> PostroomError:
+    """Return an error of the client as ours.
+
+    Arguments:
+        problem: why it has no connection; the client itself reports only that time is over.
+    """
     if error.code() in _REFUSALS:
         return InvalidRequest(
             f"Kafka refuses a message for topic {topic}: {error.str()}; create the topic, or raise its "
             "limits."
         )
-    return Unavailable(f"Kafka did not confirm a message for topic {topic}: {error.str()}; it is retried.")
+    reason = problem if problem and error.code() == KafkaError._MSG_TIMED_OUT else error.str()
+    return Unavailable(f"Kafka did not confirm a message for topic {topic}: {reason}; it is retried.")

@@ -1,7 +1,6 @@
 """Settings of Kafka, importable without its client."""
 
 import re
-from pathlib import Path
 from typing import Any, Literal
 
 from postroom.application.ingest.broker_access import BrokerAccess
@@ -62,24 +61,22 @@ class KafkaSettings(BrokerAccess, frozen=True, kw_only=True):
             "ssl" if self.needs_tls else "plaintext"
         )
         settings |= {option: path for name, option in _FILES.items() if (path := getattr(self, name))}
-        if self.user is not None and self.password_file is not None:
+        if (password := self.read_password()) is not None:
             settings |= {
                 "sasl.mechanism": self.sasl_mechanism,
                 "sasl.username": self.user,
-                "sasl.password": _read_password(self.password_file),
+                "sasl.password": password,
             }
         return settings
+
+
+def client_reason(text: str) -> str:
+    """Return a reason of librdkafka without the name of its connection, timings, and its own settings."""
+    text = re.sub(r"^(?:sasl_)?(?:plaintext|ssl)://(\S+?)/\S+: ", r"\1: ", text, flags=re.IGNORECASE)
+    text = re.sub(r" \(after \d+ms in state \w+\)|: broker certificate could not be verified.*", "", text)
+    return text.rstrip(". :")
 
 
 def _is_server(text: str) -> bool:
     match = _SERVER.match(text)
     return match is not None and (match[1] is None or 0 < int(match[1]) < 1 << 16)
-
-
-def _read_password(file: str) -> str:
-    try:
-        return Path(file).read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(
-            f"The password file {file} can't be read: {error}; make it readable text."
-        ) from error

@@ -18,6 +18,7 @@ from aio_pika.exceptions import (
 )
 
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
+from postroom.application.ingest.broker_access import tls_advice
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 
 # The client logs a traceback for each lost connection, besides raising an error.
@@ -38,7 +39,7 @@ async def connect(settings: RabbitmqSettings, name: str) -> AbstractConnection:
         name: name in the server's list of connections.
     """
     return await aio_pika.connect(
-        settings.url_with_user(),
+        settings.login_url(),
         ssl_context=settings.tls_context(),
         timeout=TIMEOUT_SECONDS,
         heartbeat=HEARTBEAT_SECONDS,
@@ -103,9 +104,8 @@ async def translate_errors(label: str, participle: str) -> AsyncIterator[None]:
             "stream for a stream."
         ) from error
     except (*CONNECTION_EXCEPTIONS, TimeoutError) as error:
-        raise Unavailable(
-            f"{label} can't be {participle}: {_reason(error)}. It is retried when RabbitMQ is available."
-        ) from error
+        advice = tls_advice(error) or "It is retried when RabbitMQ is available."
+        raise Unavailable(f"{label} can't be {participle}: {_reason(error)}. {advice}") from error
 
 
 def _reason(error: BaseException) -> str:

@@ -1,7 +1,6 @@
 """Settings of RabbitMQ, importable without its client."""
 
 import ssl
-from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from postroom.application.ingest.broker_access import BrokerAccess
@@ -54,17 +53,17 @@ class RabbitmqSettings(BrokerAccess, frozen=True, kw_only=True):
         """Return the URL without user and password, for messages and logs."""
         return f"{self.url.partition('://')[0]}://{self.shown_address}"
 
-    def url_with_user(self) -> str:
-        """Return the URL with user and password; raise InvalidRequest if the password file can't be read."""
-        if self.user is None or self.password_file is None:
-            return self.url
-        try:
-            password = Path(self.password_file).read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest(
-                f"The password file {self.password_file} can't be read: {error}; make it readable text."
-            ) from error
+    def login_url(self) -> str:
+        """Return the URL with user and password; raise InvalidRequest if the password file can't be read.
+
+        Without a user, a client's certificate authenticates (EXTERNAL).
+        """
+        password = self.read_password()
         parts = urlsplit(self.url)
+        if self.certificate is not None and self.user is None and "@" not in parts.netloc:
+            return urlunsplit(parts._replace(query=f"{parts.query}&auth=external".lstrip("&")))
+        if self.user is None or password is None:
+            return self.url
         user = f"{quote(self.user, safe='')}:{quote(password, safe='')}"
         return urlunsplit(parts._replace(netloc=f"{user}@{parts.netloc.rpartition('@')[2]}"))
 

@@ -170,15 +170,23 @@ class RabbitmqQueueSource:
         await self._disconnect()
         try:
             async with translate_errors(self._label, participle):
-                await at_most(2 * TIMEOUT_SECONDS, self._connect())
+                await at_most(2 * TIMEOUT_SECONDS, self._connect(self._generation))
         except BaseException:
             await self._disconnect()
             raise
 
-    async def _connect(self) -> None:
+    async def _connect(self, generation: int) -> None:
+        """Connect and consume; a call that continues after its timeout is too late, and has no effect."""
         consumer = self._consumer
-        self._connection = await connect(self._settings, f"postroom {consumer.group}")
-        self._channel = channel = await self._connection.channel(publisher_confirms=True)
+        connection = await connect(self._settings, f"postroom {consumer.group}")
+        if generation != self._generation:
+            await disconnect(connection)
+            return
+        self._connection = connection
+        channel = await connection.channel(publisher_confirms=True)
+        if generation != self._generation:
+            return  # `connection` was closed
+        self._channel = channel
         channel.close_callbacks.add(lambda *_: self._news.set())
         arguments: dict[str, int | str] = {}
         if consumer.is_stream:
@@ -188,13 +196,14 @@ class RabbitmqQueueSource:
             arguments[_STREAM_OFFSET] = "first" if offset is None else offset
         await channel.set_qos(prefetch_count=min(consumer.prefetch, MAX_PREFETCH))
         queue = await channel.get_queue(consumer.queue, ensure=True)
-        generation = self._generation
 
         async def receive(message: AbstractIncomingMessage) -> None:
             if generation == self._generation:
                 self._receive(message)
 
         await queue.consume(receive, arguments=dict(arguments))
+        if generation != self._generation:
+            return
         self._is_fresh, self._probe_at = True, _now() + PROBE_SECONDS
 
     async def _disconnect(self) -> None:

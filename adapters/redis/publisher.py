@@ -5,7 +5,9 @@ from typing import Any
 
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
-from postroom.adapters.redis.source import connect_redis, shown_address
+from postroom.adapters.redis.settings import RedisSettings
+from postroom.adapters.redis.source import USER_ADVICE, connect_redis, reason
+from postroom.application.ingest.broker_access import tls_advice
 from postroom.application.ports.publisher import PublishAck
 from postroom.domain.errors import InvalidRequest, Unavailable
 
@@ -16,16 +18,15 @@ class RedisPublisher:
     """A publisher to the streams of a Redis server; headers are fields beside the message's.
 
     Arguments:
-        url: `redis://`, `rediss://` or `unix://`, as in redis-py.
         field: the field with the message.
 
     Raises: InvalidRequest for a malformed URL.
     """
 
-    def __init__(self, url: str, field: str = "data") -> None:
-        self._where = shown_address(url)
+    def __init__(self, settings: RedisSettings, field: str = "data") -> None:
+        self._where = settings.shown_address
         self._field = field
-        self._client = connect_redis(url, "publisher")
+        self._client = connect_redis(settings, "publisher")
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishAck:
         """Add one entry to the stream with the key `subject`; see `Publisher.publish`."""
@@ -39,15 +40,13 @@ class RedisPublisher:
         try:
             id_: Any = await self._client.xadd(subject, fields)
         except AuthenticationError as error:
-            raise InvalidRequest(f"{label} can't be written: {error}; check the URL's user.") from error
+            raise InvalidRequest(f"{label} can't be written: {reason(error)}; {USER_ADVICE}.") from error
         except ResponseError as error:
             kind = InvalidRequest if str(error).startswith(_REFUSALS) else Unavailable
             raise kind(f"{label} can't be written: {error}.") from error
         except (RedisError, OSError, TimeoutError) as error:
-            reason = (str(error) or type(error).__name__).rstrip(".")
-            raise Unavailable(
-                f"{label} can't be written: {reason}. It is retried when Redis is available."
-            ) from error
+            advice = tls_advice(error) or "It is retried when Redis is available."
+            raise Unavailable(f"{label} can't be written: {reason(error)}. {advice}") from error
         return PublishAck(subject, int(id_.partition(b"-")[0]), False)
 
     async def close(self) -> None:

@@ -6,15 +6,15 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 from uuid import uuid4
 
-import msgspec
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
+from postroom.adapters.redis.settings import RedisSettings
+from postroom.application.ingest.broker_access import tls_advice
 from postroom.application.ports.source import SourceMessage
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest, Unavailable
@@ -23,23 +23,22 @@ TIMEOUT_SECONDS = 5.0
 """Time within which a server answers, in addition to the time that a read blocks."""
 BLOCK_MS = 1_000
 """Maximum duration of a blocking read, which delays closing and redelivery."""
+USER_ADVICE = "check user and password_file, or the URL's user and password"
 FORGET_CONSUMERS_MS = 24 * 60 * 60 * 1_000
 
 T = TypeVar("T")
 
 
-class StreamConsumer(msgspec.Struct, frozen=True, kw_only=True):
+class StreamConsumer(RedisSettings, frozen=True, kw_only=True):
     """A Redis stream and one of its consumer groups.
 
     Arguments:
-        url: `redis://`, `rediss://` or `unix://`, as in redis-py.
         stream: key of the stream.
         group: the consumer group; created at the beginning of the stream if it is missing.
         field: the field with the message; an entry with a single field may name it differently.
         ack_wait_ms: how long a delivery may stay unsettled before the message is redelivered.
     """
 
-    url: str
     stream: str
     group: str
     field: str = "data"
@@ -60,7 +59,7 @@ class RedisStreamSource:
         self._group = consumer.group
         self._field = consumer.field.encode()
         self._name = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
-        self._where = shown_address(consumer.url)
+        self._where = consumer.shown_address
         self._defer = client.register_script(files(__package__).joinpath("defer.lua").read_text("utf-8"))
         self._forget = client.register_script(
             files(__package__).joinpath("forget_consumers.lua").read_text("utf-8")
@@ -80,7 +79,7 @@ class RedisStreamSource:
             InvalidRequest: the URL is malformed, the key is not a stream, or Redis refuses the credentials.
             Unavailable: Redis can't be reached.
         """
-        client = connect_redis(consumer.url, f"stream {consumer.stream}")
+        client = connect_redis(consumer, f"stream {consumer.stream}")
         source = cls(client, consumer)
         try:
             await source._ask("opened", source._create_group)
@@ -254,7 +253,7 @@ class RedisStreamSource:
         try:
             return await ask(*arguments, **named)
         except AuthenticationError as error:
-            raise InvalidRequest(f"{label} can't be {what}: {error}; check the URL's user.") from error
+            raise InvalidRequest(f"{label} can't be {what}: {reason(error)}; {USER_ADVICE}.") from error
         except ResponseError as error:
             if "NOGROUP" in str(error):
                 raise _NoGroup(f"{label} has no group {self._group}; it is created again.") from error
@@ -264,30 +263,29 @@ class RedisStreamSource:
                 ) from error
             raise Unavailable(f"{label} can't be {what}: {error}.") from error
         except (RedisError, OSError, TimeoutError) as error:
-            reason = (str(error) or type(error).__name__).rstrip(".")
-            hint = (
+            hint = tls_advice(error) or (
                 "Check its URL and that the server runs."
                 if what == "opened"
                 else "It is retried when Redis is available."
             )
-            raise Unavailable(f"{label} can't be {what}: {reason}. {hint}") from error
+            raise Unavailable(f"{label} can't be {what}: {reason(error)}. {hint}") from error
 
 
 class _NoGroup(Unavailable):
     """The group is missing, for example after Redis lost its data."""
 
 
-def connect_redis(url: str, what: str) -> Redis:
+def connect_redis(settings: RedisSettings, what: str) -> Redis:
     """Return a client that connects at its first request.
 
     Arguments:
         what: what the client is for, such as `stream orders`.
 
-    Raises: InvalidRequest for a malformed URL.
+    Raises: InvalidRequest for a malformed URL, or a file that can't be read.
     """
     try:
         return Redis.from_url(
-            url,
+            **settings.client_options(),
             client_name="postroom",
             decode_responses=False,
             protocol=2,
@@ -301,11 +299,9 @@ def connect_redis(url: str, what: str) -> Redis:
         ) from error
 
 
-def shown_address(url: str) -> str:
-    """Return a URL without user and password, for messages and logs."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return f"{host}{parts.path}"
+def reason(error: Exception) -> str:
+    """Return the text of an error of the client."""
+    return (str(error) or type(error).__name__).rstrip(".")
 
 
 def _now() -> float:

@@ -1,13 +1,18 @@
-"""The master key port: a key in a file that only its owner can read, or in the environment."""
+"""The master key port: a key in a file that only its owner can read, in the environment, or of a command."""
 
 import hashlib
 import hmac
 import os
 import re
+import shlex
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_bytes
+from signal import SIGKILL
+from subprocess import DEVNULL, PIPE, Popen
+from threading import Event, Timer
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -22,6 +27,8 @@ MODE = 0o600
 OTHERS = 0o077
 _KEY = re.compile(rf"\s*([0-9a-fA-F]{{{2 * KEY_BYTES}}})\s*\Z")
 _MAX_TEXT = 1_000
+COMMAND_SECONDS = 10.0
+"""Time limit of a command that prints a master key."""
 
 
 class LocalMasterKey:
@@ -141,6 +148,60 @@ def master_key_of(environment: Mapping[str, str], name: str) -> LocalMasterKey:
     if name not in environment:
         raise NotFound(f"The environment has no variable {name}; set it to the master key.")
     return _parse(environment[name], f"The environment variable {name}")
+
+
+def run_master_key_command(command: str) -> LocalMasterKey:
+    """Return the master key that a command prints; its output is never quoted.
+
+    Arguments:
+        command: program and arguments, in the syntax of a shell but run without one.
+
+    Raises: InvalidRequest for a malformed command or output, Unavailable when it can't be run, fails, or
+        takes longer than `COMMAND_SECONDS`.
+    """
+    try:
+        arguments = shlex.split(command)
+    except ValueError as error:
+        raise InvalidRequest(f"master_key_command is malformed: {error}.") from None
+    if not arguments:
+        raise InvalidRequest("master_key_command is empty; name a program that prints the master key.")
+    what = f"The master key command {arguments[0]}"  # its arguments may be secret
+    try:
+        process = Popen(arguments, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, start_new_session=True)
+    except (OSError, ValueError) as error:  # ValueError: a NUL character
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise Unavailable(f"{what} can't be run: {reason}.") from error
+    text, status = _read_output(process)
+    if status is None:
+        raise Unavailable(f"{what} did not end within {COMMAND_SECONDS:g} s.")
+    if status:
+        raise Unavailable(f"{what} failed with exit status {status}; run it yourself to see why.")
+    return _parse(text, f"The output of the master key command {arguments[0]}")
+
+
+def _read_output(process: Popen[bytes]) -> tuple[str, int | None]:
+    """Return the beginning of what a process prints, and its exit status or None if it took too long."""
+    is_over = Event()
+
+    def kill() -> None:
+        is_over.set()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, SIGKILL)
+
+    timer = Timer(COMMAND_SECONDS, kill)
+    timer.start()
+    try:
+        assert process.stdout is not None
+        with process.stdout as output:
+            text = output.read(_MAX_TEXT).decode("ascii", "replace")
+        status = process.wait()
+    finally:
+        timer.cancel()
+        timer.join()
+        if process.poll() is None:  # interrupted
+            kill()
+            process.wait()
+    return text, None if is_over.is_set() else status
 
 
 def _parse(text: str, where: str) -> LocalMasterKey:

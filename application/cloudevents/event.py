@@ -14,6 +14,7 @@ REQUIRED = ("id", "source", "type")
 ATTRIBUTES = frozenset({*REQUIRED, "specversion", "datacontenttype", "dataschema", "subject", "time"})
 """Attributes that the specification defines; all others are extensions."""
 JSON = "application/json"
+BYTES = "application/octet-stream"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NAME = re.compile(r"[a-z0-9]+\Z")
@@ -75,9 +76,19 @@ class CloudEvent(msgspec.Struct, frozen=True):
         raise InvalidRequest(f"The time {text[:80]!r} of the CloudEvent is not a time in RFC 3339.")
 
     @property
+    def media_type(self) -> str:
+        """Return the media type of the data; JSON if the event has none (JSON event format, section 3.1)."""
+        return self.attributes.get("datacontenttype", JSON)
+
+    @property
     def has_json(self) -> bool:
-        """Return whether the data is JSON according to its media type; it is if the event has none."""
-        return _JSON_TYPE.match(self.attributes.get("datacontenttype", JSON)) is not None
+        """Return whether the data is JSON according to its media type."""
+        return is_json_type(self.media_type)
+
+
+def is_json_type(media_type: str) -> bool:
+    """Return whether content of a media type is JSON, such as `application/vnd.shop+json; charset=utf-8`."""
+    return _JSON_TYPE.match(media_type) is not None
 
 
 def is_attribute_name(name: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from postroom.application.cloudevents.event import CloudEvent
+from postroom.application.cloudevents.event import BYTES, CloudEvent
 from postroom.domain.errors import InvalidRequest
 
 BATCH = "This is a batch of CloudEvents; publish each event as a message of its own."
@@ -44,7 +44,8 @@ def write_json(event: CloudEvent) -> bytes:
 def read_json(document: bytes) -> CloudEvent:
     """Return the event in a JSON object (JSON event format, section 3).
 
-    Attributes that are numbers or booleans become text; those that are null are unset.
+    Attributes that are numbers or booleans become text; those that are null are unset. Data in `data_base64`
+    without a `datacontenttype` is `application/octet-stream`.
 
     Raises: InvalidRequest if the document is no event of version 1.0.
     """
@@ -56,6 +57,8 @@ def read_json(document: bytes) -> CloudEvent:
         for name, raw in fields.items()
         if name not in ("data", "data_base64") and (text := _scalar(_parse(_decode, raw), name)) is not None
     }
+    if "data_base64" in fields:
+        attributes.setdefault("datacontenttype", BYTES)
     event = CloudEvent(attributes)
     return msgspec.structs.replace(event, data=_data(fields, is_json=event.has_json))
 

@@ -76,6 +76,11 @@ class Protection:
         answers = iter(await submit(accepted) if accepted else ())
         return [each if isinstance(each, Rejected) else next(answers) for each in encrypted]
 
+    async def wait_until_submitted(self) -> None:
+        """Return when the messages that are being encrypted now were submitted."""
+        async with self._order:
+            pass
+
     def encrypt_copy(self, copy: Copy, original: MessageSent) -> Copy:
         """Return the copy of a message encrypted by the policy of its topic, or else by that of its original.
 

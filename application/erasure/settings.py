@@ -24,6 +24,8 @@ class ErasureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         topics: policies by topic; `*` is that of all topics without one of their own.
         master_key_file: path of the file with the master key.
         master_key_variable: environment variable with the master key, instead of a file.
+        master_key_command: program and arguments that print the master key, instead of a file; run without a
+            shell.
     """
 
     keys: str
@@ -31,15 +33,16 @@ class ErasureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     topics: Mapping[str, SubjectPolicy] = {}
     master_key_file: str | None = None
     master_key_variable: str | None = None
+    master_key_command: str | None = None
 
     def validate(self) -> "ErasureSettings":
         """Return the settings with absolute paths, or raise InvalidRequest."""
-        keys, file, variable = check_path("keys", self.keys), self.master_key_file, self.master_key_variable
-        records = self.records
-        if (file is None) == (variable is None):
+        keys, records = check_path("keys", self.keys), self.records
+        file, variable, command = self.master_key_file, self.master_key_variable, self.master_key_command
+        if [file, variable, command].count(None) != 2:
             raise InvalidRequest(
-                "The settings of erasure must name one master key, with master_key_file or "
-                "master_key_variable."
+                "The settings of erasure must name one master key, with master_key_file, master_key_variable "
+                "or master_key_command."
             )
         if "://" not in keys:
             keys = os.path.abspath(keys)
@@ -57,4 +60,5 @@ class ErasureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             topics=check_policies(self.topics),
             master_key_file=None if file is None else os.path.abspath(check_path("master_key_file", file)),
             master_key_variable=None if variable is None else check_text("master_key_variable", variable, 1),
+            master_key_command=None if command is None else check_text("master_key_command", command, 1),
         )

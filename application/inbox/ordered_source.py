@@ -8,7 +8,7 @@ message also holds all earlier unsettled ones of its lane.
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from typing import NamedTuple
@@ -30,7 +30,7 @@ READ_WAIT_MS = 500
 MAX_QUEUED = 5_000
 """Length of the queue at which the stream is not read."""
 TURN_MS = 2_000
-PREFETCH = 100
+PREFETCH = 500
 """Messages read from the queue at once."""
 POLL_SECONDS = 0.1
 """Interval at which a worker polls the queue for messages that another worker added."""
@@ -72,7 +72,7 @@ class OrderedSource:
         self._failed_lanes: Counter[int] = Counter()
         self._postponed_lanes: Counter[int] = Counter()
         self._draining: frozenset[int] = frozenset()
-        self._settlements = _SettlementWriter(queue)
+        self._settlements = _SettlementWriter(queue, self._release)
         self._wake = asyncio.Event()
         self._reads = 0
         self._may_read = True
@@ -110,8 +110,12 @@ class OrderedSource:
             )
 
     async def ack(self, messages: Sequence[SourceMessage]) -> None:
-        """Remove messages from the queue; see `Source.ack`."""
-        await self._settle([message.token for message in messages], [])
+        """Remove messages from the queue soon; see `Source.ack`.
+
+        The next message of the lane need not wait for that. If it fails, the messages are delivered again, as
+        duplicates, which the inbox knows by then.
+        """
+        self._settlements.remove([message.token.position for message in messages])
 
     async def nack(self, messages: Sequence[SourceMessage], delay_ms: int) -> None:
         """Return messages to the queue for a delay; see `Source.nack`."""
@@ -122,14 +126,19 @@ class OrderedSource:
         self._failed_lanes += lanes
         retries = [Retry(each.position, each.partition, each.epoch, delay_ms) for each in tokens if delay_ms]
         try:
-            await self._settle([], retries, [each.position for each in tokens])
+            await self._settlements.postpone(retries)
         finally:
+            self._release([each.position for each in tokens])
             self._postponed_lanes += lanes
 
     async def extend(self, messages: Sequence[SourceMessage]) -> None:
         """Hold messages for longer; see `Source.extend`."""
         for message in messages:
             self._hold(message.token)
+
+    async def flush(self) -> None:
+        """Wait until all acknowledged messages are removed from the queue, or could not be."""
+        await self._settlements.flush()
 
     async def close(self) -> None:
         """Do nothing, as `sharing` ends it."""
@@ -159,16 +168,10 @@ class OrderedSource:
     def _hold(self, queued: QueuedMessage) -> None:
         self._held[queued.position] = _HeldMessage(queued.partition, self._now() + self._ack_wait_ms)
 
-    async def _settle(
-        self, acked: Sequence[QueuedMessage], retries: Sequence[Retry], rest: Sequence[int] = ()
-    ) -> None:
-        positions = [each.position for each in acked]
-        try:
-            # Held until they are settled in the database, so that they are not read again.
-            await self._settlements.settle(positions, retries)
-        finally:
-            for position in (*positions, *rest):
-                self._held.pop(position, None)
+    def _release(self, positions: Iterable[int]) -> None:
+        """Stop holding messages, after they are settled in the database or could not be."""
+        for position in positions:
+            self._held.pop(position, None)
 
     def _now(self) -> int:
         return self._clock.uptime() // 1_000
@@ -290,6 +293,7 @@ async def sharing(source: OrderedSource, queue: InboxQueue) -> AsyncIterator[Non
         async with background_task(source.share_partitions()), background_task(source.read_stream()):
             yield
     finally:
+        await source.flush()
         with suppress(PostroomError):
             await queue.leave()
 
@@ -301,45 +305,63 @@ class _HeldMessage(NamedTuple):
     until: int
 
 
-class _Settlement(NamedTuple):
-    settled: Sequence[int]
-    retries: Sequence[Retry]
-    done: "asyncio.Future[None]"
-
-
 class _SettlementWriter:
-    """Groups settlements: those that arrive while a statement runs are written by the next one."""
+    """Groups settlements: those that arrive while a statement runs are written by the next one.
 
-    def __init__(self, queue: InboxQueue) -> None:
+    Arguments:
+        release: called with the positions of removed messages, after the statement.
+    """
+
+    def __init__(self, queue: InboxQueue, release: Callable[[Iterable[int]], None]) -> None:
         self._queue = queue
-        self._waiting: list[_Settlement] = []
+        self._release = release
+        self._settled: list[int] = []
+        self._retries: list[tuple[Sequence[Retry], asyncio.Future[None]]] = []
         self._writer: asyncio.Task[None] | None = None
 
-    async def settle(self, settled: Sequence[int], retries: Sequence[Retry]) -> None:
-        """Settle messages; see `InboxQueue.settle`."""
-        if not settled and not retries:
+    def remove(self, positions: Iterable[int]) -> None:
+        """Remove messages from the queue with the next statement."""
+        self._settled += positions
+        self._start()
+
+    async def postpone(self, retries: Sequence[Retry]) -> None:
+        """Postpone messages.
+
+        Raises: Unavailable when the database can't be used.
+        """
+        if not retries:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Settlement(settled, retries, done))
-        if self._writer is None or self._writer.done():
-            self._writer = asyncio.create_task(
-                self._write(), context=Context()
-            )  # without a message's correlation id
+        self._retries.append((retries, done))
+        self._start()
         await done
 
+    async def flush(self) -> None:
+        """Wait until all settlements are written, or could not be."""
+        if self._writer is not None:
+            await self._writer
+
+    def _start(self) -> None:
+        if self._writer is None or self._writer.done():
+            # Without a message's correlation id.
+            self._writer = asyncio.create_task(self._write(), context=Context())
+
     async def _write(self) -> None:
-        while self._waiting:
-            batch, self._waiting = self._waiting, []
+        while self._settled or self._retries:
+            settled, self._settled = self._settled, []
+            retries, self._retries = self._retries, []
+            error: Exception | None = None
             try:
-                await self._queue.settle(
-                    [position for each in batch for position in each.settled],
-                    [retry for each in batch for retry in each.retries],
-                )
-            except Exception as error:
-                for each in batch:
-                    if not each.done.done():
-                        each.done.set_exception(error)
-            else:
-                for each in batch:
-                    if not each.done.done():
-                        each.done.set_result(None)
+                await self._queue.settle(settled, [each for group, _ in retries for each in group])
+            except Exception as failure:
+                error = failure
+                if settled:
+                    logger().warning("inbox.settling_failed", messages=len(settled), error=str(failure))
+            self._release(settled)
+            for _, done in retries:
+                if done.done():  # the caller was cancelled
+                    continue
+                if error is None:
+                    done.set_result(None)
+                else:
+                    done.set_exception(error)

@@ -6,11 +6,12 @@ from uuid import UUID
 
 import msgspec
 
-from postroom.application.cloudevents.event import CloudEvent
+from postroom.application.cloudevents.event import JSON, CloudEvent, is_json_type
 from postroom.application.cloudevents.message import is_cloud_event, read_message
 from postroom.application.cloudevents.new_message import event_id
 from postroom.application.outbox.message import (
     CAUSATION_ID,
+    CONTENT_TYPE,
     CORRELATION_ID,
     EVENT_TYPE,
     EVENT_VERSION,
@@ -37,9 +38,10 @@ def read_request(message: SourceMessage) -> HandlerRequest:
 
     Event type and version are read from the relay's headers, or else from a subject of the form
     `{context}.event.{name}.v{n}`. For any other subject, the type is the whole subject and the version 1. A
-    missing message id is empty text. Of a CloudEvent, they are its attributes.
+    missing message id is empty text. Of a CloudEvent, they are its attributes. A payload whose media type is
+    another than JSON is bytes; it is JSON if it has no media type.
 
-    Raises: Unreadable if the payload is not JSON, or the message is an invalid CloudEvent.
+    Raises: Unreadable if a payload is not the JSON that it should be, or for an invalid CloudEvent.
     """
     headers = message.headers
     event = read_cloud_event(message)
@@ -50,6 +52,7 @@ def read_request(message: SourceMessage) -> HandlerRequest:
     except InvalidRequest:
         event_subject = None
     version = _version(headers.get(EVENT_VERSION, ""))
+    payload, content_type = _payload(message, message.data, headers.get(CONTENT_TYPE) or JSON)
     return HandlerRequest(
         message_id=headers.get(MESSAGE_ID, ""),
         subject=message.subject,
@@ -58,7 +61,8 @@ def read_request(message: SourceMessage) -> HandlerRequest:
         occurred_at=headers.get(OCCURRED_AT),
         correlation_id=headers.get(CORRELATION_ID),
         causation_id=headers.get(CAUSATION_ID),
-        payload=_payload(message, message.data),
+        payload=payload,
+        content_type=content_type,
     )
 
 
@@ -82,14 +86,11 @@ def _read_cloud_event(headers: tuple[tuple[str, str], ...], data: bytes) -> Clou
 
 def _from_cloud_event(message: SourceMessage, event: CloudEvent) -> HandlerRequest:
     attributes = event.attributes
-    if event.data and not event.has_json:
-        raise Unreadable(
-            f"The CloudEvent has data of type {attributes['datacontenttype']}; handlers take JSON."
-        )
     try:
         time = event.time_us
     except InvalidRequest as error:
         raise Unreadable(str(error)) from error
+    payload, content_type = _payload(message, event.data, event.media_type) if event.data else (None, None)
     return HandlerRequest(
         message_id=message.headers.get(MESSAGE_ID) or event_id(attributes["source"], attributes["id"]),
         subject=message.subject,
@@ -98,8 +99,9 @@ def _from_cloud_event(message: SourceMessage, event: CloudEvent) -> HandlerReque
         occurred_at=None if time is None else rfc_3339(time),
         correlation_id=attributes.get("correlationid"),
         causation_id=attributes.get("causationid"),
-        payload=_payload(message, event.data) if event.data else None,
+        payload=payload,
         attributes=dict(attributes),
+        content_type=content_type,
     )
 
 
@@ -119,10 +121,14 @@ def inbox_id(message_id: str) -> UUID:
         raise Unreadable(str(error)) from error
 
 
-def _payload(message: SourceMessage, data: bytes) -> Any:
+def _payload(message: SourceMessage, data: bytes, media_type: str) -> tuple[Any, str | None]:
+    """Return the value of JSON data, or other data with its media type."""
+    if not is_json_type(media_type):
+        return data, media_type
     try:
-        return _decode(data)
+        return _decode(data), None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Unreadable(
-            f"Message {message.sequence} of {message.subject} is not JSON: {error}; publish events as JSON."
+            f"Message {message.sequence} of {message.subject} is not JSON: {error}; publish it as JSON, or "
+            "with its media type as Content-Type."
         ) from error

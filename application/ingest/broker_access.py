@@ -1,4 +1,7 @@
-"""TLS and authentication of connections to Kafka and RabbitMQ, with secrets in files."""
+"""TLS and authentication of connections to Kafka, RabbitMQ and Redis, with secrets in files."""
+
+import ssl
+from pathlib import Path
 
 import msgspec
 
@@ -26,3 +29,31 @@ class BrokerAccess(msgspec.Struct, frozen=True, kw_only=True):
         for one, other in (("user", "password_file"), ("certificate", "key")):
             if (getattr(self, one) is None) != (getattr(self, other) is None):
                 raise InvalidRequest(f"The settings {one} and {other} need each other; set both.")
+
+    def read_password(self) -> str | None:
+        """Return the password, or None without a user; raise InvalidRequest if its file can't be read."""
+        if self.password_file is None:
+            return None
+        try:
+            return Path(self.password_file).read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(
+                f"The password file {self.password_file} can't be read: {error}; make it readable text."
+            ) from error
+
+
+TLS_ADVICE = "Check ca, and the name and expiry of the server's certificate"
+_CERTIFICATE_ADVICE = "Check certificate and key, and that the server has TLS"
+
+
+def tls_advice(error: BaseException | None) -> str | None:
+    """Return what to do about an error that TLS caused, directly or indirectly; None for other errors."""
+    visited: set[int] = set()  # a client that raises one error again and again makes it its own context
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return f"{TLS_ADVICE}."
+        if isinstance(error, ssl.SSLError):
+            return f"{_CERTIFICATE_ADVICE}."
+        error = error.__cause__ or error.__context__
+    return None

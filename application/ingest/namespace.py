@@ -67,7 +67,7 @@ class NatsSource(NatsAccess, frozen=True, kw_only=True):
         return f"{type(self).__name__}({without_secrets(self.url)!r}, {self.subject!r})"
 
 
-class RedisSource(msgspec.Struct, frozen=True, kw_only=True):
+class RedisSource(BrokerAccess, frozen=True, kw_only=True):
     """A Redis stream, consumed by the consumer group `consumer_group`.
 
     Arguments:
@@ -84,6 +84,9 @@ class RedisSource(msgspec.Struct, frozen=True, kw_only=True):
     field: str
     ack_wait_seconds: int = ACK_WAIT_SECONDS
     dead_letter_stream: str | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({without_secrets(self.url)!r}, {self.stream!r})"
 
 
 class KafkaSource(BrokerAccess, frozen=True, kw_only=True):
@@ -130,6 +133,9 @@ class RabbitmqSource(BrokerAccess, frozen=True, kw_only=True):
     max_ack_pending: int = MAX_ACK_PENDING
     dead_letter_exchange: str = ""
     dead_letter_routing_key: str | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({without_secrets(self.url)!r}, {(self.queue or self.stream)!r})"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,11 +9,11 @@ from postroom.application.mailbox.engine import MailboxEngine
 from postroom.domain.arguments import check_text
 from postroom.domain.errors import InvalidRequest, Rejected
 from postroom.domain.mailbox.commands import Erase
-from postroom.domain.message import IN_FLIGHT, MessageSent
+from postroom.domain.message import MessageSent
 
 
 class EraseMessages:
-    """Handler that removes the ready messages and dead letters of an erased subject, for the owner."""
+    """Handler that removes the unsettled messages and dead letters of an erased subject, for the owner."""
 
     def __init__(self, engine: MailboxEngine) -> None:
         self._engine = engine
@@ -21,7 +21,7 @@ class EraseMessages:
     async def __call__(self, pseudonym: str) -> int:
         """Remove the messages, and return how many there were.
 
-        Consumers may settle those in flight; the next receive after that removes the rest.
+        Consumers may still settle those in flight; none comes back or becomes a dead letter.
 
         Raises: InvalidRequest when the mailbox is not encrypted or the key was not destroyed,
             UnknownPseudonym, Unavailable.
@@ -32,9 +32,10 @@ class EraseMessages:
             raise InvalidRequest(f"Mailbox {self._engine.name} has no settings of erasure; add them.")
         if (await asyncio.to_thread(protection.keys.resolve, [pseudonym]))[pseudonym] is not None:
             raise InvalidRequest(f"The key of {pseudonym} is not destroyed; run postroom erase.")
-        positions = [
-            each.position for each in self._engine.mailbox.messages.values() if each.status != IN_FLIGHT
-        ]
+        # What was encrypted with the key before it was destroyed is in the mailbox after these two.
+        await protection.wait_until_submitted()
+        await self._engine.submit([Erase(frozenset())])
+        positions = [each.position for each in self._engine.mailbox.messages.values()]
         removed = 0
         for some in _chunks(sorted(positions)):
             streams = await asyncio.to_thread(self._streams_of, pseudonym, some)

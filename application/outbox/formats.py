@@ -8,6 +8,7 @@ import msgspec
 
 from postroom.application.cloudevents.event import (
     ATTRIBUTES,
+    BYTES,
     JSON,
     SPECVERSION,
     CloudEvent,
@@ -28,7 +29,6 @@ from postroom.domain.errors import InvalidRequest
 from postroom.domain.outbox import OutboxEvent
 
 FormatName = Literal["postroom", "cloudevents-binary", "cloudevents-structured"]
-BYTES = "application/octet-stream"
 _MODES: dict[str, Mode] = {"cloudevents-binary": "binary", "cloudevents-structured": "structured"}
 _URI = re.compile(r"[!-~]+\Z")
 
@@ -83,8 +83,8 @@ class CloudEventsFormat(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not _URI.match(check_type("source", self.source, str)):
             raise InvalidRequest(
-                f"The source {self.source!r} is not a URI; set source under [outbox] to one such as "
-                "https://shop.example/orders, or /shop."
+                f"The source {self.source!r} is not a URI; pass --source, or set source under [outbox], such "
+                "as https://shop.example/orders or /shop."
             )
 
     def write(self, event: OutboxEvent, payload: bytes) -> OutgoingMessage:

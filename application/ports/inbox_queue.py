@@ -112,11 +112,12 @@ class InboxQueue(Protocol):
     async def next(
         self, limit: int, in_hand: Collection[int], draining: Collection[int]
     ) -> Sequence[QueuedMessage]:
-        """Return the first messages of this worker's partitions, in the order of the queue.
+        """Return the first messages of each of this worker's partitions, in the order of the queue.
 
         A message that waits for its retry keeps back the later ones of its lane.
 
         Arguments:
+            limit: maximum number of messages; of one partition, a part of that may be returned.
             in_hand: positions of messages to pass over.
             draining: partitions to pass over.
         """

@@ -1,11 +1,30 @@
 """Port: the inbox table of a bounded context, as the worker uses it (SDS-047 PORT-047-002)."""
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 from uuid import UUID
 
+import msgspec
+
 from postroom.application.ports.outbox_repository import Backlog
 from postroom.domain.inbox import InboxMessage
+
+
+class PartitionBacklog(msgspec.Struct, frozen=True):
+    """Messages of ordered workers that are not settled, in one partition of a consumer's queue.
+
+    Arguments:
+        consumer: `STREAM/DURABLE`.
+        first_sequence: position in the stream of the first one.
+        oldest_at: when the first one was added to the queue, µs UTC.
+    """
+
+    consumer: str
+    partition: int
+    count: int
+    first_sequence: int
+    oldest_at: int
 
 
 class InboxRepository(Protocol):
@@ -50,6 +69,13 @@ class InboxRepository(Protocol):
 
     async def backlog(self) -> Backlog:
         """Count messages that are neither processed nor dead-lettered (SDS-047 QRY-051)."""
+
+    async def queue_backlog(self, consumer: str | None = None) -> Sequence[PartitionBacklog]:
+        """Count the messages in the queues of ordered workers, by partition; those without any are omitted.
+
+        Arguments:
+            consumer: only its queue, `STREAM/DURABLE`.
+        """
 
     async def delete_processed(self, before: int, limit: int) -> int | None:
         """Delete up to `limit` messages processed before a time; None if another process does so."""

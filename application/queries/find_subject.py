@@ -25,10 +25,14 @@ class SubjectInLog(NamedTuple):
     Arguments:
         encrypted: those that are erased with the key.
         plaintext: number of those that were stored before their topic had a policy, and stay readable.
+        topics: of the encrypted messages by stream.
+        position: up to which the log was read.
     """
 
     encrypted: list[SubjectMessages]
     plaintext: int
+    topics: Mapping[bytes, str]
+    position: int
 
 
 class FindSubject:
@@ -41,16 +45,19 @@ class FindSubject:
         self._protection = protection
 
     @refuse_altered_records
-    def __call__(self, pseudonym: str, subject: str | None) -> SubjectInLog:
+    def __call__(
+        self, pseudonym: str, subject: str | None, earlier: SubjectInLog | None = None
+    ) -> SubjectInLog:
         """Return the messages of a subject by topic and status.
 
         Arguments:
             subject: its name, to count messages in the clear; None counts none.
+            earlier: result of an earlier call, from whose end the log is read.
         """
-        streams: dict[bytes, str] = {}
-        plaintext = 0
-        for record in self._log.read():
-            sent = record.event
+        streams = {} if earlier is None else dict(earlier.topics)
+        position, plaintext = (0, 0) if earlier is None else (earlier.position, earlier.plaintext)
+        for record in self._log.read(position):
+            position, sent = record.position, record.event
             if isinstance(sent, MessageSent):
                 if is_encrypted(sent.headers):
                     if read_pseudonym(sent) == pseudonym:
@@ -64,6 +71,8 @@ class FindSubject:
                 for (topic, status), count in sorted(statuses.items())
             ],
             plaintext,
+            streams,
+            position,
         )
 
     def _statuses(self, streams: Mapping[bytes, str]) -> Iterator[tuple[str, str]]:
@@ -88,28 +97,32 @@ class FindSubject:
 
 
 class CountEncrypted:
-    """A query that counts the encrypted messages of a whole log, with its archive."""
+    """Count of the encrypted messages of any number of logs."""
 
-    def __init__(self, log: EventLogReader, keys: SubjectKeys) -> None:
-        self._log = log
-        self._keys = keys
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def add(self, sent: MessageSent) -> None:
+        """Count a message if it is encrypted."""
+        pseudonym = read_pseudonym(sent) if is_encrypted(sent.headers) else None
+        if pseudonym is not None:
+            self._counts[pseudonym] += 1
 
     @refuse_altered_records
-    def __call__(self) -> "EncryptedMessages":
+    def read(self, log: EventLogReader) -> None:
+        """Count the messages of a whole log, with its archive."""
+        for record in log.read():
+            if isinstance(record.event, MessageSent):
+                self.add(record.event)
+
+    def total(self, keys: SubjectKeys) -> "EncryptedMessages":
         """Return how many messages are encrypted, and of how many the key was destroyed.
 
         Raises: UnknownPseudonym when the key store is another one.
         """
-        counts: Counter[str] = Counter()
-        for record in self._log.read():
-            if isinstance(record.event, MessageSent) and is_encrypted(record.event.headers):
-                pseudonym = read_pseudonym(record.event)
-                if pseudonym is not None:
-                    counts[pseudonym] += 1
-        keys = self._keys.resolve(counts)
-        return EncryptedMessages(
-            counts.total(), sum(count for each, count in counts.items() if keys[each] is None)
-        )
+        resolved = keys.resolve(self._counts)
+        erased = sum(count for pseudonym, count in self._counts.items() if resolved[pseudonym] is None)
+        return EncryptedMessages(self._counts.total(), erased)
 
 
 class EncryptedMessages(NamedTuple):

@@ -79,6 +79,7 @@ class VerifyLog:
         expected_chain: str | None = None,
         anchors: Sequence[Anchor] = (),
         progress: Callable[[int], None] = lambda _: None,
+        observe: Callable[[MessageSent], None] = lambda _: None,
     ) -> Verification:
         """Verify the whole log.
 
@@ -87,6 +88,7 @@ class VerifyLog:
                 or rewritten since.
             anchors: of this log or of others, which are ignored; they detect the same.
             progress: called with the position, about every 10,000 events.
+            observe: called with each message.
 
         Raises: BrokenLog with the first position that fails.
         """
@@ -105,6 +107,7 @@ class VerifyLog:
                 index.add(record)
                 if (sent := check_message(record)) is not None:
                     envelopes.append(sent.envelope)
+                    observe(sent)
             messages += len(envelopes)
             check_envelopes(commit, envelopes)
             if commit.last // PROGRESS_EVENTS > last // PROGRESS_EVENTS:

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from postroom.application.erasure.search import spec_as_stored
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.message_factory import NewId
 from postroom.application.query_results import DeadLetter
@@ -47,7 +48,7 @@ class RedriveJobs:
 
     async def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
         """Return the dead letters that a job would select now; see `Mailbox.preview_redrive`."""
-        check_type("The redrive specification", spec, RedriveSpec).validate()
+        spec = await self._as_stored(check_type("The redrive specification", spec, RedriveSpec).validate())
         self._engine.check_process()
         cutoff, matches = await self._select(spec)
         groups: Counter[tuple[str, str, str]] = Counter()
@@ -73,6 +74,7 @@ class RedriveJobs:
         """Start a job, and return it; see `Mailbox.start_redrive`."""
         check_type("The redrive specification", spec, RedriveSpec).validate()
         check_optional_text("principal", principal)
+        spec = await self._as_stored(spec)
         job = self._new_id().bytes if job_id is None else self._stream(job_id)
         self._engine.check_process()
         if job not in self._engine.mailbox.redrives:
@@ -109,6 +111,11 @@ class RedriveJobs:
         check_optional_text("principal", principal)
         await self._submit(ChangeRedrive(job, check_action(action), principal))
         return self._report(job)
+
+    async def _as_stored(self, spec: RedriveSpec) -> RedriveSpec:
+        """Return a specification whose criteria match encrypted messages, and name no subject."""
+        protection = self._engine.protection
+        return spec if protection is None else await asyncio.to_thread(spec_as_stored, spec, protection)
 
     async def _select(self, spec: RedriveSpec) -> tuple[int, list[Message]]:
         """Return the end of the log, and the dead letters that match, up to the limit of a job."""

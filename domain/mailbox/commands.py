@@ -122,9 +122,9 @@ class Purge(msgspec.Struct, frozen=True, gc=False):
 
 
 class Erase(msgspec.Struct, frozen=True, gc=False):
-    """Command to remove those of these messages that are ready or dead, as their subject's key was destroyed.
+    """Command to remove unsettled messages and dead letters, as the key of their subject was destroyed.
 
-    Consumers may settle those in flight; the next receive after that removes the rest.
+    Consumers may still ack and nack those in flight, which changes nothing: they never come back.
     """
 
     messages: frozenset[bytes]

@@ -309,7 +309,7 @@ def _purge(command: Purge, mailbox: Mailbox, now: int) -> list[MessageEvent]:
 
 def _erase(command: Erase, mailbox: Mailbox, now: int) -> list[MessageEvent]:
     messages = [mailbox.messages[stream] for stream in command.messages if stream in mailbox.messages]
-    return [expire(message, "erased", now) for message in messages if message.status != IN_FLIGHT]
+    return [expire(message, "erased", now) for message in messages]
 
 
 def _sweep(command: Sweep, mailbox: Mailbox, now: int) -> list[MessageEvent]:

@@ -32,6 +32,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "peers": ("postgres.send", "postgres.lives", "postgres.keys", "pgmq", "pgqueuer"),
     "messaging": ("outbox", "inbox", "ingest"),
     "captures": ("outbox.capture",),
+    "ordered": ("inbox.ordered",),
     "surfaces": ("surfaces",),
     "workers": ("workers",),
     "access": ("access",),

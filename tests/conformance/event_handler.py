@@ -3,6 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 
+import msgspec
 import pytest
 
 from postroom.application.ports.event_handler import EventHandler, HandlerRequest
@@ -42,6 +43,11 @@ class EventHandlerConformance:
         payload = {"ü": [1, 2.5, None, True, "\U0001f4ee"], "deep": {"er": {}}}
         await service.handler().handle(request(payload=payload))
         assert service.seen == [request(payload=payload)]
+
+    async def test_a_payload_that_is_not_json_arrives_byte_for_byte(self, service: Service) -> None:
+        given = msgspec.structs.replace(request(), payload=bytes(range(256)), content_type="image/png")
+        await service.handler().handle(given)
+        assert service.seen == [given]
 
     @pytest.mark.parametrize(
         ("answer", "outcome"),

@@ -2,7 +2,6 @@
 
 import asyncio
 from datetime import UTC, datetime
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -14,19 +13,16 @@ from postroom.domain.errors import (
     IdempotencyConflict,
     InvalidRequest,
     NotFound,
-    Rejected,
     Saturated,
     StaleReceipt,
 )
-from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
+from tests.conformance.mailbox_refusals import MailboxRefusalConformance
+from tests.conformance.mailbox_streams import MailboxStreamConformance
 from tests.conformance.redrives import check_redrive_jobs
 from tests.support.stores import MAILBOX, message
-from tests.support.waiting import SECONDS
 
 LONG_MS = 60_000
-INVALID: list[Any] = [None, 5, b"bytes", object(), [], {"topic": "orders"}]
-NO_NUMBERS: list[Any] = [None, "1", 1.5, True, object(), -1, 1 << 70]
 
 
 async def receive_one(mailbox: Mailbox, topic: str = "orders") -> ReceivedMessage:
@@ -34,7 +30,7 @@ async def receive_one(mailbox: Mailbox, topic: str = "orders") -> ReceivedMessag
     return received
 
 
-class MailboxConformance:
+class MailboxConformance(MailboxStreamConformance, MailboxRefusalConformance):
     def test_a_mailbox_has_its_name(self, mailbox: Mailbox) -> None:
         assert mailbox.name == MAILBOX
 
@@ -195,98 +191,6 @@ class MailboxConformance:
         assert [each.payload for each in await mailbox.peek_messages("orders", limit=1)] == [b"1"]
         assert (await receive_one(mailbox)).attempt == 1
 
-    # -- streams ---
-
-    async def test_a_stream_delivers_what_is_there_and_what_comes(self, mailbox: Mailbox) -> None:
-        await mailbox.send_message(message(b"1"))
-        async with mailbox.stream_messages(["orders", "others"], consumer="shop", heartbeat_ms=250) as stream:
-            first = await anext(stream)
-            assert (first.payload, first.attempt) == (b"1", 1)
-            await asyncio.sleep(0.6)  # heartbeats
-            await mailbox.send_message(message(b"2", topic="others"))
-            second = await anext(stream)
-            assert second.payload == b"2"
-            await first.ack()
-            await second.ack()
-        assert (await mailbox.get_backlog()).shards == []
-
-    async def test_a_stream_has_no_more_unsettled_messages_than_it_may(self, mailbox: Mailbox) -> None:
-        await mailbox.send_batch([message(str(number).encode()) for number in range(4)])
-        async with mailbox.stream_messages("orders", max_messages=2, visibility_ms=LONG_MS) as stream:
-            first, second = await anext(stream), await anext(stream)
-            third = asyncio.create_task(anext(stream))
-            await asyncio.sleep(0.3)
-            (row,) = (await mailbox.get_backlog("orders")).shards
-            assert (row.ready, row.in_flight) == (2, 2)
-            assert not third.done()
-            await first.ack()
-            assert (await third).attempt == 1
-            await second.nack(delay_ms=LONG_MS)
-            assert (await anext(stream)).attempt == 1
-
-    async def test_a_delivery_of_a_stream_that_times_out_makes_room(self, mailbox: Mailbox) -> None:
-        await mailbox.send_message(message())
-        async with mailbox.stream_messages("orders", max_messages=1, visibility_ms=250) as stream:
-            assert [(await anext(stream)).attempt for _ in range(2)] == [1, 2]
-
-    async def test_what_a_stream_leaves_unsettled_is_ready_again_at_once(self, mailbox: Mailbox) -> None:
-        await mailbox.send_batch([message(b"1"), message(b"2"), message(b"3")])
-        async with mailbox.stream_messages("orders", visibility_ms=LONG_MS) as stream:
-            settled = await anext(stream)
-            await settled.ack()
-            await anext(stream)
-        again: list[ReceivedMessage] = []
-        while len(again) < 2:
-            again += await mailbox.receive_messages("orders", wait_ms=LONG_MS)
-        assert {each.attempt for each in again} == {2}
-        assert settled.message_id not in {each.message_id for each in again}
-
-    async def test_a_stream_whose_caller_is_cancelled_leaves_nothing_in_flight(
-        self, mailbox: Mailbox
-    ) -> None:
-        await mailbox.send_message(message())
-        began = asyncio.Event()
-
-        async def consume() -> None:
-            async with mailbox.stream_messages("orders", visibility_ms=LONG_MS) as stream:
-                async for _ in stream:
-                    began.set()
-
-        consumer = asyncio.create_task(consume())
-        async with asyncio.timeout(SECONDS):
-            await began.wait()
-        consumer.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await consumer
-        (again,) = await mailbox.receive_messages("orders", wait_ms=LONG_MS)
-        assert again.attempt == 2
-
-    async def test_a_caller_may_stop_waiting_for_a_stream_and_go_on_later(self, mailbox: Mailbox) -> None:
-        async with mailbox.stream_messages("orders") as stream:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(anext(stream), 0.05)
-            await mailbox.send_message(message())
-            assert (await anext(stream)).attempt == 1
-
-    async def test_a_stream_with_a_wait_ends_when_it_is_over(self, mailbox: Mailbox) -> None:
-        await mailbox.send_batch([message(b"1"), message(b"2")])
-        async with mailbox.stream_messages("orders", wait_ms=1_000) as stream:
-            assert sorted([each.payload async for each in stream]) == [b"1", b"2"]
-
-    async def test_a_stream_of_a_wrong_topic_or_limit_is_refused(self, mailbox: Mailbox) -> None:
-        for topic, options in (
-            ("no spaces", {}),
-            ([], {}),
-            ("orders", {"max_messages": 0}),
-            ("orders", {"max_messages": 257}),
-            ("orders", {"heartbeat_ms": 1}),
-            ("orders", {"wait_ms": 0}),
-            ("orders", {"visibility_ms": 1}),
-        ):
-            with pytest.raises(InvalidRequest):
-                async with mailbox.stream_messages(topic, **options):  # type: ignore[arg-type]
-                    pass
-
     # -- pausing ---
 
     async def test_a_paused_topic_delivers_nothing_while_sends_and_settlements_go_on(
@@ -424,78 +328,3 @@ class MailboxConformance:
         with pytest.raises(NotFound):
             await mailbox.get_message(sent.message_id)
         assert (await mailbox.get_message(waiting.message_id)).status == "ready"
-
-    # -- refusals ---
-
-    async def test_what_does_not_exist_is_not_found(self, mailbox: Mailbox) -> None:
-        with pytest.raises(NotFound, match="has no message nowhere"):
-            await mailbox.get_message("nowhere")
-        with pytest.raises(NotFound, match="has no topic nowhere"):
-            await mailbox.purge_topic("nowhere")
-        with pytest.raises(NotFound, match="has no topic nowhere"):
-            await mailbox.pause_topic("nowhere")
-        with pytest.raises(NotFound, match="has no topic nowhere"):
-            await mailbox.resume_topic("nowhere")
-        (answer,) = await mailbox.ack_messages([Receipt(b"m" * 16, 1, 1)])
-        assert isinstance(answer, NotFound)
-
-    @pytest.mark.parametrize("number", range(len(INVALID)))
-    async def test_an_argument_of_a_wrong_type_is_refused_and_changes_nothing(
-        self, mailbox: Mailbox, number: int
-    ) -> None:
-        value = INVALID[number]
-        position = (await mailbox.get_backlog()).position
-        for call in (
-            mailbox.send_message(value),
-            mailbox.send_message(message(topic=value)),
-            mailbox.receive_messages(value),
-            mailbox.redrive_dead_letters(value),
-            mailbox.set_topic_policy("orders", value),
-            mailbox.pause_topic(value),
-            mailbox.resume_topic(value),
-            mailbox.get_message(value),
-            mailbox.get_topic_policy(value),
-            mailbox.peek_messages(value),
-        ):
-            with pytest.raises(InvalidRequest):
-                await call
-        answers = [*await mailbox.send_batch([value]), *await mailbox.ack_messages([value])]
-        assert all(isinstance(answer, InvalidRequest) for answer in answers), answers
-        assert (await mailbox.get_backlog()).position == position
-
-    @pytest.mark.parametrize("number", range(len(NO_NUMBERS)))
-    async def test_a_number_of_a_wrong_type_or_out_of_range_is_refused_and_changes_nothing(
-        self, mailbox: Mailbox, number: int
-    ) -> None:
-        value = NO_NUMBERS[number]
-        await mailbox.send_message(message())
-        position = (await mailbox.get_backlog()).position
-        for call in (
-            mailbox.receive_messages("orders", max_messages=value),
-            mailbox.receive_messages("orders", max_bytes=value),
-            mailbox.receive_messages("orders", wait_ms=value),
-            mailbox.extend_visibility([], value),
-            mailbox.redrive_dead_letters("orders", limit=value),
-            mailbox.list_dead_letters(limit=value),
-            mailbox.list_dead_letters(cursor=value),
-            mailbox.peek_messages("orders", limit=value),
-            mailbox.delete_old_events(value),
-        ):
-            with pytest.raises(InvalidRequest):
-                await call
-        assert (await mailbox.get_backlog()).position == position
-
-    async def test_more_messages_than_any_limit_are_refused(self, mailbox: Mailbox) -> None:
-        with pytest.raises(InvalidRequest, match="max_messages"):
-            await mailbox.receive_messages("orders", max_messages=1 << 31)
-
-    async def test_dots_are_names_like_any_other(self, mailbox: Mailbox) -> None:
-        for name in (".", ".."):
-            await mailbox.send_message(message(message_id=name))
-            assert (await mailbox.explain_message(name)).message_id == name
-            assert await mailbox.get_topic_policy(name) is None
-
-    async def test_a_refusal_has_its_code_and_status(self, mailbox: Mailbox) -> None:
-        with pytest.raises(Rejected) as refused:
-            await mailbox.receive_messages("no spaces")
-        assert (refused.value.code, refused.value.status) == ("E_SCHEMA", 400)

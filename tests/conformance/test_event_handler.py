@@ -113,6 +113,15 @@ async def test_the_body_is_what_the_specification_says(http: _HttpService) -> No
     assert http.requests[0].content_type == "application/json"
 
 
+async def test_a_payload_that_is_not_json_is_base64_with_its_media_type(http: _HttpService) -> None:
+    given = msgspec.structs.replace(request(), payload=b"\x00\xff", content_type="image/png")
+    await http.handler().handle(given)
+    body = msgspec.json.decode(http.bodies[0])
+    assert (body["payload"], body["content_type"]) == ("AP8=", "image/png")
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(http.bodies[0].replace(b"AP8=", b"A"), type=HandlerRequest)
+
+
 async def test_requests_are_signed_with_every_key(http: _HttpService) -> None:
     old = "fedcba9876543210fedcba9876543210"
     await http.handler(keys=[KEY, old]).handle(request())

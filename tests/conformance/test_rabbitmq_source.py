@@ -15,6 +15,8 @@ import pytest
 from aio_pika.abc import AbstractConnection
 from aio_pika.exceptions import CONNECTION_EXCEPTIONS
 
+from postroom.adapters.rabbitmq import connection
+from postroom.adapters.rabbitmq import source as adapter
 from postroom.adapters.rabbitmq.publisher import RabbitmqPublisher
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.adapters.rabbitmq.source import QueueConsumer, RabbitmqQueueSource
@@ -151,6 +153,59 @@ async def test_a_queue_that_is_deleted_while_it_is_read_is_missed(
     monkeypatch.setattr("postroom.adapters.rabbitmq.source.PROBE_SECONDS", 0)
     with pytest.raises(NotFound):
         await _fetch_until_it_fails(source)
+
+
+async def test_a_queue_with_a_single_active_consumer_keeps_order_for_a_second_ingester(
+    place: RabbitmqPlace,
+) -> None:
+    place.queue = f"test-{uuid4().hex}"
+    await place.declare(place.queue, **{"x-single-active-consumer": True})
+    first, second = await place.open(), await place.open()
+    await place.publish(b"0", b"1")
+    assert bodies(await fetch(first, 2)) == [b"0", b"1"]
+    await place.publish(b"2", b"3")
+    assert await second.fetch(10, NOTHING_MS) == []
+    await first.close()
+    assert bodies(await fetch(second, 4)) == [b"0", b"1", b"2", b"3"]
+
+
+async def test_a_connection_that_opens_after_its_timeout_consumes_nothing(
+    place: RabbitmqPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_late = asyncio.Event()
+    late: list[asyncio.Task[Any]] = []
+
+    async def connect_late(*arguments: Any) -> AbstractConnection:
+        """Connect when the event is set, and ignore a cancellation, as the client may."""
+        monkeypatch.setattr(adapter, "connect", connection.connect)
+
+        async def connect() -> AbstractConnection:
+            await is_late.wait()
+            return await connection.connect(*arguments)
+
+        late.append(asyncio.create_task(connect()))
+        while True:
+            with suppress(asyncio.CancelledError):
+                return await asyncio.shield(late[0])
+
+    source = RabbitmqQueueSource(
+        RabbitmqSettings(url=place.url), QueueConsumer(queue=place.queue, group="reader")
+    )
+    monkeypatch.setattr(adapter, "connect", connect_late)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(adapter, "TIMEOUT_SECONDS", 0.05)
+        with pytest.raises(Unavailable):
+            await source.fetch(10, 0)
+    assert await source.fetch(10, 0) == []
+    is_late.set()
+    await asyncio.wait(late)
+    await asyncio.sleep(0.3)  # in which a late consumer would be declared
+    queue = await place.channel.declare_queue(place.queue, passive=True)
+    assert queue.declaration_result.consumer_count == 1
+    await place.publish(*(str(number).encode() for number in range(4)))
+    messages = await fetch(source, 4)
+    assert bodies(messages) == [b"0", b"1", b"2", b"3"]
+    await source.close()
 
 
 async def test_what_can_not_be_stored_goes_to_the_dead_letter_exchange(

@@ -143,7 +143,7 @@ async def test_a_key_that_is_no_stream_is_refused(place: RedisPlace) -> None:
 
 async def test_a_wrong_password_is_refused_and_not_shown(place: RedisPlace) -> None:
     url = place.url.replace("redis://", "redis://nobody:secret@")
-    with pytest.raises(InvalidRequest, match="check the URL's user") as refused:
+    with pytest.raises(InvalidRequest, match="check user and password_file, or the URL's user") as refused:
         await place.open(url=url)
     assert "secret" not in str(refused.value)
 
@@ -152,6 +152,25 @@ async def test_a_wrong_password_is_refused_and_not_shown(place: RedisPlace) -> N
 async def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest, match=r"URL of Redis stream orders is invalid: .*; write redis://"):
         await RedisStreamSource.open(StreamConsumer(url=url, stream="orders", group=GROUP))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"ca": "ca.pem"}, "need TLS; write rediss://"),
+        ({"certificate": "a.pem", "key": "b.pem"}, "need TLS; write rediss://"),
+        ({"user": "reader"}, "user and password_file need each other"),
+        ({"user": "reader", "password_file": "no such file"}, "password file no such file can't be read"),
+        ({"url": "rediss://:secret@127.0.0.1", "ca": "no such file"}, "can't be opened: .*No such file"),
+    ],
+)
+async def test_access_that_is_inconsistent_or_missing_is_refused(
+    settings: dict[str, str], reason: str
+) -> None:
+    values: dict[str, Any] = {"url": "redis://:secret@127.0.0.1"} | settings
+    with pytest.raises((InvalidRequest, Unavailable), match=reason) as refused:
+        await RedisStreamSource.open(StreamConsumer(stream="orders", group=GROUP, **values))
+    assert "secret" not in str(refused.value)
 
 
 async def test_nobody_at_the_address_is_told() -> None:

@@ -1,21 +1,24 @@
 """The subject keys conformance suite on every adapter, and what is particular to files and master keys."""
 
 import os
+import shlex
 import sqlite3
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
+from time import sleep
 
 import pytest
 
-from postroom.adapters.subject_keys import postgres
+from postroom.adapters.subject_keys import master_key, postgres
 from postroom.adapters.subject_keys.master_key import (
     LocalMasterKey,
     create_master_key,
     master_key_of,
     read_master_key,
+    run_master_key_command,
 )
 from postroom.adapters.subject_keys.memory import MemorySubjectKeys
 from postroom.adapters.subject_keys.postgres import PostgresSubjectKeys
@@ -204,3 +207,61 @@ def test_the_environment_and_a_file_of_one_key_are_the_same_key(tmp_path: Path) 
         key.index("alice"),
     )
     assert text.strip() not in repr(key)
+
+
+def command_of(program: str) -> str:
+    return shlex.join([sys.executable, "-S", "-c", program])
+
+
+def test_a_command_prints_the_same_key_as_a_file(tmp_path: Path) -> None:
+    key = create_master_key(tmp_path / "master key")
+    assert run_master_key_command(shlex.join(["cat", str(tmp_path / "master key")])).key_id == key.key_id
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("", "is empty"),
+        ("echo 'a", "is malformed"),
+        ("/nowhere/vault --token=hidden", "/nowhere/vault can't be run: No such file"),
+        ("echo a\0b", "can't be run"),
+        ("false --token=hidden", "false failed with exit status 1"),
+        (command_of("print('hidden' * 100_000)"), "64 hexadecimal digits|exit status"),
+        (command_of("print('hidden')"), "64 hexadecimal digits"),
+        (command_of("import os; os.close(1); os.kill(os.getpid(), 9)"), "exit status -9"),
+    ],
+)
+def test_a_command_that_prints_no_key_is_reported_without_its_output_and_arguments(
+    command: str, problem: str
+) -> None:
+    with pytest.raises((InvalidRequest, Unavailable), match=problem) as error:
+        run_master_key_command(command)
+    assert "hidden" not in str(error.value)
+
+
+@pytest.mark.parametrize("program", ["sleep 60", "sleep 60 & sleep 60", "exec >&-; sleep 60"])
+def test_a_command_that_does_not_end_is_killed_with_its_children(
+    program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(master_key, "COMMAND_SECONDS", 0.2)
+    groups: list[int] = []
+    pool = ThreadPoolExecutor(1)
+    kill = os.killpg
+
+    def record_and_kill(group: int, how: int) -> None:
+        groups.append(group)
+        kill(group, how)
+
+    monkeypatch.setattr(os, "killpg", record_and_kill)
+    with pytest.raises(Unavailable, match=r"did not end within 0\.2 s"):
+        pool.submit(run_master_key_command, shlex.join(["sh", "-c", program])).result(20)
+    pool.shutdown()
+    for group in groups:
+        for _ in range(1_000):  # until the killed processes are reaped
+            with suppress(ProcessLookupError):
+                kill(group, 0)
+                sleep(0.01)
+                continue
+            break
+        with pytest.raises(ProcessLookupError):
+            kill(group, 0)

@@ -87,3 +87,23 @@ def test_a_subject_is_erased_after_a_dry_run_and_a_confirmation(encrypting):
     assert (verified["records"], verified["encrypted"], verified["erased"]) == (1, 2, 1)
     assert "1 of 1 log ends" in encrypting.ok("verify").out
     assert encrypting.ok("erase", "--pending", "--json").json == {"erasures": []}
+
+
+def test_a_key_store_in_postgres_is_created_by_migrate_and_init(encrypting, empty_database):
+    address = empty_database.replace("postgres@", "postgres:hidden@")
+    settings = SETTINGS.replace("secrets/keys.db", address)
+    (encrypting.folder / "postroom.toml").write_text(settings)
+    assert "the file of the erasure log, with records" in encrypting("erasure", "init").err
+    records = f'records = "secrets/records"\nkeys = "{address}"'
+    (encrypting.folder / "postroom.toml").write_text(settings.replace(f'keys = "{address}"', records))
+    refused = encrypting("erasure", "init")
+    assert "postroom migrate --keys URL" in refused.err
+    migrated = encrypting.ok("migrate")
+    assert "keys/0001_subject_keys" in migrated.out
+    created = encrypting.ok("erasure", "init")
+    assert "postgresql://postgres@" in created.out
+    assert "hidden" not in refused.err + migrated.out + created.out
+    encrypting.ok(*SEND)
+    (record,) = encrypting.ok("erase", "--subject", "alice", "--yes", "--json").json["erasures"]
+    assert (record["removed"], (encrypting.folder / "secrets" / "records").exists()) == (1, True)
+    assert encrypting.ok("verify", "--json").json["erasures"]["erased"] == 1

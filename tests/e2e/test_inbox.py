@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -184,7 +186,8 @@ def test_every_response_settles_its_message(
         (IDS["poison"], "poison", 1, "HTTP 422"),
         (IDS["down"], "max_deliver", 2, "HTTP 503"),
     ]
-    assert inbox.ok("inbox", "backlog", "--json").json == {"context": "sea", "count": 0, "oldest_at": None}
+    empty = {"context": "sea", "count": 0, "oldest_at": None, "queues": []}
+    assert inbox.ok("inbox", "backlog", "--json").json == empty
 
 
 def test_dead_letters_are_redriven_when_the_service_has_recovered(
@@ -247,6 +250,44 @@ def test_a_worker_ends_cleanly_at_sigterm(inbox: Postroom, service: Service, tmp
     out, _ = worker.communicate(timeout=TIMEOUT_SECONDS)
     assert worker.returncode == 0
     assert json.loads(out)["processed"] == 2
+
+
+def test_backlog_and_metrics_count_the_queue_of_ordered_workers(inbox: Postroom, service: Service) -> None:
+    settings = {f"POSTROOM_INBOX__BACKOFF_{each}": "1h" for each in ("BASE", "MAX")}
+    worker = subprocess.Popen(
+        [SCRIPT, "inbox", "consume", "--metrics-port", "0"],
+        cwd=inbox.folder,
+        env=inbox.environment | settings | {"POSTROOM_INBOX__ORDERED": "true"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert worker.stderr is not None
+    url = next(match[1] for line in worker.stderr if (match := re.search(r"Metrics at (http://\S+)\.", line)))
+
+    def is_waiting_for_one() -> bool:
+        with urllib.request.urlopen(url) as response:
+            metrics[:] = [response.read().decode()]
+        return len(service.seen) == 4 and f"postroom_inbox_queued{labels}}} 1.0" in metrics[0]
+
+    metrics: list[str] = []
+    labels = '{consumer="VIBESPRO_EVENTS/sea__from_vibespro",context="sea"'
+    wait_until(is_waiting_for_one)
+    samples = dict(re.findall(r"^(postroom_inbox_part\w+)\{.*\} (\S+)$", metrics[0], re.MULTILINE))
+    assert 0 <= float(samples.pop("postroom_inbox_partition_oldest_seconds")) < TIMEOUT_SECONDS
+    assert samples == {
+        "postroom_inbox_partitions": "64.0",
+        "postroom_inbox_partition_queued": "1.0",
+        "postroom_inbox_partition_first_sequence": "4.0",
+    }
+    backlog = inbox.ok("inbox", "backlog", "--json").json
+    (queue,) = backlog["queues"]
+    assert (backlog["count"], queue["consumer"]) == (1, "VIBESPRO_EVENTS/sea__from_vibespro")
+    assert (queue["count"], queue["partitions"], queue["fullest_count"]) == (1, 1, 1)
+    assert "VIBESPRO_EVENTS/sea__from_vibespro" in inbox.ok("inbox", "backlog").out
+    worker.send_signal(signal.SIGTERM)
+    worker.communicate(timeout=TIMEOUT_SECONDS)
+    assert worker.returncode == 0
 
 
 def test_the_key_is_shown_nowhere(inbox: Postroom, service: Service) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import json
 
 import psycopg
 import pytest
@@ -97,6 +98,9 @@ def test_an_operator_lists_retries_and_discards_a_row_that_cannot_be_read(config
         (("relay", "--to", "http://127.0.0.1"), "A target's URL begins with nats://"),
         (("relay", "--to", "mailbox:#main@local", "--context", "sea"), "A mailbox's URL is mailbox:ADDRESS"),
         (("relay", "--to", "mailbox:a.db", "--nats", "127.0.0.1"), "--to and --nats both name a target"),
+        (("relay", "--format", "avro"), "'avro' is not one of 'postroom', 'cloudevents-binary'"),
+        (("relay", "--source", "/shop"), "--source is an attribute of CloudEvents; pass --format"),
+        (("capture", "--table", "t", "--source", "/shop"), "--source is an attribute of CloudEvents"),
     ],
 )
 def test_wrong_usage_is_reported_in_one_sentence(postroom, arguments, problem):
@@ -126,6 +130,21 @@ def test_events_are_relayed_to_a_mailbox(postroom, messaging_database):
     assert done.json == {"published": 3, "failed": 0, "parked": 0}
     received = postroom.ok("recv", "orders", "--max", "10", "--json", POSTROOM_MAILBOX="shop@local").lines
     assert len(received) == 3
+
+
+def test_an_option_takes_precedence_over_the_environment_and_that_over_the_file(postroom, messaging_database):
+    (postroom.folder / "postroom.toml").write_text(
+        '[outbox]\nformat = "cloudevents-binary"\nsource = "/file"\ntopic = "orders"\n'
+        f'to = "mailbox:{postroom.store}#shop@local"\n'
+        f'[messaging]\ndatabase = "{messaging_database}"\ncontext = "sea"\n'
+    )
+    for options in (["--format", "cloudevents-structured"], ["--source", "/option"]):
+        record(messaging_database, order_placed("o-1", 1))
+        postroom.ok("outbox", "relay", "--once", *options, POSTROOM_OUTBOX__SOURCE="/environment")
+    received = postroom.ok("recv", "orders", "--max", "2", "--json", POSTROOM_MAILBOX="shop@local").lines
+    structured, binary = received
+    assert json.loads(structured["payload"])["source"] == "/environment"
+    assert binary["attrs"]["ce_source"] == "/option"
 
 
 def test_servers_that_are_not_there_are_named(postroom):

@@ -4,21 +4,25 @@ import asyncio
 import os
 import shutil
 import sqlite3
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose import OwnerSettings, open_mailbox
 from postroom.adapters.compose.connect import connect
+from postroom.adapters.compose.erasures import Erasures
 from postroom.adapters.compose.export import export_messages
 from postroom.adapters.compose.projections import LocalRunner, rebuild_projections
-from postroom.adapters.compose.queries import read_mailbox, read_projections
+from postroom.adapters.compose.queries import open_read_models, read_mailbox, read_projections
+from postroom.adapters.compose.search_queries import StoreSearchQueries
 from postroom.adapters.subject_keys.master_key import create_master_key, read_master_key
 from postroom.application.erasure.policy import SubjectPolicy
 from postroom.application.erasure.settings import ErasureSettings
 from postroom.application.messages import NewMessage, Sent
+from postroom.application.ports.search_queries import ExportFormat, ExportOptions
 from postroom.domain.envelope.headers import parse_envelope
 from postroom.domain.errors import (
     IdempotencyConflict,
@@ -75,6 +79,7 @@ async def use_every_file(folder: Path, erasure: ErasureSettings | None) -> None:
         await mailbox.engine.take_snapshot(whole=True)
         await mailbox.delete_old_events(older_than=mailbox.engine.now() + 1)
         await asyncio.to_thread(write_views_and_exports, str(folder / "store.db"), folder)
+        await export_as_console(str(folder / "store.db"), mailbox.name, folder / "exports" / "console.json")
         shutil.copytree(
             folder, folder / "running", ignore=lambda _, names: [n for n in names if "socket" in n]
         )
@@ -84,6 +89,44 @@ def write_views_and_exports(store: str, folder: Path) -> None:
     _build_read_models(store, str(folder / "archive"))
     for format_ in FORMATS:
         export_messages(store, EventFilter(), format_, folder / "exports" / format_, payload=True)
+
+
+async def export_as_console(store: str, mailbox: str, file: Path) -> None:
+    options = ExportOptions(ExportFormat.JSON, payload=True)
+    with closing(open_read_models(store)) as read_models:
+        async with StoreSearchQueries(store, read_models, mailbox).export(EventFilter(), options) as parts:
+            _write(str(file), b"".join([each.data async for each in parts]))
+
+
+async def test_after_an_erasure_no_file_contains_the_subject_or_its_key(
+    tmp_path: Path, erasure: ErasureSettings
+) -> None:
+    """Log, WAL, snapshots, read models, archive, exports, key store and records (ADR 0090)."""
+    await use_every_file(tmp_path, erasure)
+    store, master = str(tmp_path / "store.db"), read_master_key(Path(str(erasure.master_key_file)))
+    with closing(sqlite3.connect(erasure.keys)) as connection:
+        ((wrapped,),) = connection.execute("SELECT data_key FROM subjects").fetchall()
+    pseudonym = keys_of(erasure).get([ALICE])[ALICE].pseudonym
+    traces = {
+        "wrapped": wrapped,
+        "index": master.index(ALICE),
+        "data key": master.unwrap(wrapped, pseudonym),
+    }
+    assert _traces(tmp_path, traces) == {"keys.db": ["wrapped", "index"]}
+    settings = OwnerSettings(erasure=erasure)
+    erasures = Erasures(store, ["main@local"], erasure, settings, str(tmp_path / "archive"))
+    record = await erasures.erase(erasures.preview(ALICE).subject)
+    assert sum(each.messages for each in record.messages) == 201
+    assert _traces(tmp_path, traces) == {}
+    assert files_with(tmp_path, SECRETS) == {}
+    assert erasures.verify().erased == 201
+
+
+def _traces(folder: Path, traces: Mapping[str, bytes]) -> dict[str, list[str]]:
+    """Return which files contain which bytes."""
+    files = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    hits = {name: [each for each, trace in traces.items() if trace in file] for name, file in files.items()}
+    return {name: each for name, each in hits.items() if each}
 
 
 async def test_no_file_ever_contains_what_is_encrypted(tmp_path: Path, erasure: ErasureSettings) -> None:
@@ -97,6 +140,7 @@ async def test_no_file_ever_contains_what_is_encrypted(tmp_path: Path, erasure: 
     folders = {path.partition("/")[0] for path in plain}
     assert folders == {"store.db", "store.db-views", "archive", "running", "exports"}
     assert {Path(path).suffix for path in plain} >= {".db", ".db-wal", ".parquet", ".csv", ".json"}
+    assert plain["exports/console.json"] == SECRETS
     assert files_with(tmp_path / "encrypted", SECRETS) == {}
     assert files_with(tmp_path / "secrets", SECRETS) == {}
 
@@ -276,6 +320,28 @@ async def test_copies_of_dead_letters_are_edited_in_the_clear_and_stored_encrypt
         assert copy.json() == {"city": "Bonn-am-Rhein", "state": 1}
         assert (copy.principal, copy.attrs) == (ALICE, {"email": MAIL, "by": "ops"})
     assert files_with(tmp_path, [*SECRETS, "Bonn-am-Rhein"]) == {}
+
+
+async def test_a_redrive_job_selects_by_subject_and_encrypted_fields_and_its_record_names_neither(
+    tmp_path: Path, erasure: ErasureSettings
+) -> None:
+    policy = TopicPolicy(max_attempts=1)
+    async with open_mailbox(str(tmp_path / "s.db"), erasure=erasure, default_policy=policy) as mailbox:
+        await mailbox.send_batch(
+            [order(), order(attrs={"email": "other@example.org"}), order("of-bob", principal="bob")]
+        )
+        for each in await mailbox.receive_messages("orders"):
+            await each.nack()
+        specs = [
+            RedriveSpec(principals=(ALICE, "nobody")),
+            RedriveSpec(principals=(ALICE,), headers={"email": MAIL}, correlation_id=CORRELATION),
+            RedriveSpec(principals=("nobody",)),
+        ]
+        assert [(await mailbox.preview_redrive(each)).matched for each in specs] == [2, 1, 0]
+        assert (await ended(mailbox, await mailbox.start_redrive(specs[1]))).moved == 1
+        (received,) = await mailbox.receive_messages("orders")
+        assert received.attrs["email"] == MAIL
+    assert files_with(tmp_path, SECRETS) == {}
 
 
 async def test_an_owner_encrypts_for_processes_without_settings_and_one_without_is_not_used(

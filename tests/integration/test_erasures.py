@@ -5,8 +5,9 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import msgspec
@@ -17,14 +18,19 @@ from postroom.adapters.compose.connect import connect
 from postroom.adapters.compose.erasure import open_master_key
 from postroom.adapters.compose.erasures import Erasures
 from postroom.adapters.compose.queries import read_mailbox
+from postroom.adapters.sqlite.event_log import SqliteEventLog
+from postroom.adapters.subject_keys.cipher import DataKey
 from postroom.adapters.subject_keys.erasure_log import FileErasureLog
 from postroom.adapters.subject_keys.master_key import LocalMasterKey
 from postroom.adapters.subject_keys.sqlite import SqliteSubjectKeys
 from postroom.application.erasure.records import ErasureRecord, SubjectMessages
 from postroom.application.mailbox.erase_messages import EraseMessages
 from postroom.application.messages import NewMessage
-from postroom.domain.errors import IntegrityFailure, InvalidRequest, NotFound, Unavailable
+from postroom.application.queries.find_subject import CountEncrypted
+from postroom.domain.errors import IntegrityFailure, InvalidRequest, NotFound, StaleReceipt, Unavailable
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.record import Record
+from tests.conformance.subject_keys import NOW
 from tests.support.erasure import keys_of, new_erasure
 
 MAILBOXES = ["acme@one", "acme@two"]
@@ -108,6 +114,31 @@ def test_an_erasure_reaches_every_message_of_its_subject_and_no_other(scene: Sce
             assert reader.verify_log().messages == 8
     with pytest.raises(NotFound, match="no subject of this name"):
         scene.erasures().preview("alice")
+
+
+def test_an_erasure_and_a_verification_read_each_log_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[int] = []
+    read = SqliteEventLog.read
+
+    def record_start(self: SqliteEventLog, after: int = 0, limit: int | None = None) -> Iterator[Record]:
+        starts.append(after)
+        return read(self, after, limit)
+
+    monkeypatch.setattr(SqliteEventLog, "read", record_start)
+    erasures = scene.erasures()
+    record = asyncio.run(erasures.erase(erasures.preview("alice").subject))
+    assert sum(each.messages for each in record.messages) == 8
+    assert starts.count(0) == len(MAILBOXES)
+    starts.clear()
+    count = CountEncrypted()
+    for mailbox in MAILBOXES:
+        with read_mailbox(scene.store, mailbox) as reader:
+            reader.verify_log(observe=count.add)
+    verified = scene.erasures().verify(count)
+    assert starts == []
+    assert (verified.encrypted, verified.erased) == (16, 8)
 
 
 def test_a_restored_store_is_erased_and_a_restored_key_store_is_reported(
@@ -250,14 +281,65 @@ async def test_an_owner_in_another_process_removes_the_messages(scene: Scene) ->
             await owner.erase_messages(keys_of(scene.settings).get(["alice"])["alice"].pseudonym)
         erasures = scene.erasures()
         record = await erasures.erase(erasures.preview("alice").subject)
-        assert record.removed == 5
+        assert record.removed == 6
         await delivery.ack()  # which a consumer may still do
+        await delivery.nack()
+        with pytest.raises(StaleReceipt, match="now expired"):
+            await delivery.extend(1_000)
         assert [each.principal for each in await client.receive_messages("orders")] == ["bob", "bob"]
     async with open_mailbox("memory:") as plain:
         with pytest.raises(InvalidRequest, match="no settings of erasure"):
             await plain.erase_messages("subject:1")
         with pytest.raises(InvalidRequest, match="pseudonym"):
             await plain.erase_messages(1)  # type: ignore[arg-type]
+
+
+async def test_no_delivery_of_an_erased_subject_comes_back_or_becomes_a_dead_letter(scene: Scene) -> None:
+    """Those in flight when an erasure is killed, and those that fail before it is completed."""
+    policy, keys = TopicPolicy(max_attempts=1), keys_of(scene.settings)
+    async with open_mailbox(
+        scene.store, MAILBOXES[0], erasure=scene.settings, default_policy=policy
+    ) as mailbox:
+        deliveries = [each for each in await mailbox.receive_messages("orders") if each.principal == "alice"]
+        keys.destroy(keys.get(["alice"])["alice"].pseudonym, NOW)  # where an erasure was killed
+        await deliveries[0].nack()
+        assert "alice" not in repr(await mailbox.list_dead_letters())
+        assert len(await mailbox.list_dead_letters()) == 3
+        erasures = scene.erasures()
+        (pending,) = erasures.list_pending()
+        record = await erasures.erase(pending)
+        assert {each.status for each in record.messages} == {"acked", "expired"}
+        await deliveries[1].nack()
+        assert len(await mailbox.list_dead_letters()) == 1  # of bob
+        assert await mailbox.receive_messages("orders") == []
+    assert scene.erasures().verify().records == 1
+
+
+async def test_a_message_that_was_being_encrypted_when_its_key_was_destroyed_is_removed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, is_encrypting, may_go_on = keys_of(scene.settings), asyncio.Event(), Event()
+    loop, get_or_create = asyncio.get_running_loop(), SqliteSubjectKeys.get_or_create
+
+    def wait_with_keys(self: SqliteSubjectKeys, subjects: Collection[str]) -> Mapping[str, DataKey]:
+        result = get_or_create(self, subjects)
+        loop.call_soon_threadsafe(is_encrypting.set)
+        assert may_go_on.wait(30)
+        return result
+
+    async with open_mailbox(scene.store, MAILBOXES[0], erasure=scene.settings) as mailbox:
+        pseudonym = keys.get(["alice"])["alice"].pseudonym
+        with monkeypatch.context() as patched:
+            patched.setattr(SqliteSubjectKeys, "get_or_create", wait_with_keys)
+            sending = asyncio.create_task(mailbox.send_message(_message("alice", "late")))
+            await is_encrypting.wait()
+            keys.destroy(pseudonym, NOW)
+            erasing = asyncio.create_task(mailbox.erase_messages(pseudonym))
+            await asyncio.sleep(0.05)  # without waiting for the send, it would end here
+            may_go_on.set()
+            assert await erasing == 4
+        detail = await mailbox.get_message((await sending).message_id)
+        assert (detail.status, detail.erased) == ("expired", True)
 
 
 def test_messages_from_before_the_policy_are_counted_as_plaintext(scene: Scene) -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import psycopg
 import pytest
 
+from postroom.adapters.postgres.messaging.inbox import PostgresInbox
 from postroom.adapters.postgres.messaging.inbox_queue import PostgresInboxQueue
 from postroom.application.inbox.partitions import PARTITIONS
 from postroom.application.ports.inbox_queue import NewMessage, QueuedMessage, Retry
@@ -75,6 +76,38 @@ async def test_messages_come_back_as_they_were_in_the_order_of_the_stream(queues
     assert await queue.next(10, (), [5, 57]) == []
     await queue.settle([first.position, second.position], [])
     assert await sequences(queue) == ["3"]
+
+
+async def test_the_backlog_counts_messages_by_partition_with_the_first_of_each(
+    queues: Queues, messaging_database: str
+) -> None:
+    queue = await joined(queues)
+    await add(queue, 5, 7, 69, 5)
+    (first, *_) = await queue.next(10, (), ())
+    await queue.settle([first.position], [])
+    inbox = PostgresInbox(messaging_database)
+    five, seven = await inbox.queue_backlog()
+    assert (five.consumer, five.partition, five.count, five.first_sequence) == ("SHOP/sea", 5, 2, 3)
+    assert (seven.partition, seven.count, seven.first_sequence) == (7, 1, 2)
+    with psycopg.connect(messaging_database) as connection:
+        ((added,),) = connection.execute("SELECT DISTINCT extract(epoch FROM added_at) FROM inbox_queue")
+    assert five.oldest_at == seven.oldest_at == round(added * 1_000_000)
+    assert await inbox.queue_backlog("SHOP/sea") == [five, seven]
+    assert await inbox.queue_backlog("SHOP/other") == []
+    with psycopg.connect(messaging_database) as connection:
+        connection.execute("ALTER TABLE inbox_queue DROP COLUMN added_at")
+    with pytest.raises(Unavailable, match="has no inbox of this version: column"):
+        await inbox.queue_backlog()
+    await inbox.close()
+
+
+async def test_a_long_partition_does_not_keep_the_others_from_being_read(queues: Queues) -> None:
+    queue = await joined(queues)
+    await add(queue, *[5] * 40, 7)
+    first = await queue.next(30, (), ())
+    assert [each.message.sequence for each in first] == [*map(str, range(1, 17)), "41"]
+    rest = await queue.next(30, [each.position for each in first], ())
+    assert [each.message.sequence for each in rest] == [*map(str, range(17, 33))]
 
 
 async def test_messages_are_added_only_right_after_the_last_one(queues: Queues) -> None:

@@ -96,8 +96,10 @@ class Services:
             relay.stop()
 
     @asynccontextmanager
-    async def inbox(self) -> AsyncIterator[Monitor]:
-        async def handle(_: HandlerRequest) -> None: ...
+    async def inbox(self, *, ordered: bool = False) -> AsyncIterator[Monitor]:
+        async def handle(_: HandlerRequest) -> None:
+            if ordered:
+                await stop.wait()
 
         stop = asyncio.Event()
         async with (
@@ -105,7 +107,7 @@ class Services:
                 self.messaging,
                 self.nats,
                 CONSUMER,
-                InboxSettings(cleanup_every_ms=0),
+                InboxSettings(cleanup_every_ms=0, ordered=ordered),
                 handler=FunctionEventHandler(handle),
             ) as (worker, monitor),
             asyncio.TaskGroup() as tasks,
@@ -213,6 +215,8 @@ async def test_names_types_and_labels_are_those_of_the_golden_file_and_promtool_
     services: Services, messaging_database: str, tmp_path: Path
 ) -> None:
     record(messaging_database, order_placed("o-1", 1))
+    async with connect(services.nats, "test") as client:
+        await client.jetstream().publish("shop.event.order_placed.v1", b"{}")
     observed = [
         *await mailbox_metrics(),
         *await admin_metrics(),
@@ -220,10 +224,14 @@ async def test_names_types_and_labels_are_those_of_the_golden_file_and_promtool_
         *await capture_metrics(),
     ]
     metrics = {each.name: each for each in observed}
-    async with services.relay() as relay, services.inbox() as inbox, services.ingester() as ingester:
+    async with (
+        services.relay() as relay,
+        services.inbox(ordered=True) as inbox,
+        services.ingester() as ingester,
+    ):
         for monitor, name in (
             (relay, "postroom_outbox_published"),
-            (inbox, "postroom_inbox_backlog"),
+            (inbox, "postroom_inbox_partition_queued"),
             (ingester, "postroom_ingest_lag_messages"),
         ):
             metrics = await collect(monitor, name) | metrics

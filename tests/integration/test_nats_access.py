@@ -1,6 +1,5 @@
 """TLS and authentication of connections to NATS, with real servers."""
 
-import datetime
 import json
 import os
 from base64 import urlsafe_b64encode
@@ -11,52 +10,13 @@ from typing import Any
 import msgspec
 import nkeys
 import pytest
-import trustme
 
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.application.ingest.namespace import NatsSource
 from postroom.domain.errors import InvalidRequest, Unavailable
+from tests.support.certificates import PASSWORD, TOKEN, Certificates
 from tests.support.servers.nats import NatsServer
-from tests.support.servers.process import LOOPBACK
-
-PAST = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-PASSWORD, TOKEN = "canary-password", "canary-token"
-
-
-class Certificates:
-    """Certificates of two authorities, as files."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._ours, self._others = trustme.CA(), trustme.CA()
-        self.ca = self._write("ca", self._ours.cert_pem)
-        self.other_ca = self._write("other-ca", self._others.cert_pem)
-        self.server = self._issue("server", self._ours, LOOPBACK)
-        self.client = self._issue("client", self._ours, "client@example.com")
-        self.foreign = self._issue("foreign", self._others, "client@example.com")
-        long_ago = PAST - datetime.timedelta(days=30)
-        self.expired = self._issue("expired", self._ours, LOOPBACK, not_before=long_ago, not_after=PAST)
-        self.password = self._write("password", PASSWORD.encode() + b"\n")
-        self.token = self._write("token", TOKEN.encode())
-
-    def _issue(self, name: str, ca: trustme.CA, identity: str, **validity: Any) -> tuple[str, str]:
-        issued = ca.issue_cert(identity, **validity)
-        chain = b"".join(each.bytes() for each in issued.cert_chain_pems)
-        return self.write(name, chain), self.write(f"{name}-key", issued.private_key_pem.bytes())
-
-    def _write(self, name: str, blob: Any) -> str:
-        return self.write(name, blob if isinstance(blob, bytes) else blob.bytes())
-
-    def write(self, name: str, content: bytes) -> str:
-        """Write a file and return its path."""
-        path = self._folder / name
-        path.write_bytes(content)
-        return str(path)
-
-    def tls(self, pair: tuple[str, str], **settings: Any) -> dict[str, Any]:
-        """Return the server's setting of TLS with a certificate and its key."""
-        return {"tls": {"cert_file": pair[0], "key_file": pair[1], "ca_file": self.ca} | settings}
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,11 @@ import pytest
 from postroom.adapters.nats.ordered_stream import JetStreamOrderedStream
 from postroom.adapters.postgres.messaging.inbox_queue import PostgresInboxQueue
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.inbox.ordered_source import OrderedSource
+from postroom.application.inbox.ordered_source import OrderedSource, sharing
 from postroom.application.ports.inbox_queue import NewMessage, Retry
 from postroom.application.ports.ordered_stream import StreamState
 from postroom.application.ports.source import SourceMessage
+from postroom.domain.errors import Unavailable
 
 STATE = StreamState("first", 0, 0)
 LONG_MS = 600_000
@@ -103,10 +104,31 @@ async def test_a_message_in_hand_is_not_read_again_until_it_is_settled(
     source = await opened(queue)
     await add(queue, 1, lane=5)
     (first,) = await source.fetch(1, 0)
-    writing = asyncio.create_task(source.ack([first]))
-    assert await sequences(source) == []
-    await source.extend([first])
-    queue.may_settle.set()
-    await writing
+    await source.ack([first])
     await add(queue, 2, lane=5)
     assert await sequences(source) == ["2"]
+    queue.may_settle.set()
+    await source.flush()
+    assert await sequences(source) == []
+
+
+async def test_a_message_that_could_not_be_removed_is_delivered_again(
+    queue: QueueWithSlowSettlements, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = await opened(queue)
+    await add(queue, 1, lane=5)
+    (first,) = await source.fetch(1, 0)
+    queue.may_settle.set()
+
+    async def fail(*_: object) -> None:
+        raise Unavailable("The database can't be reached.")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(queue, "settle", fail)
+        await source.ack([first])
+        await source.flush()
+    (again,) = await source.fetch(1, 0)
+    assert again.sequence == "1"
+    async with sharing(source, queue):
+        await source.ack([again])
+    assert await sequences(source) == []

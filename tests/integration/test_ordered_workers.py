@@ -13,7 +13,9 @@ from postroom.application.inbox.worker import InboxWorker
 from postroom.application.ports.event_handler import HandlerRequest
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.errors import InvalidRequest, PoisonMessage
+from tests.integration import ordered_drill
 from tests.integration.inbox_world import CONSUMER, EVENTS, SOON, Handler, World, opened_world
+from tests.integration.ordered_drill import Plan
 from tests.support.waiting import until, until_answer
 
 ORDERED = msgspec.structs.replace(SOON, ordered=True, lease_ms=600)
@@ -237,3 +239,12 @@ async def test_a_consumer_that_was_created_anew_is_read_from_its_start(world: Wo
     await world.publish(3, aggregate="o-1")
     await handle_all()
     assert handled == [0, 1, 2, 3]
+
+
+async def test_handlers_by_type_keep_the_order_while_workers_are_killed_paused_and_stopped(
+    nats_url: str, messaging_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 5 pauses a worker beyond its lease, stops one and kills two."""
+    monkeypatch.setattr(ordered_drill, "PAUSE_SECONDS", 3.0)
+    plan = Plan(1_000, 2, seed=5, by_type=True, disturbances=5, aggregates=50, dead_every=97, handler_ms=100)
+    assert await ordered_drill.drill(plan, nats_url, messaging_database) == []

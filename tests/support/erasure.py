@@ -45,13 +45,14 @@ def files_with(folder: Path, texts: list[str]) -> dict[str, list[str]]:
     for path, file in files.items():
         contents = [file, *_cells(path, file)]
         contents += [each for content in contents for each in _decompressed(content)]
-        present = [text for text in texts if any(_contains(each, text) for each in contents)]
+        present = [text for text in texts if any(contains(each, text) for each in contents)]
         if present:
             hits[str(path.relative_to(folder))] = present
     return hits
 
 
-def _contains(content: bytes, text: str) -> bool:
+def contains(content: bytes, text: str) -> bool:
+    """Return whether a content has a text of at least 9 bytes, also in other encodings."""
     data = text.encode()
     # The base64 of a text depends on its offset modulo 3, and its ends on the neighbours of the text.
     encoded = [b64encode(bytes(offset) + data)[4 if offset else 0 : -4] for offset in range(3)]

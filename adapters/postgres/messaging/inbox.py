@@ -17,6 +17,7 @@ from postroom.adapters.postgres.messaging.aggregate_events import as_json, micro
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.aggregate_codec import CODEC
+from postroom.application.ports.inbox_repository import PartitionBacklog
 from postroom.application.ports.outbox_repository import Backlog
 from postroom.domain.errors import NotFound, PostroomError, Unavailable
 from postroom.domain.inbox import (
@@ -147,6 +148,12 @@ class PostgresInbox:
         async with self._transaction() as connection:
             count, oldest = (await self._run(connection, "backlog", {}))[0]
         return Backlog(count, oldest)
+
+    async def queue_backlog(self, consumer: str | None = None) -> list[PartitionBacklog]:
+        """Count the messages in the queues of ordered workers; see `InboxRepository.queue_backlog`."""
+        async with self._transaction() as connection:
+            rows = await self._run(connection, "queue_backlog", {"consumer": consumer})
+        return [PartitionBacklog(*row) for row in rows]
 
     async def delete_processed(self, before: int, limit: int) -> int | None:
         """Delete messages that were processed before a time; see `InboxRepository.delete_processed`."""
@@ -348,10 +355,11 @@ class PostgresInbox:
                 self._connection.prepare_threshold = None  # PgBouncer may switch server connections
             try:
                 yield self._connection
-            except psycopg.errors.UndefinedTable as error:
+            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
                 raise Unavailable(
-                    f"The database {shown(self._url)} has no inbox: {error.diag.message_primary}. Run "
-                    "`postroom migrate --messaging URL` once, or configure the names of its tables."
+                    f"The database {shown(self._url)} has no inbox of this version: "
+                    f"{error.diag.message_primary}. Run `postroom migrate --messaging URL` once, or "
+                    "configure the names of its tables."
                 ) from error
             except psycopg.Error as error:
                 raise describe(error, self._url) from error

@@ -69,6 +69,15 @@ SELECT count(*), CAST(extract(epoch FROM min(received_at) FILTER (
 FROM inbox_messages
 WHERE processed_at IS NULL AND dead_lettered_at IS NULL;
 
+-- Messages of ordered workers by consumer and partition, with the first of each in the order of the stream.
+-- name: queue_backlog
+SELECT consumer, partition, count(*), (array_agg(sequence ORDER BY position))[1],
+       CAST(extract(epoch FROM min(added_at)) * 1000000 AS bigint)
+FROM inbox_queue
+WHERE CAST(:consumer AS text) IS NULL OR consumer = CAST(:consumer AS text)
+GROUP BY consumer, partition
+ORDER BY consumer, partition;
+
 -- name: delete
 DELETE FROM inbox_messages WHERE message_id IN (
     SELECT message_id FROM inbox_messages WHERE processed_at < :before

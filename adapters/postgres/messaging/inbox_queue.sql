@@ -84,7 +84,8 @@ WITH free AS (
 )
 DELETE FROM inbox_workers WHERE consumer = :consumer AND worker = CAST(:worker AS uuid);
 
--- A message that waits for its retry keeps back all later ones of its lane.
+-- A message that waits for its retry keeps back all later ones of its lane. Twice a partition's share of the limit is read of
+-- each, as most of the queue would be read and sorted for one batch otherwise.
 -- name: next
 WITH head AS MATERIALIZED (
     SELECT next.position, owned.epoch
@@ -98,7 +99,10 @@ WITH head AS MATERIALIZED (
               WHERE failed.consumer = queued.consumer AND failed.lane = queued.lane
                 AND failed.position < queued.position AND failed.retry_at > now()
           )
-        ORDER BY queued.position LIMIT CAST(:limit AS int)
+        ORDER BY queued.position LIMIT greatest(16, 2 * CAST(:limit AS int) / (
+            SELECT greatest(1, count(*)) FROM inbox_partitions AS own
+            WHERE own.consumer = :consumer AND own.worker = CAST(:worker AS uuid)
+        ))
     ) AS next
     WHERE owned.consumer = :consumer AND owned.worker = CAST(:worker AS uuid)
       AND owned.partition <> ALL(CAST(:draining AS int[]))

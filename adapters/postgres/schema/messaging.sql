@@ -86,7 +86,8 @@ CREATE TABLE inbox_queue (
     sequence  BIGINT NOT NULL,
     message   BYTEA NOT NULL,
     failures  INT NOT NULL DEFAULT 0,
-    retry_at  TIMESTAMPTZ
+    retry_at  TIMESTAMPTZ,
+    added_at  TIMESTAMPTZ NOT NULL DEFAULT now()
 );
 
 CREATE INDEX idx_inbox_queue_partition ON inbox_queue (consumer, partition, position);

@@ -13,6 +13,7 @@ import pytest
 
 from postroom.adapters.compose import OwnerSettings, open_mailbox
 from postroom.adapters.compose.erasures import Erasures
+from postroom.adapters.compose.projections import LocalRunner, rebuild_projections
 from postroom.adapters.subject_keys import postgres
 from postroom.adapters.subject_keys.master_key import LocalMasterKey
 from postroom.adapters.subject_keys.postgres import PostgresSubjectKeys, create_subject_keys
@@ -21,7 +22,7 @@ from postroom.application.erasure.settings import ErasureSettings
 from postroom.application.messages import NewMessage
 from postroom.domain.errors import IntegrityFailure, InvalidRequest, NotFound, Saturated, Unavailable
 from tests.conformance.subject_keys import NOW
-from tests.support.erasure import files_with, new_erasure
+from tests.support.erasure import contains, files_with, new_erasure
 from tests.support.servers.postgres_proxy import Proxy
 
 MASTER, OTHER = LocalMasterKey(bytes(range(32))), LocalMasterKey(bytes(32))
@@ -113,6 +114,57 @@ def _files_with(folder: Path, content: bytes) -> list[str]:
     """Return the files with a content, other than those of the write-ahead log."""
     files = [each for each in (folder / "base").rglob("*") if each.is_file()]
     return [str(each) for each in files if content in each.read_bytes()]
+
+
+async def test_a_store_in_postgres_never_contains_what_is_encrypted_and_its_key_is_gone_after_an_erasure(
+    postgres_store: str, keys_database: str, tmp_path: Path
+) -> None:
+    settings = new_erasure(tmp_path, keys=keys_database)
+    message = NewMessage(
+        topic="orders",
+        payload=b"order-of-alice",
+        principal="Alice-Quentin",
+        attrs={"email": "alice@example.org"},
+    )
+    plain = NewMessage(topic="others", payload=b"text-in-the-clear", principal="principal-in-the-clear")
+    async with open_mailbox(postgres_store, MAILBOX, erasure=settings) as mailbox:
+        await mailbox.send_batch([message] * 3 + [plain])
+        await mailbox.ack_messages([each.receipt for each in await mailbox.receive_messages("orders")][:1])
+        await mailbox.engine.take_snapshot(whole=True)
+        await asyncio.to_thread(rebuild_projections, postgres_store, runner=LocalRunner())
+    with psycopg.connect(keys_database) as connection:
+        (wrapped,) = connection.execute("SELECT data_key FROM postroom_keys.subjects").fetchone() or (b"",)
+    texts = ["Alice-Quentin", "order-of-alice", "alice@example.org"]
+    erasures = Erasures(postgres_store, [MAILBOX], settings, OwnerSettings(erasure=settings))
+    for is_erased in (False, True):
+        if is_erased:
+            await erasures.erase(erasures.preview("Alice-Quentin").subject)
+        for url in (postgres_store, keys_database):
+            content = _content_of(url)
+            assert not any(contains(content, text) for text in texts)
+            assert contains(content, "text-in-the-clear") == (url == postgres_store)
+            assert (wrapped in content) == (url == keys_database and not is_erased)
+
+
+def _content_of(url: str) -> bytes:
+    """Return the files of a database, and the rows of all tables, as these may be compressed."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CHECKPOINT")
+        (folder,) = connection.execute(
+            "SELECT current_setting('data_directory') || '/base/' || oid FROM pg_database "
+            "WHERE datname = current_database()"
+        ).fetchone() or ("",)
+        if not os.access(folder, os.R_OK):
+            pytest.skip("The files of this PostgreSQL server can't be read.")
+        tables = connection.execute(
+            "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables WHERE schemaname LIKE 'postroom%'"
+        ).fetchall()
+        rows = [
+            str(row).encode()
+            for (table,) in tables
+            for row in connection.execute(f"SELECT each::text FROM {table} AS each").fetchall()
+        ]
+    return b"\n".join([*(each.read_bytes() for each in Path(folder).iterdir()), *rows])
 
 
 def test_a_database_that_is_no_key_store_or_has_another_master_key_is_refused(

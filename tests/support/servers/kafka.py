@@ -13,27 +13,31 @@ class KafkaServer(LoopbackServer):
 
     Arguments:
         folder: directory of its log file; created if missing.
-        tls: certificate and key in PEM, for connections with TLS only.
+        advertised_port: port at which clients connect; None is that of the broker.
 
     Raises: Unavailable when there is no broker.
     """
 
-    def __init__(self, folder: Path, tls: tuple[Path, Path] | None = None) -> None:
+    def __init__(self, folder: Path, advertised_port: int | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._address = f"{LOOPBACK}:{(port := free_port())}"
+        port = free_port()
+        self._address = f"{LOOPBACK}:{advertised_port or port}"
         command: list[str | Path] = [
             _binary(),
             "broker",
             "--listener-url",
-            f"tcp://{self._address}",
+            f"tcp://{LOOPBACK}:{port}",
             "--advertised-listener-url",
             f"tcp://{self._address}",
             "--storage-engine",
             "memory://tansu/",
         ]
-        if tls is not None:
-            command += ["--cert", tls[0], "--key", tls[1]]
         super().__init__(ServerProcess("tansu", command, folder / "tansu.log"), port)
+
+    @property
+    def port(self) -> int:
+        """Return the port of the broker itself."""
+        return self._port
 
     @property
     def servers(self) -> str:

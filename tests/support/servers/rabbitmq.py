@@ -18,14 +18,25 @@ class RabbitmqServer(LoopbackServer):
 
     Arguments:
         folder: directory of its data; created if missing.
+        tls: certificate, key and the authority of clients' certificates; None is without TLS. A certificate
+            authenticates the user that is its common name.
+        login: the only user and its password; None is the server's default.
 
     Raises: Unavailable when there is no rabbitmq-server.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        tls: tuple[str, str, str] | None = None,
+        login: tuple[str, str] | None = None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "enabled_plugins").write_text("[].\n")
+        (folder / "enabled_plugins").write_text(f"[{'rabbitmq_auth_mechanism_ssl' if tls else ''}].\n")
         binary, port, names = _binary(), free_port(), free_port()
+        self._tls_port = free_port()
+        (folder / "rabbitmq.conf").write_text(_configuration(self._tls_port, tls, login))
         settings = {
             "HOME": folder,
             "ERL_EPMD_ADDRESS": LOOPBACK,
@@ -36,7 +47,7 @@ class RabbitmqServer(LoopbackServer):
             "RABBITMQ_DIST_PORT": free_port(),
             "RABBITMQ_MNESIA_BASE": folder / "data",
             "RABBITMQ_LOG_BASE": folder / "log",
-            "RABBITMQ_CONFIG_FILE": folder / "none",
+            "RABBITMQ_CONFIG_FILE": folder / "rabbitmq.conf",
             "RABBITMQ_CONF_ENV_FILE": folder / "none",
             "RABBITMQ_ENABLED_PLUGINS_FILE": folder / "enabled_plugins",
             "RUNNING_UNDER_SYSTEMD": "true",  # the script is replaced by the server, whose signals are ours
@@ -57,6 +68,11 @@ class RabbitmqServer(LoopbackServer):
         """Return where clients connect to."""
         return f"amqp://{LOOPBACK}:{self._port}"
 
+    @property
+    def tls_url(self) -> str:
+        """Return where clients connect to with TLS."""
+        return f"amqps://{LOOPBACK}:{self._tls_port}"
+
     def __enter__(self) -> Self:
         self._names.start(lambda: listens(self._names_port))
         with ExitStack() as started:
@@ -70,6 +86,20 @@ class RabbitmqServer(LoopbackServer):
     ) -> None:
         with self._resources:
             super().__exit__(kind, error, trace)
+
+
+def _configuration(port: int, tls: tuple[str, str, str] | None, login: tuple[str, str] | None) -> str:
+    """Return the content of rabbitmq.conf; `port` is that of TLS."""
+    lines: list[str] = []
+    if login is not None:
+        lines += [f"default_user = {login[0]}", f"default_pass = {login[1]}"]
+    if tls is not None:
+        names = ("certfile", "keyfile", "cacertfile")
+        lines += [f"listeners.ssl.default = {LOOPBACK}:{port}", "ssl_options.verify = verify_peer"]
+        lines += [f"ssl_options.{name} = {path}" for name, path in zip(names, tls, strict=True)]
+        lines += ["auth_mechanisms.1 = PLAIN", "auth_mechanisms.2 = EXTERNAL"]
+        lines += ["ssl_cert_login_from = common_name"]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _binary() -> Path:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from postroom.domain.errors import InvalidRequest, NotFound, StaleReceipt
-from postroom.domain.mailbox.commands import Ack, Extend, Nack
+from postroom.domain.mailbox.commands import Ack, Erase, Extend, Nack
 from postroom.domain.message import MessageRequeued, Receipt
 from postroom.domain.policy import TopicPolicy, backoff_ms
 from tests.unit.domain.scenario import NOTHING, Given, Life, given, taken_over
@@ -52,6 +52,26 @@ def test_a_late_ack_counts_until_the_message_is_redelivered() -> None:
 def test_a_late_ack_counts_before_the_sweep() -> None:
     a = Life("a")
     given([a.sent(at=0), a.received(at=0)]).when(Ack(a.receipt), at=60_000).then([a.acked(at=60_000)])
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_delivery_of_an_erased_message_can_be_settled_but_never_comes_back(is_late: bool) -> None:
+    a = Life("a")
+    past = [a.sent(at=0), a.received(at=0), *([a.timed_out(at=5_000)] if is_late else [])]
+    scenario = given(past)
+    message = scenario.mailbox.messages[a.stream]
+    erased = scenario.when(Erase(frozenset({a.stream})), at=6_000).then(
+        [a.expired(reason="erased", at=6_000)]
+    )
+    assert (erased.mailbox.messages, erased.mailbox.in_flight, erased.mailbox.next_timer()) == ({}, 0, None)
+    erased.when(Ack(a.receipt, stored_message=message), at=6_001).then_nothing_happens()
+    erased.when(Nack(a.receipt, 0.5, stored_message=message), at=6_001).then_nothing_happens()
+    erased.when(Extend(a.receipt, 10_000, stored_message=message), at=6_001).then_rejected(
+        StaleReceipt, f"{STALE}; the message is now expired"
+    )
+    other = msgspec.structs.replace(a.receipt, delivery=a.receipt.delivery + 1)
+    for command in (Ack(other, stored_message=message), Nack(other, 0.5, stored_message=message)):
+        erased.when(command, at=6_001).then_rejected(StaleReceipt, STALE)
 
 
 # -- stale receipts ---

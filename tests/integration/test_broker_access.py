@@ -1,0 +1,238 @@
+"""TLS and authentication of sources and targets: Kafka, RabbitMQ and Redis; for NATS see `test_nats_access`.
+
+RabbitMQ and Redis are real servers with TLS and users of their own. The Kafka broker at hand has neither; a
+gateway in front of it ends TLS and demands SASL/PLAIN. No broker at hand has SCRAM.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import aio_pika
+import msgspec
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in its stubs
+from redis.asyncio import Redis
+
+from postroom.adapters.compose.ingest import open_namespace
+from postroom.adapters.compose.sources import open_dead_letters
+from postroom.adapters.kafka.settings import KafkaSettings
+from postroom.application.ingest.counts import IngestCounts
+from postroom.application.ingest.namespace import KafkaSource, MessageSource, RabbitmqSource, RedisSource
+from postroom.application.ports.source import SourceMessage
+from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
+from tests.integration.ingest_world import DURABLE, ingest, namespace
+from tests.support.certificates import PASSWORD, Certificates
+from tests.support.logs import capture_logs
+from tests.support.servers.kafka import KafkaServer
+from tests.support.servers.kafka_gateway import KafkaGateway
+from tests.support.servers.process import LOOPBACK, free_port
+from tests.support.servers.rabbitmq import RabbitmqServer
+from tests.support.servers.redis import RedisServer
+from tests.support.stores import envelope
+
+USER, NAME, DEAD = "relay", "orders", "dead"
+LOGIN = (USER, PASSWORD)
+MESSAGES = (envelope("1"), b"junk")
+DELIVERY = SourceMessage(NAME, b"junk", {}, 1, "1", None)
+
+
+class Broker(Protocol):
+    """A broker that demands TLS and a user, and has a queue, stream or topic with `MESSAGES`."""
+
+    def source(self, **access: object) -> MessageSource:
+        """Return the source with the right access, apart from `access`."""
+
+    async def publish(self) -> None:
+        """Create what is ingested, and publish `MESSAGES`."""
+
+
+class KafkaBroker:
+    def __init__(self, files: Certificates, port: int) -> None:
+        self._files = files
+        self._port = port
+
+    def source(self, **access: object) -> KafkaSource:
+        values: dict[str, Any] = {"sasl_mechanism": "PLAIN", "dead_letter_topic": DEAD} | right(self._files)
+        url = f"kafka+ssl://{LOOPBACK}:{self._port}"
+        return KafkaSource(url=url, topic=NAME, consumer_group=DURABLE, **(values | access))
+
+    async def publish(self) -> None:
+        settings = KafkaSettings(
+            url=self.source().url,
+            ca=self._files.ca,
+            user=USER,
+            password_file=self._files.password,
+            sasl_mechanism="PLAIN",
+        ).client_settings()
+        admin = AdminClient(settings)
+        answers = admin.create_topics([NewTopic(NAME, 1, 1), NewTopic(DEAD, 1, 1)])
+        for each in answers.values():
+            await asyncio.to_thread(each.result, 60)
+        producer = Producer(settings)
+        for message in MESSAGES:
+            producer.produce(NAME, message)
+        assert await asyncio.to_thread(producer.flush, 60) == 0
+
+
+class RabbitmqBroker:
+    def __init__(self, files: Certificates, server: RabbitmqServer) -> None:
+        self._files = files
+        self._server = server
+
+    def source(self, **access: object) -> RabbitmqSource:
+        values: dict[str, Any] = {"url": self._server.tls_url} | right(self._files) | access
+        return RabbitmqSource(queue=NAME, consumer_group=DURABLE, dead_letter_routing_key=DEAD, **values)
+
+    async def publish(self) -> None:
+        url = self._server.url.replace("//", f"//{USER}:{PASSWORD}@")
+        async with await aio_pika.connect(url) as connection:
+            channel = await connection.channel()
+            for name in (NAME, DEAD):
+                await channel.declare_queue(name, durable=True)
+            for message in MESSAGES:
+                await channel.default_exchange.publish(aio_pika.Message(message), NAME)
+
+
+class RedisBroker:
+    def __init__(self, files: Certificates, server: RedisServer) -> None:
+        self._files = files
+        self._server = server
+
+    def source(self, **access: object) -> RedisSource:
+        certificate, key = self._files.client
+        values: dict[str, Any] = {"url": self._server.url, "certificate": certificate, "key": key}
+        values |= right(self._files) | access
+        return RedisSource(
+            stream=NAME, consumer_group=DURABLE, field="data", dead_letter_stream=DEAD, **values
+        )
+
+    async def publish(self) -> None:
+        certificate, key = self._files.client
+        client: Any = Redis.from_url(
+            self._server.url,
+            username=USER,
+            password=PASSWORD,
+            ssl_ca_certs=self._files.ca,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
+        )
+        async with client:
+            await client.delete(NAME, DEAD)
+            for message in MESSAGES:
+                await client.xadd(NAME, {"data": message})
+
+
+def right(files: Certificates) -> dict[str, str]:
+    return {"ca": files.ca, "user": USER, "password_file": files.password}
+
+
+@contextmanager
+def kafka(folder: Path, files: Certificates) -> Iterator[Broker]:
+    port = free_port()
+    with KafkaServer(folder, port) as server, KafkaGateway(port, server.port, files.server, LOGIN):
+        yield KafkaBroker(files, port)
+
+
+@contextmanager
+def rabbitmq(folder: Path, files: Certificates) -> Iterator[Broker]:
+    with RabbitmqServer(folder, tls=(*files.server, files.ca), login=LOGIN) as server:
+        yield RabbitmqBroker(files, server)
+
+
+@contextmanager
+def redis(folder: Path, files: Certificates) -> Iterator[Broker]:
+    with RedisServer(folder, tls=(*files.server, files.ca), login=LOGIN) as server:
+        yield RedisBroker(files, server)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module", params=[kafka, rabbitmq, redis])
+def broker(
+    request: pytest.FixtureRequest, files: Certificates, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Broker]:
+    start: Callable[[Path, Certificates], AbstractContextManager[Broker]] = request.param
+    with ExitStack() as stack:
+        try:
+            broker = stack.enter_context(start(tmp_path_factory.mktemp("broker"), files))
+        except Unavailable as error:
+            pytest.skip(str(error))
+        yield broker
+
+
+async def refusal(source: MessageSource, kind: type[PostroomError]) -> str:
+    """Return why a source can't be opened; the reason and the log contain no secret."""
+    with capture_logs() as logs, pytest.raises(kind) as refused:
+        async with open_namespace(msgspec.structs.replace(namespace("", "unused.db"), source=source)):
+            pytest.fail("opened")
+    text = str(refused.value)
+    assert "canary" not in text + str(logs) + repr(source)
+    assert NAME in text
+    return text
+
+
+async def test_messages_are_ingested_and_dead_letters_published_by_tls_and_password(
+    broker: Broker, tmp_path: Path
+) -> None:
+    await broker.publish()
+    what = msgspec.structs.replace(namespace("", str(tmp_path / "store.db")), source=broker.source())
+    assert await ingest(what) == IngestCounts(received=2, stored=1, dead_lettered=1)
+
+
+async def test_a_wrong_password_is_refused_with_the_settings_to_check(
+    broker: Broker, files: Certificates
+) -> None:
+    wrong = files.write("wrong", b"canary-wrong")
+    text = await refusal(broker.source(password_file=wrong), InvalidRequest)
+    assert re.search(r"check user(,|_| and) password", text)
+
+
+async def test_a_broker_of_another_authority_is_refused(broker: Broker, files: Certificates) -> None:
+    text = await refusal(broker.source(ca=files.other_ca), Unavailable)
+    assert "certificate verify failed" in text
+    assert text.endswith(". Check ca, and the name and expiry of the server's certificate.")
+
+
+@pytest.mark.parametrize("pair", ["expired", "other_host"])
+async def test_a_broker_with_an_expired_certificate_or_that_of_another_host_is_refused(
+    broker: Broker, files: Certificates, pair: str
+) -> None:
+    port = free_port()
+    with KafkaGateway(port, broker_port=1, tls=getattr(files, pair)):  # whatever is behind it
+        url = re.sub(r":\d+$", f":{port}", broker.source().url)
+        text = await refusal(msgspec.structs.replace(broker.source(), url=url), Unavailable)
+    assert text.endswith(". Check ca, and the name and expiry of the server's certificate.")
+
+
+async def test_a_target_of_dead_letters_is_refused_for_the_same_reason(
+    files: Certificates, broker: Broker
+) -> None:
+    async with AsyncExitStack() as stack:
+        target = await open_dead_letters(broker.source(ca=files.other_ca), stack)
+        assert target is not None
+        with pytest.raises(Unavailable, match="certificate verify failed") as refused:
+            await target.publish(DELIVERY, "reason")
+    assert "Check ca, and the name and expiry of the server's certificate" in str(refused.value)
+    assert "canary" not in str(refused.value)
+
+
+async def test_a_certificate_authenticates_a_user_of_rabbitmq(files: Certificates, tmp_path: Path) -> None:
+    try:
+        server = RabbitmqServer(tmp_path / "rabbitmq", tls=(*files.server, files.ca), login=LOGIN)
+    except Unavailable as error:
+        pytest.skip(str(error))
+    certificate, key = files.user
+    with server:
+        broker = RabbitmqBroker(files, server)
+        await broker.publish()
+        source = broker.source(certificate=certificate, key=key, user=None, password_file=None)
+        what = msgspec.structs.replace(namespace("", str(tmp_path / "store.db")), source=source)
+        assert await ingest(what) == IngestCounts(received=2, stored=1, dead_lettered=1)
