@@ -257,12 +257,8 @@ class _Rows:
             if not any(type(each) is list for each in values):
                 return self._constants(values, type_)
         arrays = {kind: _array(kind, group, name, type_) for kind, group in self.groups.items()}
-        present = [kind for kind, array in arrays.items() if array is not None]
-        if not present:
+        if all(array is None for array in arrays.values()):
             return pa.nulls(len(self._order), type_)
-        if len(present) == 1:
-            (kind,) = present
-            return arrays[kind].take(self._rows_of(kind))  # type: ignore[union-attr]  # it is present
         return pa.concat_arrays(
             [
                 pa.nulls(self.groups[kind].size, type_) if array is None else array
@@ -275,12 +271,6 @@ class _Rows:
         if values.count(values[0]) == len(values):
             return pa.repeat(pa.scalar(values[0], type_), len(self._order))
         return pa.array(values, type_).take(self._run_numbers)
-
-    def _rows_of(self, kind: type[Run]) -> pa.Array:
-        """Return the row of each event within a group, null for events of other types."""
-        rows = pc.subtract(self._order, self._offsets[kind])
-        is_within = pc.and_(pc.greater_equal(rows, 0), pc.less(rows, self.groups[kind].size))
-        return pc.if_else(is_within, rows, None)
 
 
 def _values(run: AnyRun, name: str) -> Any:
