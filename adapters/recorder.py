@@ -86,7 +86,7 @@ class LogRecorder(ApplicationRecorder):
         """
         records = self._log.read_stream(self._stream(originator_id))
         events = [r for r in records if (gt is None or r.version > gt) and (lte is None or r.version <= lte)]
-        return [_stored(record) for record in (events[::-1] if desc else events)[:limit]]
+        return [_to_stored_event(record) for record in (events[::-1] if desc else events)[:limit]]
 
     def select_notifications(
         self,
@@ -161,7 +161,7 @@ class LogRecorder(ApplicationRecorder):
         return message_stream(self._log.mailbox, originator_id)
 
 
-def _stored(record: Record) -> StoredEvent:
+def _to_stored_event(record: Record) -> StoredEvent:
     return StoredEvent(UUID(bytes=record.stream), record.version, record.type, _state(record))
 
 

@@ -78,7 +78,7 @@ def next_anchor(log: EventLogReader, anchors: Iterable[Anchor], now: int) -> Anc
     head, first = log.head(), log.first_position()
     if newest is not None:
         if head is None or head.position < newest.position:
-            raise truncated(log.mailbox, 0 if head is None else head.position, newest.position)
+            raise truncated_log(log.mailbox, 0 if head is None else head.position, newest.position)
         is_removed = first is not None and newest.position < first
         if not is_removed and not ends_with(log, newest.position, bytes.fromhex(newest.chain)):
             raise _rewritten(log.mailbox, newest.position)
@@ -124,7 +124,7 @@ class ExpectedEnds:
     def finish(self, last: int) -> None:
         """Check that the log, which ends at `last`, has reached every expected end."""
         if self._ends:
-            raise truncated(self._log, last, self._ends[0][0])
+            raise truncated_log(self._log, last, self._ends[0][0])
 
     def _pass(self, last: int, chain: bytes) -> None:
         while self._ends and self._ends[-1][0] <= last:
@@ -133,7 +133,7 @@ class ExpectedEnds:
                 raise _rewritten(self._log, end[0])
 
 
-def truncated(log: str, last: int, position: int) -> BrokenLog:
+def truncated_log(log: str, last: int, position: int) -> BrokenLog:
     """Return the error for a log that ends at position `last`, but contained `position` before."""
     return BrokenLog(
         f"The log of mailbox {log} ends at position {last}, but it reached {position} before: its end was "

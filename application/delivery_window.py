@@ -103,7 +103,7 @@ class DeliveryWindows:
                 window.extend(receipt, visibility_ms)
 
 
-def ended(receipts: Sequence[Receipt], answers: Sequence[Rejected | None]) -> list[Receipt]:
+def finished_receipts(receipts: Sequence[Receipt], answers: Sequence[Rejected | None]) -> list[Receipt]:
     """Return the receipts of the deliveries that are over, now or before, by the answers to acks or nacks."""
     over = (StaleReceipt, NotFound)
     return [
@@ -113,7 +113,7 @@ def ended(receipts: Sequence[Receipt], answers: Sequence[Rejected | None]) -> li
     ]
 
 
-def extended(receipts: Sequence[Receipt], answers: Sequence[Rejected | None]) -> list[Receipt]:
+def extended_receipts(receipts: Sequence[Receipt], answers: Sequence[Rejected | None]) -> list[Receipt]:
     """Return the receipts of the deliveries that were extended."""
     return [receipt for receipt, answer in zip(receipts, answers, strict=True) if answer is None]
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from postroom.application.masking import NO_MASK, Mask
-from postroom.application.pluralize import pluralize
 from postroom.domain.envelope.content import DecodedPayload, PayloadFormat
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 
@@ -119,7 +118,7 @@ def indent_json(text: str, limit: int) -> tuple[str, bool]:
     """
     parts: list[str] = []
     size = 0
-    for part in _indented(text):
+    for part in _indent_tokens(text):
         parts.append(part)
         size += len(part)
         if size > limit:
@@ -127,7 +126,7 @@ def indent_json(text: str, limit: int) -> tuple[str, bool]:
     return "".join(parts), True
 
 
-def _indented(text: str) -> Iterator[str]:
+def _indent_tokens(text: str) -> Iterator[str]:
     depth, before = 0, ""
     for match in _TOKEN.finditer(text):
         token = match[0]
@@ -153,11 +152,3 @@ def hex_rows(data: bytes) -> Iterator[HexRow]:
         row = data[start : start + ROW_BYTES]
         text = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in row)
         yield HexRow(f"{start:08x}", row.hex(" "), text)
-
-
-def describe_size(size: int) -> str:
-    """Return a size in words, exact below 10,000 bytes."""
-    for unit, divisor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= 10_000 and size >= divisor:
-            return f"{size / divisor:,.1f} {unit}"
-    return pluralize(size, "byte")

@@ -24,7 +24,7 @@ class LogEvent(NamedTuple):
     fields: Mapping[str, object]
 
     def __str__(self) -> str:
-        return " ".join([self.name, *(f"{name}={_quoted(value)}" for name, value in self.fields.items())])
+        return " ".join([self.name, *(f"{name}={_quote(value)}" for name, value in self.fields.items())])
 
 
 class EventLogger:
@@ -87,7 +87,7 @@ def _area(name: str) -> logging.Logger:
     return logging.getLogger(f"{ROOT}.{name.partition('.')[0]}")
 
 
-def _quoted(value: object) -> str:
+def _quote(value: object) -> str:
     """Return a value in logfmt syntax: quoted and escaped unless it is printable and has no spaces."""
     text = str(value)
     return text if text.isprintable() and text and not set(text) & set(' "=') else json.dumps(text)

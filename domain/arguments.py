@@ -36,7 +36,7 @@ def check_int(name: str, value: object, minimum: int = 0, maximum: int = MAX_INT
         return check_type(name, value, int)
     if not minimum <= value <= maximum:
         limit = f"at least {minimum}" if value < minimum else f"at most {maximum}"
-        raise InvalidRequest(f"{name} must be {limit}; it was {_shown(value)}.")
+        raise InvalidRequest(f"{name} must be {limit}; it was {_format_number(value)}.")
     return value
 
 
@@ -94,6 +94,6 @@ def check_items(name: str, values: object) -> list[object]:
     return list(values)
 
 
-def _shown(number: int) -> str:
+def _format_number(number: int) -> str:
     """Return a number as text, or its size if it is too large to print (Python: at most 4,300 digits)."""
     return str(number) if number.bit_length() <= 64 else f"a number of {number.bit_length()} bits"

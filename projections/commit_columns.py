@@ -237,7 +237,7 @@ class _Rows:
         ends = pa.array(accumulate(counts), pa.int32())
         total = sum(counts)
         self.positions = _ramps(positions, counts, ends, total)
-        self._run_numbers = _repeated(pa.arange(0, len(counts)).cast(pa.int32()), ends)
+        self._run_numbers = _repeat_values(pa.arange(0, len(counts)).cast(pa.int32()), ends)
         rows = [self._offsets[type(run)] + start for run, start in zip(self._runs, starts, strict=True)]
         self._order = _ramps(rows, counts, ends, total)
 
@@ -257,12 +257,8 @@ class _Rows:
             if not any(type(each) is list for each in values):
                 return self._constants(values, type_)
         arrays = {kind: _array(kind, group, name, type_) for kind, group in self.groups.items()}
-        present = [kind for kind, array in arrays.items() if array is not None]
-        if not present:
+        if all(array is None for array in arrays.values()):
             return pa.nulls(len(self._order), type_)
-        if len(present) == 1:
-            (kind,) = present
-            return arrays[kind].take(self._rows_of(kind))  # type: ignore[union-attr]  # it is present
         return pa.concat_arrays(
             [
                 pa.nulls(self.groups[kind].size, type_) if array is None else array
@@ -275,12 +271,6 @@ class _Rows:
         if values.count(values[0]) == len(values):
             return pa.repeat(pa.scalar(values[0], type_), len(self._order))
         return pa.array(values, type_).take(self._run_numbers)
-
-    def _rows_of(self, kind: type[Run]) -> pa.Array:
-        """Return the row of each event within a group, null for events of other types."""
-        rows = pc.subtract(self._order, self._offsets[kind])
-        is_within = pc.and_(pc.greater_equal(rows, 0), pc.less(rows, self.groups[kind].size))
-        return pc.if_else(is_within, rows, None)
 
 
 def _values(run: AnyRun, name: str) -> Any:
@@ -324,7 +314,7 @@ def _split(joined: bytes, width: int, count: int) -> pa.Array:
     return pa.BinaryArray.from_buffers(pa.binary(), count, [None, offsets.buffers()[1], pa.py_buffer(joined)])
 
 
-def _repeated(values: pa.Array, ends: pa.Array) -> pa.Array:
+def _repeat_values(values: pa.Array, ends: pa.Array) -> pa.Array:
     """Return each value as often as its run is long.
 
     Arguments:
@@ -337,7 +327,7 @@ def _ramps(starts: Sequence[int], counts: Sequence[int], ends: pa.Array, total: 
     """Return the numbers from each start on, as many as its run is long."""
     begins = accumulate(counts, initial=0)
     shifts = [start - begin for start, begin in zip(starts, begins, strict=False)]
-    return pc.add(_repeated(pa.array(shifts, pa.int64()), ends), pa.arange(0, total))
+    return pc.add(_repeat_values(pa.array(shifts, pa.int64()), ends), pa.arange(0, total))
 
 
 def _between(positions: pa.Array, first: int, last: int | None) -> pa.Array:

@@ -268,7 +268,7 @@ class _Rebuild:
         tasks = RebuildTasks(self._log, build.plan, build.plan.projections(), build.writer())
         work = self._run(tasks, parts, "events")
         if build.plan.truncated is None:
-            build.remove_truncated(self._truncated())
+            build.remove_truncated(self._truncated_places())
             tasks = replace(tasks, plan=build.plan)
         return work.plus(self._run(tasks, bucket_parts(build.plan), "buckets"))
 
@@ -289,7 +289,7 @@ class _Rebuild:
 
         return reduce(Work.plus, self._runner.run(tasks.run, remaining, progress=progress), Work())
 
-    def _truncated(self) -> Truncated:
+    def _truncated_places(self) -> Truncated:
         """Return the places that retention removed while the log was read."""
         first = {extent.id: extent.first for extent in self._log.extents()}
         return tuple(

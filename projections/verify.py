@@ -172,7 +172,7 @@ class _VerifyTasks(FoldContext):
             if frame.height:
                 for (bucket,), rows in with_bucket(frame, self.plan.buckets).group_by("bucket"):
                     yield Pair(PIECES, int(bucket), (name, rows.drop("bucket")))
-        yield from self._others(result)
+        yield from self._other_models(result)
 
     def compare_bucket(
         self, bucket: int, pairs: Iterable[tuple[str, pl.DataFrame]]
@@ -188,7 +188,7 @@ class _VerifyTasks(FoldContext):
             rows = result.rows[MESSAGES]
             stored_rows = rows_by_id(self.reader, messages, rows["id"].to_list())
             yield MESSAGES, compare_rows(messages, rows, stored_rows)
-        yield from self._others(result)
+        yield from self._other_models(result)
 
     def compare_model(self, name: str, frames: Iterable[pl.DataFrame]) -> Iterator[Result]:
         """Compare all rows of a model other than the messages."""
@@ -200,7 +200,7 @@ class _VerifyTasks(FoldContext):
             stored_rows = stored_rows.filter(pl.col("id") >= first)
         yield name, compare_rows(projection, merge_rows(projection, recomputed_rows), stored_rows)
 
-    def _others(self, result: FoldResult) -> Iterator[Pair]:
+    def _other_models(self, result: FoldResult) -> Iterator[Pair]:
         for name, rows in result.rows.items():
             if name in self.projections and name != MESSAGES:
                 yield Pair(ROWS, name, rows)

@@ -49,7 +49,7 @@ def console(
     access: AbstractAsyncContextManager[Access] = (
         nullcontext(unrestricted) if token is None else checked_access(session)
     )
-    with explain_missing_extra("serve"):
+    with explain_missing_extra("console"):
         import uvloop
     uvloop.run(serve_console(session, http, settings, access, token))
 

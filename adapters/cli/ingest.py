@@ -20,6 +20,16 @@ from postroom.application.telemetry import logger
 if TYPE_CHECKING:
     from postroom.adapters.compose.ingest import IngestCounts, Ingester, Namespace
 
+_EXTRAS = {
+    "amqp": "rabbitmq",
+    "amqps": "rabbitmq",
+    "kafka": "kafka",
+    "kafka+ssl": "kafka",
+    "redis": "redis",
+    "rediss": "redis",
+    "unix": "redis",
+}
+"""Extra by the scheme of the source's URL; `nats` for all others."""
 ONCE_IDLE_MS = 1_000
 
 
@@ -103,7 +113,8 @@ def _from_file(config: str, name: str | None) -> "Namespace":
 
 
 def _from_flags(session: Session, namespace: str | None, flags: dict[str, str | None]) -> "Namespace":
-    with explain_missing_extra("nats"):
+    scheme = (flags["url"] or "").partition("://")[0]
+    with explain_missing_extra(_EXTRAS.get(scheme, "nats")):
         from postroom.adapters.cli.ingest_source import source_from_flags
         from postroom.adapters.compose.ingest import Namespace
     from postroom.domain.envelope.validation import ValidationMode

@@ -44,8 +44,8 @@ class Connection:
 
     def __init__(self, open_: Callable[[], AbstractAsyncContextManager[Mailbox]]) -> None:
         self._open = open_
-        self._opened: _Opened[AbstractAsyncContextManager[Mailbox]] = _Opened()
-        self._opened_sync: _Opened[SyncMailbox] = _Opened()
+        self._opened: _OpenMailboxes[AbstractAsyncContextManager[Mailbox]] = _OpenMailboxes()
+        self._opened_sync: _OpenMailboxes[SyncMailbox] = _OpenMailboxes()
 
     def sync(self) -> SyncMailbox:
         """Open the mailbox for code without an event loop, until its `close` is called."""
@@ -71,7 +71,7 @@ class Connection:
         self._opened_sync.remove(threading.get_ident()).close()
 
 
-class _Opened(Generic[T]):
+class _OpenMailboxes(Generic[T]):
     """What a connection has opened, by the task or thread that did."""
 
     def __init__(self) -> None:

@@ -114,7 +114,6 @@ def read_projections(
         read_models.close()
 
 
-@explain_missing_extra()
 def open_read_models(store: str, source: str | None = None) -> ReadModels:
     """Return the read models of a store: a SQLite file or a PostgreSQL database.
 
@@ -123,15 +122,16 @@ def open_read_models(store: str, source: str | None = None) -> ReadModels:
 
     Raises: InvalidRequest for any other address.
     """
-    read_models = open_store(store).read_models()
-    if source is None:
-        return read_models
-    from postroom.adapters.compose.targets import open_clickhouse  # polars and the driver are slow to import
+    with explain_missing_extra("clickhouse" if source else None):
+        read_models = open_store(store).read_models()
+        if source is None:
+            return read_models
+        from postroom.adapters.compose.targets import open_clickhouse  # the driver is slow to import
 
-    database = open_clickhouse(source, "can't be queried")
-    from postroom.adapters.clickhouse.read_models import ClickHouseReadModels
+        database = open_clickhouse(source, "can't be queried")
+        from postroom.adapters.clickhouse.read_models import ClickHouseReadModels
 
-    return ClickHouseReadModels(database, read_models)
+        return ClickHouseReadModels(database, read_models)
 
 
 async def describe_mailboxes(store: str) -> list[MailboxSummary]:

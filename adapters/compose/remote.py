@@ -125,24 +125,24 @@ def _parse(url: str) -> tuple[str, str]:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise _malformed(url) from None
+        raise _malformed_url(url) from None
     if parts.query or parts.fragment or parts.username is not None or parts.password is not None:
-        raise _malformed(url)
+        raise _malformed_url(url)
     if parts.scheme.endswith("+unix"):
         if host or not parts.path.startswith("/"):
-            raise _malformed(url)
+            raise _malformed_url(url)
         return parts.scheme, f"unix:{parts.path}"
     if parts.scheme not in SCHEMES or not host or parts.path not in ("", "/"):
-        raise _malformed(url)
+        raise _malformed_url(url)
     shown = f"[{host}]" if ":" in host else host
     if parts.scheme in ("grpc", "grpcs"):
         if port is None:
-            raise _malformed(url)
+            raise _malformed_url(url)
         return parts.scheme, f"{shown}:{port}"
     return parts.scheme, f"{parts.scheme}://{shown}" + ("" if port is None else f":{port}")
 
 
-def _malformed(url: str) -> InvalidRequest:
+def _malformed_url(url: str) -> InvalidRequest:
     shown = url.rpartition("@")[2][:200]  # before the @ there may be a password
     return InvalidRequest(
         f"{shown!r} is not the URL of a server; expected http://HOST:PORT, grpc://HOST:PORT, https, grpcs, "

@@ -113,7 +113,7 @@ class StoreHost:
         self._store = open_store(store)
         self._settings = settings
         self._access = access
-        self._open: dict[str, _Hosted] = {}
+        self._open: dict[str, _OwnedMailbox] = {}
 
     async def log_epoch(self, mailbox: str) -> int:
         """Return the epoch of a mailbox's log; see `MailboxHost.log_epoch`."""
@@ -122,7 +122,7 @@ class StoreHost:
     @asynccontextmanager
     async def open(
         self, mailbox: str, epoch: int, may_append: Callable[[], bool]
-    ) -> "AsyncIterator[_Hosted]":
+    ) -> "AsyncIterator[_OwnedMailbox]":
         """Open a mailbox and serve it; see `MailboxHost.open`."""
         namespace = self._settings.namespaces.get(mailbox)
         owner = self._settings.owner
@@ -139,7 +139,7 @@ class StoreHost:
                 measure=postroom.measure,
                 cap_cache_ttl_ms=self._settings.cap_cache_ttl_ms,
             )
-            hosted = self._open[mailbox] = _Hosted(postroom, service)
+            hosted = self._open[mailbox] = _OwnedMailbox(postroom, service)
             await self._set_topics(hosted)
             remove = self.served.add(service)
             ingestion = None if namespace is None else _Ingestion(namespace, postroom)
@@ -158,7 +158,7 @@ class StoreHost:
         for hosted in list(self._open.values()):
             await self._set_topics(hosted)
 
-    async def _set_topics(self, hosted: "_Hosted") -> None:
+    async def _set_topics(self, hosted: "_OwnedMailbox") -> None:
         """Set the policies that a mailbox lacks; one that it refuses does not keep it from being served."""
         for topic, policy in self.topics.items():
             try:
@@ -175,7 +175,7 @@ class StoreHost:
         return label("mailbox", {name: await hosted.service.metrics.collect() for name, hosted in opened})
 
 
-class _Hosted:
+class _OwnedMailbox:
     """A mailbox that is open and served; see `HostedMailbox`."""
 
     def __init__(self, postroom: Postroom, service: Service) -> None:

@@ -167,28 +167,28 @@ class YamlReader:
                     raise self.refusal(place, _not_one_of(loader, node, values))
                 return enum(value)
             case inspect.BoolType():
-                return self._typed(loader, node, place, value, bool, "true or false")
+                return self._check_type(loader, node, place, value, bool, "true or false")
             case inspect.IntType(ge=least):
                 at_least = f" of at least {least}" if least is not None else ""
-                number = self._typed(loader, node, place, value, int, f"a whole number{at_least}")
+                number = self._check_type(loader, node, place, value, int, f"a whole number{at_least}")
                 if least is not None and number < least:
                     raise self.refusal(place, f"is {number}; it must be at least {least}")
                 return number
             case inspect.FloatType(gt=above):
-                number = self._typed(loader, node, place, value, float, "a number")
+                number = self._check_type(loader, node, place, value, float, "a number")
                 if above is not None and not above < number < float("inf"):
                     raise self.refusal(place, f"is {number}; it must be a number above {above:g}")
                 return number
             case inspect.CustomType(cls=cls) if cls is Path:
-                text = self._typed(loader, node, place, value, str, "a path")
+                text = self._check_type(loader, node, place, value, str, "a path")
                 return self._path(text, place)
             case _:
-                text = self._typed(loader, node, place, value, str, "text")
+                text = self._check_type(loader, node, place, value, str, "text")
                 if not text.strip() or not text.isprintable():
                     raise self.refusal(place, f"is {text!r}; it must be non-blank printable text")
                 return text
 
-    def _typed(
+    def _check_type(
         self, loader: yaml.SafeLoader, node: yaml.Node, place: str, value: Any, kind: type, expected: str
     ) -> Any:
         if type(value) is kind or (kind is float and type(value) is int):

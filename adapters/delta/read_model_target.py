@@ -37,13 +37,13 @@ class DeltaTarget(ParquetTarget):
         return [
             f"{path.parent.name}_{path.name}"
             for path in folders
-            if path.name not in self._committed(path.parent.name)
+            if path.name not in self._committed_versions(path.parent.name)
         ]
 
     def drop(self, table: str) -> bool:
         """Remove a table that was never committed; others belong to the history of their Delta table."""
         path = self.path(table)
-        if path.name not in self._committed(path.parent.name):
+        if path.name not in self._committed_versions(path.parent.name):
             shutil.rmtree(path, ignore_errors=True)
         return True
 
@@ -78,7 +78,7 @@ class DeltaTarget(ParquetTarget):
         else:
             table.create_write_transaction([*adds], "overwrite", schema, commit_properties=properties)
 
-    def _committed(self, model: str) -> set[str]:
+    def _committed_versions(self, model: str) -> set[str]:
         table = _table(self.folder / model)
         return set() if table is None else {f"v{commit.get(VERSION)}" for commit in table.history()}
 

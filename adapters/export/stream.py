@@ -49,7 +49,7 @@ class StreamedExport:
         """Write messages, oldest first; raise LimitReached after the last that may be exported."""
         limit = self._options.limit
         rest = len(messages) if limit is None else limit - self._messages - len(self._buffer)
-        self._buffer += map(self._masked, messages[:rest])
+        self._buffer += map(self._mask, messages[:rest])
         self._bytes += sum(
             len(each.envelope or b"") + len(each.payload or b"") + MESSAGE_BYTES for each in messages[:rest]
         )
@@ -69,7 +69,7 @@ class StreamedExport:
         self._file.close()
         self._pass_on()
 
-    def _masked(self, exported: ExportedMessage) -> ExportedMessage:
+    def _mask(self, exported: ExportedMessage) -> ExportedMessage:
         mask = self._options.mask
         if mask == NO_MASK:
             return exported

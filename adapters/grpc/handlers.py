@@ -33,7 +33,7 @@ Metadata = dict[str, str]
 Runner = Callable[[Any, Context], Awaitable[Any]]
 
 
-class _Served:
+class _ServedMailbox:
     """A mailbox that is served, and the calls that wait for its messages."""
 
     def __init__(self, service: Service) -> None:
@@ -68,7 +68,7 @@ class MailboxHandlers(grpc.GenericRpcHandler):
             method.path: _method_handler(method, self._run(name, method.request))
             for name, method in METHODS.items()
         }
-        self._served: dict[str, _Served] = {}
+        self._served: dict[str, _ServedMailbox] = {}
 
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
@@ -88,7 +88,7 @@ class MailboxHandlers(grpc.GenericRpcHandler):
             if served.watch is not None:
                 await cancel_and_wait(served.watch)
 
-    def _find(self, caller: Metadata) -> _Served:
+    def _find(self, caller: Metadata) -> _ServedMailbox:
         """Return the mailbox that a call names.
 
         Raises: as `find_service` does.
@@ -97,11 +97,11 @@ class MailboxHandlers(grpc.GenericRpcHandler):
         service = self._find_service(None if name is None else read_text(name))
         served = self._served.get(service.mailbox.name)
         if served is None or served.service is not service:
-            served = self._served[service.mailbox.name] = _Served(service)
+            served = self._served[service.mailbox.name] = _ServedMailbox(service)
             served.watch = asyncio.create_task(self._forget_when_stopping(served))
         return served
 
-    async def _forget_when_stopping(self, served: _Served) -> None:
+    async def _forget_when_stopping(self, served: _ServedMailbox) -> None:
         await served.service.stopping.wait()
         served.end_waits()
         await served.calls.drain()
@@ -126,7 +126,7 @@ class MailboxHandlers(grpc.GenericRpcHandler):
                 return await answer(data, context, served, caller, span, corr_id)
 
         async def answer(
-            data: bytes, context: Context, served: _Served, caller: Metadata, span: Span, corr_id: str
+            data: bytes, context: Context, served: _ServedMailbox, caller: Metadata, span: Span, corr_id: str
         ) -> Any:
             service = served.service
             task = asyncio.current_task()

@@ -13,7 +13,7 @@ from postroom.domain.errors import InvalidRequest
 from postroom.domain.redrive.spec import JobAction, RedriveSpec
 
 
-class Accepted(Protocol):
+class AcceptedCall(Protocol):
     """A call that was accepted."""
 
     @property
@@ -25,28 +25,32 @@ class RedriveService:
     """The methods of redrive jobs."""
 
     async def preview_redrive(
-        self, request: pb.PreviewRedriveRequest, call: Accepted
+        self, request: pb.PreviewRedriveRequest, call: AcceptedCall
     ) -> pb.PreviewRedriveResponse:
         """Return the dead letters that a job would select."""
         preview = await call.mailbox.preview_redrive(read_spec(request.spec))
         return messages.write_result(preview, pb.PreviewRedriveResponse())
 
-    async def start_redrive(self, request: pb.StartRedriveRequest, call: Accepted) -> pb.StartRedriveResponse:
+    async def start_redrive(
+        self, request: pb.StartRedriveRequest, call: AcceptedCall
+    ) -> pb.StartRedriveResponse:
         """Start a job."""
         job_id = request.job_id if request.HasField("job_id") else None
         report = await call.mailbox.start_redrive(read_spec(request.spec), job_id=job_id)
         return pb.StartRedriveResponse(job=_write(report))
 
-    async def list_redrives(self, request: pb.ListRedrivesRequest, call: Accepted) -> pb.ListRedrivesResponse:
+    async def list_redrives(
+        self, request: pb.ListRedrivesRequest, call: AcceptedCall
+    ) -> pb.ListRedrivesResponse:
         """Return the jobs."""
         return pb.ListRedrivesResponse(jobs=map(_write, await call.mailbox.list_redrives()))
 
-    async def get_redrive(self, request: pb.GetRedriveRequest, call: Accepted) -> pb.GetRedriveResponse:
+    async def get_redrive(self, request: pb.GetRedriveRequest, call: AcceptedCall) -> pb.GetRedriveResponse:
         """Return a job."""
         return pb.GetRedriveResponse(job=_write(await call.mailbox.get_redrive(request.job_id)))
 
     async def list_redrive_messages(
-        self, request: pb.ListRedriveMessagesRequest, call: Accepted
+        self, request: pb.ListRedriveMessagesRequest, call: AcceptedCall
     ) -> pb.ListRedriveMessagesResponse:
         """Return a page of the messages of a job."""
         options: dict[str, Any] = messages.set_fields(request)
@@ -54,7 +58,7 @@ class RedriveService:
         return messages.write_result(page, pb.ListRedriveMessagesResponse())
 
     async def change_redrive(
-        self, request: pb.ChangeRedriveRequest, call: Accepted
+        self, request: pb.ChangeRedriveRequest, call: AcceptedCall
     ) -> pb.ChangeRedriveResponse:
         """Pause, resume, cancel or undo a job."""
         action = cast(JobAction, request.action)  # the mailbox refuses others

@@ -15,7 +15,7 @@ from postroom.adapters.grpc.status import write_error
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.background import wait_at_most
 from postroom.application.cluster.members_fence import MembersFence
-from postroom.application.delivery_window import DeliveryWindow, ended, extended
+from postroom.application.delivery_window import DeliveryWindow, extended_receipts, finished_receipts
 from postroom.application.mailbox.valid_items import submit_valid
 from postroom.application.messages import NewMessage, ReceivedMessage, read_receipt
 from postroom.application.ports.mailbox import Mailbox
@@ -148,7 +148,9 @@ class MailboxService(RedriveService):
     async def ack(self, request: pb.AckRequest, call: Call) -> pb.AckResponse:
         """Settle deliveries."""
         response = pb.AckResponse()
-        settled = await _settle(request.receipts, call.mailbox.ack_messages, response.results, ended)
+        settled = await _settle(
+            request.receipts, call.mailbox.ack_messages, response.results, finished_receipts
+        )
         self._streams.settle(settled)
         return response
 
@@ -161,7 +163,7 @@ class MailboxService(RedriveService):
             request.receipts,
             lambda receipts: call.mailbox.nack_messages(receipts, **options),
             response.results,
-            ended,
+            finished_receipts,
         )
         self._streams.settle(settled)
         return response
@@ -173,7 +175,7 @@ class MailboxService(RedriveService):
             request.receipts,
             lambda receipts: call.mailbox.extend_visibility(receipts, request.visibility_ms),
             response.results,
-            extended,
+            extended_receipts,
         )
         self._streams.extend(receipts, request.visibility_ms)
         return response

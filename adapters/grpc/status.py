@@ -52,7 +52,7 @@ def status_code(error: PostroomError) -> grpc.StatusCode:
 
 def status_of(error: PostroomError) -> Status:
     """Return the status of an error: its text, its code as ErrorInfo and its retry time as RetryInfo."""
-    status = Status(code=status_code(error).value[0], message=_shortened(str(error)))
+    status = Status(code=status_code(error).value[0], message=_shorten(str(error)))
     status.details.add().Pack(ErrorInfo(reason=error.code, domain=DOMAIN))
     retry_after_ms = getattr(error, "retry_after_ms", None)
     if retry_after_ms is not None:
@@ -134,5 +134,5 @@ def _transport_error(error: grpc.aio.AioRpcError, where: str) -> PostroomError:
             )
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     return text.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")

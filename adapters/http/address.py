@@ -112,7 +112,7 @@ def check_address(address: Address, networks: tuple[Network, ...], host: str) ->
 
     Raises: Forbidden if it is in none of the networks, or, without networks, not public.
     """
-    real = _embedded(address)
+    real = _embedded_address(address)
     if networks:
         if not any(real in network for network in networks):
             raise Forbidden(
@@ -207,7 +207,7 @@ def _literal(host: str) -> Address | None:
         return None
 
 
-def _embedded(address: Address) -> Address:
+def _embedded_address(address: Address) -> Address:
     """Return the IPv4 address embedded in an IPv6 address, or else the address."""
     if not isinstance(address, IPv6Address):
         return address

@@ -8,7 +8,7 @@ from postroom.adapters.http_server.call import Call, Reply, json_reply
 from postroom.adapters.http_server.problems import DuplicateMessage, brief
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.adapters.http_server.stream import MessageStream, receive_or_stop
-from postroom.application.delivery_window import ended, extended
+from postroom.application.delivery_window import extended_receipts, finished_receipts
 from postroom.application.messages import NewMessage, Sent, read_receipt
 from postroom.application.service import Service
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Rejected
@@ -80,21 +80,21 @@ class MessageHandlers:
         """Settle deliveries."""
         receipts = [read_receipt(each) for each in call.body.receipts]
         answers = await call.mailbox.ack_messages(receipts)
-        self._note(ended(receipts, answers))
+        self._note(finished_receipts(receipts, answers))
         return _settle_results(answers)
 
     async def nack_many(self, call: Call) -> Reply:
         """Fail deliveries."""
         receipts, body = [read_receipt(each) for each in call.body.receipts], call.body
         answers = await call.mailbox.nack_messages(receipts, reason=body.reason, delay_ms=body.delay_ms)
-        self._note(ended(receipts, answers))
+        self._note(finished_receipts(receipts, answers))
         return _settle_results(answers)
 
     async def extend_many(self, call: Call) -> Reply:
         """Extend deliveries."""
         receipts = [read_receipt(each) for each in call.body.receipts]
         answers = await call.mailbox.extend_visibility(receipts, call.body.visibility_ms)
-        self._note(extended(receipts, answers), call.body.visibility_ms)
+        self._note(extended_receipts(receipts, answers), call.body.visibility_ms)
         return _settle_results(answers)
 
     async def _receipt(self, call: Call) -> Receipt:

@@ -38,7 +38,7 @@ class Outgoing(NamedTuple):
     expected: int | None
 
 
-class Refused(Exception):
+class ApiError(Exception):
     """JetStream answered with an error."""
 
     def __init__(self, number: int, reason: str) -> None:
@@ -77,7 +77,7 @@ class LeaseLog:
             try:
                 last = await self._publish(save, messages, deadline)
                 return list(range(last - len(messages) + 1, last + 1))
-            except Refused as refused:
+            except ApiError as refused:
                 reason = str(refused)
                 if refused.number in _WRONG_LAST_SEQUENCE and is_first:
                     raise _conflict(messages[0]) from refused
@@ -183,7 +183,7 @@ class LeaseLog:
                 if message["seq"] >= at_least:
                     return decode(message["subject"], message["seq"], data)
                 reason = f"its leader answers with message {message['seq']}, but {at_least} was stored"
-            except Refused as refused:
+            except ApiError as refused:
                 if refused.number == _NO_MESSAGE and not at_least:
                     return None
                 reason = str(refused)
@@ -200,7 +200,7 @@ class LeaseLog:
         reply = await self._client.request(subject, payload, timeout=seconds, headers=headers)
         answer: dict[str, Any] = msgspec.json.decode(reply.data)
         if error := answer.get("error"):
-            raise Refused(error.get("err_code", 0), error.get("description", "no reason given"))
+            raise ApiError(error.get("err_code", 0), error.get("description", "no reason given"))
         return answer
 
     async def _read_page(self, first: int, limit: int, deadline: float) -> list[StreamMessage]:

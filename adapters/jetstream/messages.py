@@ -69,15 +69,15 @@ def decode(subject: str, sequence: int, payload: bytes) -> StreamMessage:
     """
     body = payload[_DIGEST_BYTES:]
     if payload[:_DIGEST_BYTES] != _digest(subject, body):
-        raise _broken(subject, sequence, "does not match its digest")
+        raise _broken_log(subject, sequence, "does not match its digest")
     try:
         fields = _decode(body)
         originator = UUID(hex=subject.rpartition(".")[2])
         save = UUID(bytes=fields.save)
     except (msgspec.DecodeError, ValueError) as error:
-        raise _broken(subject, sequence, f"can't be decoded ({error})") from error
+        raise _broken_log(subject, sequence, f"can't be decoded ({error})") from error
     if fields.format != _FORMAT:
-        raise _broken(subject, sequence, f"has the unknown format {fields.format}")
+        raise _broken_log(subject, sequence, f"has the unknown format {fields.format}")
     event = StoredEvent(originator, fields.version, fields.topic, fields.state)
     return StreamMessage(sequence, save, fields.index, event)
 
@@ -86,7 +86,7 @@ def _digest(subject: str, body: bytes) -> bytes:
     return blake3(subject.encode() + b"\0" + body).digest(_DIGEST_BYTES)
 
 
-def _broken(subject: str, sequence: int, problem: str) -> BrokenLog:
+def _broken_log(subject: str, sequence: int, problem: str) -> BrokenLog:
     return BrokenLog(
         f"Message {sequence} of the lease stream, at subject {subject}, {problem}; it was altered, or "
         "published by another program. Restore the stream from a backup, or use another stream.",

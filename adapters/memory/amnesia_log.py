@@ -66,11 +66,11 @@ class AmnesiaEventLog(MemoryEventLog):
 
     def commits(self, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
         """Yield the commits that end after position `after`; see `CommitReader.commits`."""
-        return takewhile(bool, map(self._encoded, super().commits(after)))  # type: ignore[arg-type]  # no None
+        return takewhile(bool, map(self._encode, super().commits(after)))  # type: ignore[arg-type]  # no None
 
     def commits_of(self, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
         """Return the commits that hold these positions; see `CommitReader.commits_of`."""
-        commits = map(self._encoded, super().commits_of(positions))
+        commits = map(self._encode, super().commits_of(positions))
         return [commit for commit in commits if commit is not None]
 
     def read(self, after: int = 0, limit: int | None = None) -> Iterator[Record]:
@@ -145,7 +145,7 @@ class AmnesiaEventLog(MemoryEventLog):
         with self._lock:
             self._used += sum(len(each.state) for each in self._snapshots) - sum(len(e.state) for e in before)
 
-    def _encoded(self, commit: Commit) -> Commit | None:
+    def _encode(self, commit: Commit) -> Commit | None:
         """Return a commit with its events; None if a compaction has removed it meanwhile."""
         records = self.at_positions(range(commit.first, commit.last + 1)).values()
         if len(records) < commit.event_count:

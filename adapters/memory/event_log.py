@@ -160,7 +160,7 @@ class MemoryEventLog(Records):
             if self._seal is None or seal.position > self._seal.position:
                 self._seal = seal
 
-    def sealed(self) -> Seal | None:
+    def read_seal(self) -> Seal | None:
         """Return the seal of the last owner, or None."""
         return self._seal
 

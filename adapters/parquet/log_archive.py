@@ -87,7 +87,7 @@ class ParquetLogArchive:
             segment = _segment(mailbox, file)
             if previous is not None:
                 _check_continues(segment, previous, file)
-            for commit in _verified(segment, file, envelopes=envelopes):
+            for commit in _verify_segment(segment, file, envelopes=envelopes):
                 if previous is not None and not _same_history(commit, previous):
                     raise _another_history(segment, file)
                 if commit.last > after:
@@ -138,7 +138,7 @@ class ParquetLogArchive:
     def verify(self, segment: Segment) -> None:
         """Compare the columns of a file with its commits; see `LogArchive.verify`."""
         path = self._folder / segment.mailbox / _name(segment.first, segment.last)
-        for group in _grouped(commits_where(Part(segment.first, segment.last, path))):
+        for group in _group_commits(commits_where(Part(segment.first, segment.last, path))):
             with unavailable(path, "read"):
                 batches = scan(Part(group[0].first, group[-1].last, path), SCHEMA.names)
                 stored = pa.Table.from_batches(batches, SCHEMA)
@@ -204,7 +204,7 @@ def _segment(mailbox: str, file: Part) -> Segment:
     return segment
 
 
-def _verified(segment: Segment, file: Part, *, envelopes: bool) -> Iterator[Commit]:
+def _verify_segment(segment: Segment, file: Part, *, envelopes: bool) -> Iterator[Commit]:
     """Yield the commits of one file, verified to be complete."""
     commits = commits_where(file, envelopes=envelopes)
     chain, last = segment.before, segment.first - 1
@@ -224,7 +224,7 @@ def _verified(segment: Segment, file: Part, *, envelopes: bool) -> Iterator[Comm
         raise _another_history(segment, file)
 
 
-def _grouped(commits: Iterable[Commit]) -> Iterator[list[Commit]]:
+def _group_commits(commits: Iterable[Commit]) -> Iterator[list[Commit]]:
     group: list[Commit] = []
     for commit in commits:
         group.append(commit)

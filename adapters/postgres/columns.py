@@ -24,12 +24,12 @@ INDEXED_BYTES = 1_000
 _ESCAPED_NUL, _ESCAPED_ESCAPE = f"{ESCAPE}0", f"{ESCAPE}1"
 
 
-class Packed(bytes):
+class BinaryValue(bytes):
     """A value in PostgreSQL's binary format, of the type that the statement casts it to."""
 
 
 class PackedDumper(Dumper):
-    """Dumper that passes a `Packed` value unchanged."""
+    """Dumper that passes a `BinaryValue` value unchanged."""
 
     format = Format.BINARY
     oid = 0
@@ -64,15 +64,15 @@ _UUID_OID = 2950
 _UUID_SIZE = pack("!i", 16)
 
 
-def array(type_: type, values: Sequence[Any]) -> Packed:
+def array(type_: type, values: Sequence[Any]) -> BinaryValue:
     """Return an array of integers, texts or bytes, with None for NULL, to be cast to `kind_name[]`."""
     kind = _KINDS[type_]
     if values.count(None) == len(values):
-        return Packed(pack("!iiIii", 1, 1, kind.oid, len(values), 1) + _NULL * len(values))
+        return BinaryValue(pack("!iiIii", 1, 1, kind.oid, len(values), 1) + _NULL * len(values))
     return _array(kind, values)
 
 
-def integers(values: Sequence[int], nulls: int = 0) -> Packed:
+def integers(values: Sequence[int], nulls: int = 0) -> BinaryValue:
     """Return an array of integers, to be cast to `bigint[]`.
 
     Arguments:
@@ -81,23 +81,23 @@ def integers(values: Sequence[int], nulls: int = 0) -> Packed:
     count = len(values)
     sized = chain.from_iterable(zip(repeat(8), values, strict=False))  # the size of each in bytes
     head = (1, nulls > 0, _KINDS[int].oid, count + nulls, 1)
-    return Packed(pack(f"!iiIii{'iq' * count}", *head, *sized) + _NULL * nulls)
+    return BinaryValue(pack(f"!iiIii{'iq' * count}", *head, *sized) + _NULL * nulls)
 
 
-def integer(value: int) -> Packed:
+def integer(value: int) -> BinaryValue:
     """Return an integer, to be cast to `bigint`."""
-    return Packed(pack("!q", value))
+    return BinaryValue(pack("!q", value))
 
 
-def uuid(value: bytes) -> Packed:
+def uuid(value: bytes) -> BinaryValue:
     """Return a value of 16 bytes, to be cast to `uuid`."""
-    return Packed(value)
+    return BinaryValue(value)
 
 
-def uuids(values: Sequence[bytes]) -> Packed:
+def uuids(values: Sequence[bytes]) -> BinaryValue:
     """Return an array of values of 16 bytes each, to be cast to `uuid[]`."""
     head = pack("!iiIii", 1, 0, _UUID_OID, len(values), 1)
-    return Packed(_UUID_SIZE.join((head, *values)))
+    return BinaryValue(_UUID_SIZE.join((head, *values)))
 
 
 def array_head(type_: type, count: int, *, has_null: bool) -> bytes:
@@ -110,7 +110,7 @@ def kind_name(type_: type) -> str:
     return _KINDS[type_].name
 
 
-def _array(kind: Kind, values: Sequence[Any]) -> Packed:
+def _array(kind: Kind, values: Sequence[Any]) -> BinaryValue:
     has_null = None in values
     packed = iter(kind.pack([value for value in values if value is not None] if has_null else values))
     parts = [pack("!iiIii", 1, has_null, kind.oid, len(values), 1)]
@@ -121,7 +121,7 @@ def _array(kind: Kind, values: Sequence[Any]) -> Packed:
             item = next(packed)
             size = len(item)
             parts += (_SIZES[size] if size < len(_SIZES) else pack("!i", size), item)
-    return Packed(b"".join(parts))
+    return BinaryValue(b"".join(parts))
 
 
 def unescape_row(row: tuple[Any, ...]) -> tuple[Any, ...]:

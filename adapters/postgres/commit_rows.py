@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from postroom.adapters.postgres.columns import Packed, array, integer, integers, uuids
+from postroom.adapters.postgres.columns import BinaryValue, array, integer, integers, uuids
 from postroom.adapters.sql.statements import statements
 from postroom.application.mailbox.compression import compress, decompress, decompress_envelopes
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry
@@ -11,7 +11,7 @@ from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry
 _SQL = statements("postroom.adapters.postgres", "append.sql")
 
 
-def append_statement(mailbox: int, commits: Sequence[Commit]) -> tuple[str, dict[str, Packed]]:
+def append_statement(mailbox: int, commits: Sequence[Commit]) -> tuple[str, dict[str, BinaryValue]]:
     """Return the statement that appends commits with their entries of the index, and its values.
 
     Arguments:

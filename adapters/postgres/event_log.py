@@ -265,7 +265,7 @@ class PostgresEventLog(Records):
         """Save the end of the log; see `EventLog.seal`."""
         self._write("seal", position=seal.position, chain=seal.chain)
 
-    def sealed(self) -> Seal | None:
+    def read_seal(self) -> Seal | None:
         """Return the seal of the last owner, or None."""
         rows = self._db.fetch("sealed")
         return Seal(*rows[0]) if rows else None

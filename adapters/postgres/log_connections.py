@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from postroom.adapters.postgres.columns import Packed, PackedDumper
+from postroom.adapters.postgres.columns import BinaryValue, PackedDumper
 from postroom.adapters.postgres.database import (
     Connection,
     Reconnecting,
@@ -85,7 +85,7 @@ class LogConnections:
             (result,) = writer.execute(SQL[statement], self.bounds | values).fetchone() or (None,)
             return result
 
-    def append(self, statement: str, values: dict[str, Packed]) -> int:
+    def append(self, statement: str, values: dict[str, BinaryValue]) -> int:
         """Insert commits, and return their number.
 
         Raises: psycopg.Error, as what it means depends on the end of the log.
@@ -118,14 +118,14 @@ class LogConnections:
         reader = connect(self._url, f"postroom, reads {self._mailbox}")
         with unavailable(self._url), closing_on_failure(reader):
             check_connection(reader, self._url, "store")
-            reader.adapters.register_dumper(Packed, PackedDumper)
+            reader.adapters.register_dumper(BinaryValue, PackedDumper)
             reader.execute(SQL["configure_reader"], {"timeout": TIMEOUT})
         return reader
 
     def _open_writer(self) -> Connection:
         writer = connect(self._url, f"postroom, appends to {self._mailbox}")
         with unavailable(self._url), closing_on_failure(writer):
-            writer.adapters.register_dumper(Packed, PackedDumper)
+            writer.adapters.register_dumper(BinaryValue, PackedDumper)
             values = {"timeout": TIMEOUT, "relaxed": self._is_relaxed}
             writer.execute(SQL["configure_writer"], values)
             pid, started, self.is_synced = writer.execute(SQL["session"]).fetchone() or (0, None, False)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from postroom.adapters.postgres.columns import (
-    Packed,
+    BinaryValue,
     PackedDumper,
     array,
     array_head,
@@ -78,7 +78,7 @@ class PostgresReadModelUpdater(SqlReadModelUpdater):
             if self._db is None:
                 self._db = connect(self._url, "postroom project follow")
                 check_connection(self._db, self._url, "store")
-                self._db.adapters.register_dumper(Packed, PackedDumper)
+                self._db.adapters.register_dumper(BinaryValue, PackedDumper)
                 self._db.execute(_SQL["configure"])
             yield self._db
         except psycopg.Error as error:
@@ -137,13 +137,13 @@ def _with_rows(statement: str, rows: pl.DataFrame) -> str:
     return statement.format(rows=f"SELECT * FROM unnest({arrays}) AS source ({', '.join(rows.columns)})")
 
 
-def _arrays(rows: pl.DataFrame) -> list[Packed]:
+def _arrays(rows: pl.DataFrame) -> list[BinaryValue]:
     if rows.height < BULK_ROWS:
         return [array(_TYPES[column.dtype.base_type()], column.to_list()) for column in rows]
     return [pack_column(column) for column in rows]
 
 
-def pack_column(column: pl.Series) -> Packed:
+def pack_column(column: pl.Series) -> BinaryValue:
     """Pack a column like `array`, in bulk, which is faster for many values."""
     type_ = _TYPES[column.dtype.base_type()]
     if type_ is str and column.str.contains("[\0\x1a]").any():
@@ -162,7 +162,7 @@ def pack_column(column: pl.Series) -> Packed:
     )
     # The items of an Arrow array are contiguous, like those of a PostgreSQL array.
     data = items.buffers()[2].slice(0, pc.sum(pc.binary_length(items)).as_py())
-    return Packed(array_head(type_, len(column), has_null=column.has_nulls()) + data)
+    return BinaryValue(array_head(type_, len(column), has_null=column.has_nulls()) + data)
 
 
 def _pack_integers(type_code: str, values: pl.Series) -> pa.Array:

@@ -352,16 +352,14 @@ class SqlReadModelUpdater(ABC):
         self._write_rows("delete", rows.select(key), table=table, key=", ".join(key))
 
     def _merge(self, table: str, projection: Projection, rows: pl.DataFrame) -> None:
-        assignments = ", ".join(
-            self._merge_expression(each) for each in projection.columns if each.merge != "key"
-        )
+        changes = [self._merge_expression(each) for each in projection.columns if each.merge != "key"]
         self._write_rows(
             "merge",
             rows,
             table=table,
             columns=", ".join(rows.columns),
             key=", ".join(projection.key),
-            assignments=assignments,
+            assignments=", ".join(changes),
         )
 
     def _merge_expression(self, column: Column) -> str:

@@ -192,7 +192,7 @@ class SearchQuery:
         """Return a lead with one branch limited to its first rows, and others with the time of the last."""
         ((table, conditions),) = lead.branches
         bounds = (*self._times(table), *self._after(table))
-        first = self._sorted(select(table.c.timestamp).where(*conditions, *bounds), table).limit(limit)
+        first = self._sort_rows(select(table.c.timestamp).where(*conditions, *bounds), table).limit(limit)
         timestamp = first.subquery().c.timestamp
         if self._filter.order == Order.NEWEST_FIRST:
             bound = table.c.timestamp >= select(func.min(timestamp)).scalar_subquery()
@@ -208,12 +208,12 @@ class SearchQuery:
         size = filter_.limit + 1 + filter_.offset
         branches = [self._branch(lead, branch, size) for branch in lead.branches]
         matches = union_all(*(select(each.c.timestamp, each.c.id) for each in branches)).subquery("matches")
-        page = self._sorted(select(matches.c.id), matches).limit(filter_.limit + 1).offset(filter_.offset)
-        return self._sorted(select(self._messages).where(self._messages.c.id.in_(page)), self._messages)
+        page = self._sort_rows(select(matches.c.id), matches).limit(filter_.limit + 1).offset(filter_.offset)
+        return self._sort_rows(select(self._messages).where(self._messages.c.id.in_(page)), self._messages)
 
     def all_rows(self, lead: Lead) -> Select[Any]:
         """Return the statement for all matching rows after the cursor, in search order."""
-        return self._sorted(select(self._messages).where(*self.is_match(lead)), self._messages)
+        return self._sort_rows(select(self._messages).where(*self.is_match(lead)), self._messages)
 
     def is_match(self, lead: Lead) -> tuple[ColumnElement[bool], ...]:
         """Return the conditions that a message matches, and follows the cursor."""
@@ -230,9 +230,9 @@ class SearchQuery:
         for branch in lead.branches:
             table = branch.table
             first = select(table.c.timestamp, table.c.id).where(*branch.conditions, *self._times(table))
-            firsts.append(self._sorted(first, table).limit(rows).subquery())
+            firsts.append(self._sort_rows(first, table).limit(rows).subquery())
         merged = union_all(*(select(each.c.timestamp, each.c.id) for each in firsts)).subquery()
-        ids = self._sorted(select(merged.c.id), merged).limit(rows)
+        ids = self._sort_rows(select(merged.c.id), merged).limit(rows)
         return (self._messages.c.id.in_(ids), *self._checks(lead))
 
     def edge(self, lead: Lead, *, is_first: bool) -> Select[Any]:
@@ -254,7 +254,7 @@ class SearchQuery:
             checks = [message.correlate(table).scalar_subquery()]
         rows = select(table.c.timestamp, table.c.id)
         rows = rows.where(*branch.conditions, *self._times(table), *self._after(table), *checks)
-        return self._sorted(rows, table).limit(size).subquery()
+        return self._sort_rows(rows, table).limit(size).subquery()
 
     def _column_lead(self, field: str, values: tuple[str, ...]) -> Lead | Candidates:
         column = self._messages.c[field]
@@ -314,7 +314,7 @@ class SearchQuery:
         row, last = tuple_(*keys), tuple_(literal(after.timestamp, BigInteger), literal(after.id, BigInteger))
         yield row < last if self._filter.order == Order.NEWEST_FIRST else row > last
 
-    def _sorted(self, rows: Select[Any], table: FromClause) -> Select[Any]:
+    def _sort_rows(self, rows: Select[Any], table: FromClause) -> Select[Any]:
         return rows.order_by(*_by_time(table, self._filter.order != Order.NEWEST_FIRST))
 
 

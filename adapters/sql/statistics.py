@@ -18,13 +18,13 @@ from sqlalchemy import (
     case,
     cast,
     func,
-    literal,
     null,
     select,
     union_all,
 )
 
 from postroom.adapters.sql.access_path import fewest_rows
+from postroom.adapters.sql.distinct_values import distinct_values
 from postroom.adapters.sql.search import Dialect, Lead, SearchQuery, matching_topics
 from postroom.adapters.sql.tables import ReadModelTables, projection_cursor
 from postroom.application.ports.facets import (
@@ -103,7 +103,7 @@ class SqlStatistics(ABC):
 
     def _distinct(self, column: ColumnElement[Any], start: str, limit: int) -> Select[Any]:
         """Return the statement for the first distinct values of a column from a text on."""
-        return _distinct(column, start, limit, self._dialect)
+        return distinct_values(column, start, limit, self._dialect)
 
     def _count_facets(
         self,
@@ -385,23 +385,3 @@ def _times(db: Connection, path: AccessPath, tables: ReadModelTables, cap: int) 
     time = tables.mailbox.c.timestamp
     rows = select(time, func.count()).where(*path.conditions(cap)).group_by(time)
     return [(timestamp, count) for timestamp, count in db.execute(rows)]
-
-
-def _distinct(column: ColumnElement[Any], start: str, limit: int, dialect: Dialect) -> Select[Any]:
-    """Return the statement for the first distinct values of an indexed column from a text on.
-
-    Each step finds the next value in the index, however many rows have the same.
-    """
-    value, conditions = dialect.sortable(column)
-
-    def following(condition: ColumnElement[bool]) -> Any:
-        return select(value).where(condition, *conditions).order_by(value).limit(1).scalar_subquery()
-
-    step = select(following(value >= start).label("value"), literal(1).label("number"))
-    values = step.cte("distinct_values", recursive=True)
-    values = values.union_all(
-        select(following(value > values.c.value), values.c.number + 1).where(
-            values.c.value.is_not(None), values.c.number < limit
-        )
-    )
-    return select(values.c.value).where(values.c.value.is_not(None))

@@ -166,7 +166,7 @@ class Versions:
         """Make a version the active one; see `Build.flip`."""
         with self.database.transaction():
             active = self.active_version()
-            shared = self._shared(version, active)
+            shared = self._shared_models(version, active)
             if (
                 shared
                 and active is not None
@@ -249,7 +249,7 @@ class Versions:
         if active is not None:
             self.database.replace_views(active.models)
 
-    def _shared(self, version: int, active: ActiveVersion | None) -> list[str]:
+    def _shared_models(self, version: int, active: ActiveVersion | None) -> list[str]:
         """Return the models that a version shares with the active one."""
         if active is None:
             return []

@@ -98,7 +98,7 @@ class SqliteStoreSnapshot:
     def seal(self, mailbox: str) -> Seal | None:
         """Return the seal of a log; see `StoreSnapshot.seal`."""
         with closing(self.log(mailbox)) as log:
-            return log.sealed()
+            return log.read_seal()
 
     def recorded_messages(self) -> Iterator[RecordedRow]:
         """Yield the recorded messages; see `StoreSnapshot.recorded_messages`."""

@@ -233,7 +233,7 @@ class SqliteEventLog(Records):
         """Save the end of the log; see `EventLog.seal`."""
         self._write("seal", position=seal.position, chain=seal.chain)
 
-    def sealed(self) -> Seal | None:
+    def read_seal(self) -> Seal | None:
         """Return the seal of the last owner, or None."""
         rows = self._fetch("sealed")
         return Seal(*rows[0]) if rows else None
@@ -341,7 +341,7 @@ class SqliteEventLog(Records):
             try:
                 with closing(self._reader.execute(_SQL[statement], self._bounds | values)) as rows:
                     for row in rows:
-                        commit = _decompressed(Commit._make((*row, (), ())))
+                        commit = _decompress_commit(Commit._make((*row, (), ())))
                         commits.append(commit)
                         size += len(commit.events) + len(commit.envelopes)
                         if len(commits) >= limit or size >= CHUNK_BYTES:
@@ -375,7 +375,7 @@ def mailbox_names(path: str | Path) -> list[str]:
         ) from error
 
 
-def _decompressed(commit: Commit) -> Commit:
+def _decompress_commit(commit: Commit) -> Commit:
     return commit._replace(
         events=decompress(commit.events, commit.first),
         envelopes=decompress_envelopes(commit.envelopes),

@@ -168,7 +168,7 @@ class AuthorizedReads:
     async def _begin_read(self, topic: str | None) -> None:
         await self._guard.check(READ_HEADERS)
         if topic is not None:
-            self._guard.check_topics(_checked([topic]))
+            self._guard.check_topics(_check_topics([topic]))
         self._guard.charge()
 
     @contextmanager
@@ -182,7 +182,7 @@ class AuthorizedReads:
             raise uncovered_topic() from None
 
 
-def _checked(topics: Sequence[object]) -> list[str]:
+def _check_topics(topics: Sequence[object]) -> list[str]:
     """Return topics whose type is checked, as a subclass of str could match any glob."""
     return [check_text("topic", each) for each in topics]
 

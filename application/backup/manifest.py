@@ -80,9 +80,9 @@ def decode_manifest(text: bytes, where: str) -> Manifest:
         manifest = msgspec.json.decode(text, type=Manifest)
         is_intact = encode_manifest(manifest) == text  # its checksum and every other byte
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-        raise _altered(where) from error
+        raise _altered_manifest(where) from error
     if not is_intact:
-        raise _altered(where)
+        raise _altered_manifest(where)
     return manifest
 
 
@@ -94,5 +94,5 @@ def _checksum(manifest: Manifest) -> str:
     return blake3(_encode(msgspec.structs.replace(manifest, checksum=""))).hexdigest()
 
 
-def _altered(where: str) -> IntegrityFailure:
+def _altered_manifest(where: str) -> IntegrityFailure:
     return IntegrityFailure(f"The manifest of the backup {where} was altered; use another backup.")

@@ -189,7 +189,7 @@ class LeasedMailbox:
         self._acquisition = None
         self._request_seconds = min(REQUEST_SECONDS, grant.ttl_ms / 1_000 * REQUEST_FRACTION)
         self._metrics.acquire_seconds.observe((self._clock.uptime() - sent_at) / 1_000_000)
-        return _held(grant, sent_at)
+        return _held_lease(grant, sent_at)
 
     async def _keep(self, lease: HeldLease) -> None:
         """Renew the lease until that is refused."""
@@ -298,7 +298,7 @@ class LeasedMailbox:
         self._problem = text
 
 
-def _held(grant: LeaseGrant, sent_at: int) -> HeldLease:
+def _held_lease(grant: LeaseGrant, sent_at: int) -> HeldLease:
     lease = HeldLease(LeasePolicy(ttl_ms=grant.ttl_ms, heartbeat_interval_ms=grant.heartbeat_interval_ms))
     lease.granted(sent_at, grant.ttl_ms, grant.epoch)
     return lease

@@ -51,7 +51,7 @@ async def read_history(
             raise
         record = MembersRecord(_read_members(detail, namespace), _log_time(detail))
         if record.generation <= generation:
-            raise _broken(mailbox.name, detail)
+            raise _broken_log(mailbox.name, detail)
         records = (*records, record)
     raise BrokenLog(f"Mailbox {mailbox.name} has more than {MAX_RECORDS} records of members.", 0)
 
@@ -134,7 +134,7 @@ def _read_members(detail: MessageDetail, namespace: str) -> tuple[str, ...]:
     except InvalidRequest:
         members = ()
     if not members or members != names:
-        raise _broken(detail.mailbox, detail)
+        raise _broken_log(detail.mailbox, detail)
     return members
 
 
@@ -142,10 +142,10 @@ def _decode(mailbox: str, detail: MessageDetail, name: str, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(detail.item.custom_headers[name], type=kind)
     except (KeyError, msgspec.MsgspecError):
-        raise _broken(mailbox, detail) from None
+        raise _broken_log(mailbox, detail) from None
 
 
-def _broken(mailbox: str, detail: MessageDetail) -> BrokenLog:
+def _broken_log(mailbox: str, detail: MessageDetail) -> BrokenLog:
     return BrokenLog(
         f"Message {detail.message_id} of mailbox {mailbox} is not a record of members of a namespace; its "
         "topic is reserved for them.",

@@ -9,7 +9,7 @@ from postroom.application.cluster.namespace_queries import NamespaceQueries
 from postroom.application.cluster.namespace_receiver import NamespaceReceiver
 from postroom.application.cluster.namespace_redrives import NamespaceRedrives
 from postroom.application.cluster.receipt_homes import ReceiptHomes
-from postroom.application.delivery_window import DeliveryWindows, ended, extended
+from postroom.application.delivery_window import DeliveryWindows, extended_receipts, finished_receipts
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
 from postroom.application.mailbox.outgoing import OutgoingMessage, send_outgoing
 from postroom.application.mailbox.settle import check_nack
@@ -173,14 +173,14 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives):
         check_visibility(visibility_ms)
 
         def extend(some: list[Receipt], answers: list[Rejected | None]) -> None:
-            self._windows.extend(extended(some, answers), visibility_ms)
+            self._windows.extend(extended_receipts(some, answers), visibility_ms)
 
         return await self._settle(
             receipts, lambda mailbox, some: mailbox.extend_visibility(some, visibility_ms), extend
         )
 
     def _end(self, receipts: list[Receipt], answers: list[Rejected | None]) -> None:
-        over = ended(receipts, answers)
+        over = finished_receipts(receipts, answers)
         self._windows.settle(over)
 
     async def _settle(

@@ -130,7 +130,7 @@ class NamespaceReceiver:
         """Receive what is there, of one member after the other, beginning with another one each time."""
         received: list[ReceivedMessage] = []
         count, size = command.max_messages, command.max_bytes
-        for source in self._rotated(sources):
+        for source in self._rotate(sources):
             some = await self._poll(source, command, count, size, 0)
             received += some
             count -= len(some)
@@ -143,7 +143,7 @@ class NamespaceReceiver:
         self, sources: Sequence[_Source], command: Receive, wait_ms: int
     ) -> list[ReceivedMessage]:
         """Wait for messages of several members at once, which together deliver no more than was asked for."""
-        asked = self._rotated(sources)[: command.max_messages]
+        asked = self._rotate(sources)[: command.max_messages]
         share, rest = divmod(command.max_messages, len(asked))
         size = command.max_bytes // len(asked)
         polls = (
@@ -176,7 +176,7 @@ class NamespaceReceiver:
         self._homes.add((each.receipt for each in received), mailbox.name)
         return [ReceivedMessage(each.delivery, self._settler) for each in received]
 
-    def _rotated(self, sources: Sequence[_Source]) -> list[_Source]:
+    def _rotate(self, sources: Sequence[_Source]) -> list[_Source]:
         self._turn += 1
         start = self._turn % len(sources) if sources else 0
         return [*sources[start:], *sources[:start]]

@@ -114,7 +114,7 @@ def make_acknowledge(
             else:
                 await source.ack([message])
 
-        return _staged("acknowledge", next_, handle)
+        return _add_stage("acknowledge", next_, handle)
 
     return acknowledge
 
@@ -133,7 +133,7 @@ def make_transaction(begin: Begin) -> Middleware:
                 finally:
                     _scope.reset(token)
 
-        return _staged("transaction", next_, handle)
+        return _add_stage("transaction", next_, handle)
 
     return transaction
 
@@ -154,7 +154,7 @@ def make_inbox(deduplicate: Deduplicate) -> Middleware:
                 return None
             return await next_(request)
 
-        return _staged("inbox", next_, handle)
+        return _add_stage("inbox", next_, handle)
 
     return inbox
 
@@ -170,12 +170,12 @@ def make_outbox(record: Record) -> Middleware:
                 await record(transaction, request, events)
             return None
 
-        return _staged("outbox", next_, handle)
+        return _add_stage("outbox", next_, handle)
 
     return outbox
 
 
-def _staged(name: str, inner: Any, handler: _Next) -> _Next:
+def _add_stage(name: str, inner: Any, handler: _Next) -> _Next:
     """Check the order of nested middlewares, and record it as an attribute of the handler."""
     inner_stages: tuple[str, ...] = getattr(inner, _STAGES, ())
     misplaced = [other for other in inner_stages if ORDER.index(other) <= ORDER.index(name)]

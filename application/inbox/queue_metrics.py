@@ -36,7 +36,7 @@ def with_queue(monitor: Monitor, context: str, queue: OrderedQueue, wall: Callab
     labels = {"context": context, "consumer": queue.consumer}
 
     async def collect() -> list[Metric]:
-        metrics = [*await monitor.collect(), _owned(labels, len(queue.source.partitions))]
+        metrics = [*await monitor.collect(), _partition_metric(labels, len(queue.source.partitions))]
         try:
             async with asyncio.timeout(BACKLOG_SECONDS):
                 partitions = await queue.get_backlog()
@@ -47,7 +47,7 @@ def with_queue(monitor: Monitor, context: str, queue: OrderedQueue, wall: Callab
     return Monitor(collect, monitor.find_missing)
 
 
-def _owned(labels: dict[str, str], count: int) -> Metric:
+def _partition_metric(labels: dict[str, str], count: int) -> Metric:
     return Metric("postroom_inbox_partitions", "gauge", "Partitions of this worker.", [(labels, count)])
 
 

@@ -23,7 +23,7 @@ class DeliveryToken(NamedTuple):
     generation: int
 
 
-class _Unsettled(msgspec.Struct):
+class _UnsettledMessage(msgspec.Struct):
     """A message that was delivered, and when it is delivered again."""
 
     message: SourceMessage
@@ -41,7 +41,7 @@ class Deliveries:
 
     def __init__(self, ack_wait_ms: int) -> None:
         self._ack_wait = ack_wait_ms / 1_000
-        self._unsettled: dict[tuple[int, int], _Unsettled] = {}
+        self._unsettled: dict[tuple[int, int], _UnsettledMessage] = {}
         self._next_due = math.inf
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class Deliveries:
 
     def add(self, message: SourceMessage, now: float) -> None:
         """Add a message that is delivered for the first time."""
-        self._unsettled[message.token.position] = _Unsettled(message, self._plan(now + self._ack_wait))
+        self._unsettled[message.token.position] = _UnsettledMessage(message, self._plan(now + self._ack_wait))
 
     def take_due(self, limit: int, now: float) -> list[SourceMessage]:
         """Return up to `limit` messages to deliver again, as deliveries of their own."""

@@ -127,9 +127,9 @@ class ArchivedEventLog(Records):
         """Yield the saved snapshots, newest first."""
         return self._log.snapshots()
 
-    def sealed(self) -> Seal | None:
+    def read_seal(self) -> Seal | None:
         """Return the seal of the last owner, or None."""
-        return self._log.sealed()
+        return self._log.read_seal()
 
     def close(self) -> None:
         """Close the log; idempotent."""

@@ -29,7 +29,7 @@ def compress(part: bytes) -> bytes:
     """
     if len(part) < MIN_BYTES:
         return part
-    compressor = _taken(_compressors, _new_compressor)
+    compressor = _take(_compressors, _new_compressor)
     compressed = compressor.compress(part)
     _compressors.append(compressor)
     return compressed if len(compressed) < len(part) else part
@@ -49,7 +49,7 @@ def decompress(part: bytes, position: int) -> bytes:
         size = zstandard.frame_content_size(part)
         if not 0 <= size <= MAX_BYTES:
             raise ValueError(f"it states a size of {size} bytes")
-        decompressor = _taken(_decompressors, zstandard.ZstdDecompressor)
+        decompressor = _take(_decompressors, zstandard.ZstdDecompressor)
         whole = decompressor.decompress(part, max_output_size=size, allow_extra_data=False)
         _decompressors.append(decompressor)
         if len(whole) != size:
@@ -71,7 +71,7 @@ def decompress_envelopes(part: bytes) -> bytes:
         return b""
 
 
-def _taken(unused: list[T], make: Callable[[], T]) -> T:
+def _take(unused: list[T], make: Callable[[], T]) -> T:
     try:
         return unused.pop()
     except IndexError:

@@ -19,7 +19,7 @@ class DrainRate:
         self._refused = 0
         self._at_us = 0
 
-    def drained(self, count: int, now_us: int) -> None:
+    def record_drain(self, count: int, now_us: int) -> None:
         """Count items that left the queue."""
         self._decay(now_us)
         self._departures += count

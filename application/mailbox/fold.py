@@ -95,7 +95,7 @@ def check_seal(log: EventLogReader) -> None:
 
     Raises: BrokenLog when it does not.
     """
-    seal = log.sealed()
+    seal = log.read_seal()
     if seal is None or seal.position == 0:
         return
     record = log.at_positions([seal.position]).get(seal.position)

@@ -37,7 +37,7 @@ class Request(NamedTuple):
     answers: "asyncio.Future[list[Answer]]"
     is_repeated: bool = False
 
-    def repeated(self) -> "Request":
+    def for_retry(self) -> "Request":
         """Return the request to be decided again, with a lookup of the ids of its sends."""
         return self._replace(commands=[as_known(each) for each in self.commands], is_repeated=True)
 

@@ -73,7 +73,7 @@ class GroupDecider:
             is_void = request.answers.cancelled() and all(type(each) is Receive for each in request.commands)
             group.answers.append([] if is_void else await self._decide_request(request, group, now))
         for topic, count in group.events.acked.items():
-            self._drain_rate(topic).drained(count, now)
+            self._drain_rate(topic).record_drain(count, now)
         return group
 
     def forget_messages(self) -> None:

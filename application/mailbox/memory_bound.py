@@ -51,7 +51,7 @@ class MemoryBound:
         """
         if self._appended != self._log.used_bytes:
             self._appended, self._pending = self._log.used_bytes, 0
-        if self._used(mailbox) + self._pending + size > self._limit:
+        if self._used_bytes(mailbox) + self._pending + size > self._limit:
             raise Saturated(
                 f"Mailbox {mailbox.name} holds its limit of {self._limit} bytes in memory; receive and ack "
                 "messages, purge a topic, or raise max_store_bytes in [limits].",
@@ -69,7 +69,7 @@ class MemoryBound:
             try:
                 mailbox = engine.mailbox
                 is_due = began - compacted_at >= MAX_INTERVAL_SECONDS or (
-                    self._used(mailbox) >= COMPACTION_RATIO * self._limit
+                    self._used_bytes(mailbox) >= COMPACTION_RATIO * self._limit
                 )
                 if is_due and mailbox.position > position:
                     position, compacted_at = mailbox.position, began
@@ -90,6 +90,6 @@ class MemoryBound:
                 return await engine.writer.compact(self._log, taken.position, taken.unsettled)
         return 0
 
-    def _used(self, mailbox: Mailbox) -> int:
+    def _used_bytes(self, mailbox: Mailbox) -> int:
         keys = sum(len(topic.window) for topic in mailbox.topics.values())
         return self._log.used_bytes + KEY_BYTES * keys

@@ -46,13 +46,13 @@ class PendingRequests:
 
     def repeat(self, request: Request) -> None:
         """Add a request that was decided before, to be decided again."""
-        self._queue.push(topic_of(request.commands, None), request.repeated(), cost_of(request.commands))
+        self._queue.push(topic_of(request.commands, None), request.for_retry(), cost_of(request.commands))
 
     def take(self, limit: float = GROUP_COST) -> list[Request]:
         """Remove the requests of the next group, in order of arrival."""
         before = self._queue.cost
         requests = self._queue.take(limit)
-        self._drain_rate.drained(before - self._queue.cost, self._clock.uptime())
+        self._drain_rate.record_drain(before - self._queue.cost, self._clock.uptime())
         return requests
 
     def take_all(self) -> list[Request]:

@@ -150,13 +150,13 @@ class Snapshots:
 
         save(_stored(part, rows, chain), moment.position, kept_from).add_done_callback(saved)
 
-    def _take_asked(self, mailbox: Mailbox, chain: bytes) -> "_Asked":
+    def _take_asked(self, mailbox: Mailbox, chain: bytes) -> "_SnapshotRequest":
         unsettled = frozenset(mailbox.messages) if self._is_whole_asked else frozenset[bytes]()
-        asked = _Asked(self._asked, Taken(mailbox.position, chain, unsettled))
+        asked = _SnapshotRequest(self._asked, Taken(mailbox.position, chain, unsettled))
         self._asked, self._is_whole_asked = [], False
         return asked
 
-    def _answer(self, asked: "_Asked", error: BaseException | None = None) -> None:
+    def _answer(self, asked: "_SnapshotRequest", error: BaseException | None = None) -> None:
         for answer in asked.answers:
             if answer.done():
                 continue
@@ -166,7 +166,7 @@ class Snapshots:
                 answer.set_exception(error)
 
 
-class _Asked(NamedTuple):
+class _SnapshotRequest(NamedTuple):
     """Those who asked for a snapshot, and what they get if it is saved."""
 
     answers: list["asyncio.Future[Taken]"]

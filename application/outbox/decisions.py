@@ -13,16 +13,16 @@ def decide_on(row: OutboxRow, command: OutboxCommand, now: int) -> Decision:
     for change in changes:
         event = evolve(event, change)
     if changes and not row.has_history:
-        changes.insert(0, _recorded(row.event, now))
+        changes.insert(0, _recorded_event(row.event, now))
     return Decision(event, changes)
 
 
 def record_only(row: OutboxRow, now: int) -> Decision:
     """Return the first event of the history of an event that has none."""
-    return Decision(row.event, [_recorded(row.event, now)])
+    return Decision(row.event, [_recorded_event(row.event, now)])
 
 
-def _recorded(event: OutboxEvent, now: int) -> OutboxEventRecorded:
+def _recorded_event(event: OutboxEvent, now: int) -> OutboxEventRecorded:
     return OutboxEventRecorded(
         event.id.bytes,
         1,

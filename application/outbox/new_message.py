@@ -12,14 +12,14 @@ from postroom.application.tracing import tracer
 from postroom.domain.errors import FrameTooLarge, InvalidRequest
 
 
-class _Stored(NewMessage, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class _StoredMessage(NewMessage, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A message as JSON, with base64 for the payload and for all attributes, both text and bytes."""
 
     attrs: Mapping[str, bytes] = {}
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(_Stored).decode
+_decode = msgspec.json.Decoder(_StoredMessage).decode
 
 
 def record_message(
@@ -55,7 +55,7 @@ def record_message(
     fields["attrs"] = {
         name: value.encode() if isinstance(value, str) else value for name, value in message.attrs.items()
     }
-    return RecordedMessage(0, request.message_id, message.topic, _encode(_Stored(**fields)).decode())
+    return RecordedMessage(0, request.message_id, message.topic, _encode(_StoredMessage(**fields)).decode())
 
 
 def read_message(recorded: RecordedMessage) -> NewMessage:

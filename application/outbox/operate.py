@@ -78,7 +78,9 @@ class ListFailedEvents:
 
     async def __call__(self, limit: int, *, only_parked: bool = False) -> list[FailedEvent]:
         """Return up to `limit` events, oldest first."""
-        return [_failed(each) for each in await self._repository.find_failed(limit, only_parked=only_parked)]
+        return [
+            _failed_event(each) for each in await self._repository.find_failed(limit, only_parked=only_parked)
+        ]
 
 
 class RetryOutboxEvents:
@@ -147,7 +149,7 @@ async def _decide(
     return [decision for decision in decisions if decision.changes]
 
 
-def _failed(event: OutboxEvent) -> FailedEvent:
+def _failed_event(event: OutboxEvent) -> FailedEvent:
     return FailedEvent(
         event.id,
         event.event_type,

@@ -89,7 +89,7 @@ class CommitReader(Protocol):
     def snapshots(self) -> Iterator[StoredSnapshot]:
         """Yield the saved rows of snapshots, newest first, each read lazily."""
 
-    def sealed(self) -> Seal | None:
+    def read_seal(self) -> Seal | None:
         """Return the seal that the last owner saved, or None."""
 
     def size(self) -> LogSize:

@@ -41,13 +41,13 @@ class ExportMessages:
         messages = 0
         with self._read_models.scan(filter_) as scan:
             for page in scan.pages:
-                export.write([self._exported(message) for message in page])
+                export.write([self._to_export(message) for message in page])
                 messages += len(page)
                 progress(messages)
         source = ExportSource(_criteria(filter_), scan.version, scan.positions, messages)
         return source, export.complete(source)
 
-    def _exported(self, message: FoundMessage) -> ExportedMessage:
+    def _to_export(self, message: FoundMessage) -> ExportedMessage:
         blob = message.envelope_blob
         return ExportedMessage(
             message,

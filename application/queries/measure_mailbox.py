@@ -70,7 +70,7 @@ class MeasureMailbox:
 
 def _shards(mailbox: Mailbox) -> Iterable[Metric]:
     """Yield the gauges of the shards that hold messages."""
-    named = _named(topic for topic in mailbox.topics.values() if not topic.is_empty)
+    named = _labelled_topics(topic for topic in mailbox.topics.values() if not topic.is_empty)
     states: dict[tuple[str, int], _ShardState] = {}
     for topic in mailbox.topics.values():
         label = topic.name if topic.name in named else OTHERS
@@ -97,7 +97,7 @@ def _topics(mailbox: Mailbox) -> Iterable[Metric]:
     of the others would seem to be reset.
     """
     topics = sorted(mailbox.topics.values(), key=lambda topic: topic.name)
-    named = _named(topic for topic in topics if topic.dead)
+    named = _labelled_topics(topic for topic in topics if topic.dead)
     dead: dict[str, int] = {}
     for topic in topics:
         if topic.dead:
@@ -181,7 +181,7 @@ def _redrives(mailbox: Mailbox) -> Iterable[Metric]:
     )
 
 
-def _named(topics: Iterable[Topic]) -> set[str]:
+def _labelled_topics(topics: Iterable[Topic]) -> set[str]:
     """Return the names of the topics with most messages, which have their own labels."""
 
     def size(topic: Topic) -> tuple[int, str]:

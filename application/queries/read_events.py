@@ -96,7 +96,7 @@ class ReadEvents:
             if stream is None or stream in commit.events:
                 yield from (
                     each
-                    for each in self._described(commit, criteria, stream, after, through)
+                    for each in self._describe(commit, criteria, stream, after, through)
                     if criteria.topic is None
                     or (each.topic is not None and topic_matches(criteria.topic, each.topic))
                 )
@@ -128,7 +128,7 @@ class ReadEvents:
                 yield from self(criteria, after, head.position)
                 after = head.position
 
-    def _described(
+    def _describe(
         self, commit: Commit, criteria: EventFilter, stream: bytes | None, after: int, through: int | None
     ) -> Iterator[LoggedEvent]:
         """Yield the events of a commit that match all criteria but the topic, which takes the most time."""

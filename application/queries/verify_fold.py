@@ -29,22 +29,22 @@ class FoldCheck:
         """
         mailbox = self._mailbox if commit.epoch else None
         if mailbox is not None and commit.at < mailbox.at:
-            raise _broken(commit, commit.first, "is older than the one before")
+            raise _broken_log(commit, commit.first, "is older than the one before")
         for record in records:
             if mailbox is not None:
                 try:
                     evolve(mailbox, record.event)
                 except Exception as error:  # an altered event can break `evolve` in any way
-                    raise _broken(commit, record.position, "can't be applied") from error
+                    raise _broken_log(commit, record.position, "can't be applied") from error
             yield record
         if mailbox is not None and mailbox.epoch != commit.epoch:
-            raise _broken(commit, commit.first, f"has epoch {commit.epoch} instead of {mailbox.epoch}")
+            raise _broken_log(commit, commit.first, f"has epoch {commit.epoch} instead of {mailbox.epoch}")
         snapshot = self._snapshots.pop(commit.last, None)
         if self._mailbox is None and snapshot is not None:
             self._mailbox = snapshot.restore()
 
 
-def _broken(commit: Commit, position: int, what: str) -> BrokenLog:
+def _broken_log(commit: Commit, position: int, what: str) -> BrokenLog:
     return BrokenLog(
         f"The event at position {position}, in the commit of positions {commit.first} to {commit.last}, "
         f"{what}: it or one before it was altered. Restore the store from a backup.",

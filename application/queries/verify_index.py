@@ -46,7 +46,7 @@ class IndexCheck:
         event, position = record.event, record.position
         if isinstance(event, MessageSent):
             if event.stream in self._sent or event.stream in self._unsettled:
-                raise self._broken(f"The message at position {position} was sent before", position)
+                raise self._broken_log(f"The message at position {position} was sent before", position)
             self._streams += 1
             self._sent[event.stream] = position
             if event.due is not None:
@@ -59,7 +59,7 @@ class IndexCheck:
         elif event.stream in self._unsettled:  # otherwise, retention removed its first event
             first, latest = self._unsettled[event.stream]
             if record.distance != position - latest:
-                raise self._broken(
+                raise self._broken_log(
                     f"The event at position {position} does not lead to the one before of its message, at "
                     f"{latest}",
                     position,
@@ -114,7 +114,7 @@ class IndexCheck:
             other = actual.get(version)
             if other != position and self._log.commits_of([position], envelopes=False):
                 leads = "no entry" if other is None else f"position {other}"
-                raise self._broken(
+                raise self._broken_log(
                     f"The index has {leads} for version {version} of stream {stream.hex()}, which is at "
                     f"position {position}",
                     position,
@@ -129,7 +129,7 @@ class IndexCheck:
                 continue  # right, or changed since: that there is an entry was checked
             where = "none" if entry.last is None else f"position {entry.last}"
             right = "none" if expected is None else f"position {expected}"
-            raise self._broken(
+            raise self._broken_log(
                 f"The index has {where} for the last event of stream {stream.hex()} instead of {right}",
                 entry.position,
             )
@@ -148,7 +148,7 @@ class IndexCheck:
                 continue
             if entry not in self._log.index_of([entry.stream]):
                 continue  # retention has removed both
-            raise self._broken(
+            raise self._broken_log(
                 f"The index leads to position {entry.position} for version {entry.version} of stream "
                 f"{entry.stream.hex()}, which is not there",
                 entry.position,
@@ -163,7 +163,7 @@ class IndexCheck:
                 return
             first = (int.from_bytes(page[-1]) + 1).to_bytes(STREAM_BYTES)
 
-    def _broken(self, what: str, position: int) -> BrokenLog:
+    def _broken_log(self, what: str, position: int) -> BrokenLog:
         return BrokenLog(
             f"{what}: the log of {self._log.mailbox} was altered. Restore the store from a backup.", position
         )

@@ -132,10 +132,10 @@ def _hashes(sent: MessageSent, envelope_hash: bytes) -> tuple[HashComparison, ..
         pass
     return (
         HashComparison("envelope", b3(envelope_hash), b3(blake3(sent.envelope).digest())),
-        HashComparison("payload_hash", b3(sent.payload_hash), _shown(payload_digest)),
-        HashComparison("hash_chain", b3(sent.hash_chain), _shown(chain)),
+        HashComparison("payload_hash", b3(sent.payload_hash), _format_digest(payload_digest)),
+        HashComparison("hash_chain", b3(sent.hash_chain), _format_digest(chain)),
     )
 
 
-def _shown(digest: bytes | None) -> str | None:
+def _format_digest(digest: bytes | None) -> str | None:
     return None if digest is None else b3(digest)

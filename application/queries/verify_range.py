@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from postroom.application.anchors import truncated
+from postroom.application.anchors import truncated_log
 from postroom.application.mailbox.codec import to_records
 from postroom.application.mailbox.fold import check_seal, refuse_altered_records
 from postroom.application.ports.event_log import EventLogReader
@@ -88,7 +88,7 @@ class VerifyRange:
             if last >= stop or last - start >= limit:
                 break
         if last < stop and last - start < limit:
-            raise truncated(self.log.mailbox, last, stop)
+            raise truncated_log(self.log.mailbox, last, stop)
         if last >= end:
             check_seal(self.log)
         return RangeVerification(

@@ -129,22 +129,6 @@ def check_time(access: Access, now: int) -> None:
         )
 
 
-def authorize(access: Access, operation: Operation, mailbox: str, topic: str | None, now: int) -> None:
-    """Return if a capability covers an operation.
-
-    Arguments:
-        topic: None for an operation that concerns no topic.
-        now: ms since 1970 UTC.
-
-    Raises: Unauthenticated when it has expired or is not valid yet, Forbidden when it covers another
-        operation, mailbox or topic.
-    """
-    check_time(access, now)
-    check_operation(access, operation, mailbox)
-    if topic is not None and not access.covers_topic(topic):
-        raise uncovered_topic()
-
-
 def check_operation(access: Access, operation: Operation, mailbox: str) -> None:
     """Raise Forbidden unless a capability covers an operation on a mailbox."""
     if not access.covers_mailbox(mailbox):

@@ -130,15 +130,15 @@ class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         Raises: Unauthenticated for anything else, without the text.
         """
         if type(text) is not str or not text.startswith(PREFIX) or len(text) > MAX_TOKEN_CHARS:
-            raise _malformed()
+            raise _malformed_token()
         try:
             data = urlsafe_b64decode(text[len(PREFIX) :] + "=" * (-(len(text) - len(PREFIX)) % 4))
             token = _decode_token(data)
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            raise _malformed() from None
+            raise _malformed_token() from None
         # Base64 and MessagePack have several encodings of the same value; only one is accepted.
         if _text(token) != text or len(token.tag) != TAG_BYTES or len(token.caveats) > MAX_CAVEATS:
-            raise _malformed()
+            raise _malformed_token()
         return token
 
     def read_identifier(self) -> Identifier:
@@ -146,9 +146,9 @@ class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         try:
             identifier = _decode_identifier(self.identifier).validate()
         except (msgspec.MsgspecError, ValueError, RecursionError, InvalidRequest):
-            raise _malformed() from None
+            raise _malformed_token() from None
         if _encode(identifier) != self.identifier:
-            raise _malformed()
+            raise _malformed_token()
         return identifier
 
     def read_caveats(self) -> list[Caveat]:
@@ -216,7 +216,7 @@ def not_issued_here() -> Unauthenticated:
     )
 
 
-def _malformed() -> Unauthenticated:
+def _malformed_token() -> Unauthenticated:
     return Unauthenticated(
         f"The capability is malformed; send the token, which begins with {PREFIX}, as it was issued.",
         "malformed",

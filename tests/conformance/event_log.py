@@ -324,7 +324,7 @@ class EventLogConformance(EventLogQueries):
         assert two.position_before(100) == 2
         two.save_snapshot(StoredSnapshot(2, theirs[1].chain, b"theirs"))
         two.seal(Seal(2, theirs[1].chain))
-        assert one.sealed() is None
+        assert one.read_seal() is None
         assert one.truncate(through=2, limit=100) == 2
         assert list(two.read()) == theirs
         assert [snapshot.state for snapshot in one.snapshots()] == [b"mine"]
@@ -355,7 +355,7 @@ class EventLogConformance(EventLogQueries):
         log.close()
 
         log = store.open()
-        assert log.sealed() == Seal(300, records[-1].chain)
+        assert log.read_seal() == Seal(300, records[-1].chain)
         assert list(log.read()) == records[100:]
         assert list(log.snapshots()) == [snapshot]
         assert log.head() == Head(300, records[-1].at, records[-1].chain, 1)

@@ -300,22 +300,22 @@ class EventLogQueries:
     # -- the seal ---
 
     def test_a_log_is_unsealed_until_its_owner_leaves_and_the_last_seal_counts(self, log: EventLog) -> None:
-        assert log.sealed() is None
+        assert log.read_seal() is None
         records = append_each(log, [sent(1), sent(2)])
         log.seal(Seal(1, records[0].chain))
         log.seal(Seal(2, records[1].chain))
-        assert log.sealed() == Seal(2, records[1].chain)
+        assert log.read_seal() == Seal(2, records[1].chain)
 
     def test_a_seal_only_advances(self, store: Store) -> None:
         stale_owner, owner = store.open(), store.open()
         records = append_each(owner, [sent(1), sent(2), sent(3)])
         owner.seal(Seal(3, records[2].chain))
         stale_owner.seal(Seal(2, records[1].chain))
-        assert owner.sealed() == Seal(3, records[2].chain)
-        assert stale_owner.sealed() == Seal(3, records[2].chain)
+        assert owner.read_seal() == Seal(3, records[2].chain)
+        assert stale_owner.read_seal() == Seal(3, records[2].chain)
 
     def test_a_seal_outlives_the_commits_that_came_before_it(self, log: EventLog) -> None:
         records = append_each(log, [sent(n) for n in range(1, 6)])
         log.seal(Seal(3, records[2].chain))
         log.truncate(through=4, limit=100)
-        assert log.sealed() == Seal(3, records[2].chain)
+        assert log.read_seal() == Seal(3, records[2].chain)

@@ -1,6 +1,7 @@
 """The read model store conformance suite on chdb."""
 
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.conformance.read_model_store import OpenStore, ReadModelStoreConformance, fill
 from tests.projections.histories import Store, begin, finish, fold_all, model_target, reference
+from tests.support.chdb import OpenFolder, open_folder
 from tests.support.own_process import IS_OWN_PROCESS, run_own_process
 from tests.support.stores import copy_store
 
@@ -25,6 +27,11 @@ else:
         path = tmp_path_factory.mktemp("past") / "store.db"
         fill(path)
         return path
+
+    @pytest.fixture(scope="module", autouse=True)
+    def folder_of_chdb() -> Iterator[OpenFolder]:
+        with open_folder() as opened:
+            yield opened
 
     @pytest.fixture
     def store(past: Path, tmp_path: Path) -> Store:

@@ -17,6 +17,7 @@ from tests.conformance.search_statistics import SearchStatisticsConformance
 from tests.conformance.test_read_models_activity import fill as fill_activity
 from tests.projections import histories
 from tests.projections.histories import STORY, VARIED, Receive, Send, build_without_spark, live, reference
+from tests.support.chdb import OpenFolder, open_folder
 from tests.support.dead_letters import fill as fill_dead_letters
 from tests.support.own_process import IS_OWN_PROCESS, run_own_process
 from tests.support.stores import copy_store
@@ -28,6 +29,11 @@ if not IS_OWN_PROCESS:
 
 else:
 
+    @pytest.fixture(scope="module", autouse=True)
+    def folder_of_chdb() -> Iterator[OpenFolder]:
+        with open_folder() as opened:
+            yield opened
+
     @pytest.fixture(scope="module")
     def past(tmp_path_factory: pytest.TempPathFactory) -> Path:
         """A store with a past and read models in chdb, to be copied and left alone."""
@@ -38,9 +44,10 @@ else:
         return store
 
     @pytest.fixture
-    def store(request: pytest.FixtureRequest, past: Path, tmp_path: Path) -> Path:
+    def store(request: pytest.FixtureRequest, past: Path, tmp_path: Path, folder_of_chdb: OpenFolder) -> Path:
         if not {"send", "build"} & {*request.fixturenames}:
             return past  # the test only reads
+        folder_of_chdb.close()
         copied = copy_store(past, tmp_path)
         shutil.copytree(folder(past), folder(copied), symlinks=True)
         return copied

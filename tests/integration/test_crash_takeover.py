@@ -95,7 +95,7 @@ async def test_the_close_of_a_stale_owner_leaves_the_seal_of_the_new_one(store: 
         async with open_without_ownership(store) as new:
             await new.send_message(message(2))
     with closing(open_log(store)) as log:
-        seal, head = log.sealed(), log.head()
+        seal, head = log.read_seal(), log.head()
         assert seal is not None
         assert head is not None
         assert (seal.position, seal.chain) == (head.position, head.chain)

@@ -45,6 +45,7 @@ from tests.projections.histories import (
     take_extents,
 )
 from tests.properties.test_follow_agrees import agree
+from tests.support.chdb import OpenFolder, open_folder
 from tests.support.fork_server import ForkServer
 from tests.support.logs import capture_logs
 from tests.support.own_process import IS_OWN_PROCESS, run_own_process
@@ -180,6 +181,11 @@ else:
     test_parked = test_follow.test_records_that_cannot_be_folded_are_parked_and_the_rest_goes_on
     test_retention = test_follow.test_what_retention_removes_from_the_log_goes_from_the_read_models
 
+    @pytest.fixture(scope="module", autouse=True)
+    def folder_of_chdb() -> Iterator[OpenFolder]:
+        with open_folder() as opened:
+            yield opened
+
     @pytest.fixture(autouse=True)
     def into_chdb(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(histories, "INTO", "chdb")
@@ -218,6 +224,7 @@ else:
     @pytest.mark.parametrize(("method", "when", "call", "visible"), POINTS)
     def test_killed_at_any_step_of_a_batch_it_is_as_if_nothing_had_happened(
         past: Path,
+        folder_of_chdb: OpenFolder,
         worker_server: ForkServer,
         tmp_path: Path,
         method: str,
@@ -225,6 +232,7 @@ else:
         call: int,
         visible: int,
     ) -> None:
+        folder_of_chdb.close()
         shutil.copytree(past.parent, tmp_path, symlinks=True, dirs_exist_ok=True)
         store = tmp_path / past.name
         arguments = [str(store), method, when, str(call), str(histories.into(store))]

@@ -1,7 +1,7 @@
 """What an ordered worker has in hand while the database is slow."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from uuid import UUID
 
 import pytest
@@ -38,6 +38,10 @@ class _Stream(JetStreamOrderedStream):
 
     async def state(self) -> StreamState:
         return STATE
+
+    async def read(self, after: int, limit: int, wait_ms: int) -> Sequence[SourceMessage]:
+        await asyncio.sleep(wait_ms / 1_000)
+        return []
 
 
 @pytest.fixture
@@ -129,6 +133,12 @@ async def test_a_message_that_could_not_be_removed_is_delivered_again(
         await source.flush()
     (again,) = await source.fetch(1, 0)
     assert again.sequence == "1"
+
+
+async def test_a_worker_that_ends_removes_what_it_acknowledged(queue: QueueWithSlowSettlements) -> None:
+    source = await opened(queue)
+    await add(queue, 1, lane=5)
     async with sharing(source, queue):
-        await source.ack([again])
-    assert await sequences(source) == []
+        await source.ack(await source.fetch(1, 0))
+        asyncio.get_running_loop().call_later(0.1, queue.may_settle.set)
+    assert await queue.use() == (0, 0)

@@ -58,7 +58,7 @@ def archived(log: MemoryEventLog, folder: Path, cuts: Sequence[int], removed: in
     rest.append(commits)
     for snapshot in reversed(list(log.snapshots())):
         rest.save_snapshot(snapshot)
-    if (seal := log.sealed()) is not None:
+    if (seal := log.read_seal()) is not None:
         rest.seal(seal)
     rest.truncate(commits[removed - 1].last if removed else 0, 10**6)
     return ArchivedEventLog(rest, archive)

@@ -169,8 +169,8 @@ class LogHandle(Records):
     def seal(self, seal: Seal) -> None:
         self._alive().seal(seal)
 
-    def sealed(self) -> Seal | None:
-        return self._alive().sealed()
+    def read_seal(self) -> Seal | None:
+        return self._alive().read_seal()
 
     def close(self) -> None:
         """Leave the disk as it is."""

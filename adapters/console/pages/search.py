@@ -92,7 +92,7 @@ async def search(page: Page) -> Response:
     typed = page.query.multi_items()
     if any(not value for _, value in typed):  # a form sends all of its fields
         pairs = [(name, value) for name, value in typed if value]
-        return page.redirect("/search", None, **_grouped(pairs))
+        return page.redirect("/search", None, **_group_values(pairs))
     try:
         filter_ = parse_filter(page.query.multi_items())
         at = parse_moment(page.query.get("at", ""))
@@ -144,7 +144,7 @@ async def export(page: Page) -> Response:
     return await download(page, queries)
 
 
-def _grouped(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+def _group_values(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
     grouped: dict[str, list[str]] = {}
     for name, value in pairs:
         grouped.setdefault(name, []).append(value)
@@ -186,10 +186,12 @@ async def _results(page: Page, filter_: EventFilter, queries: SearchQueries | No
         is_live = is_live or page.data.read_models is None
     except PostroomError as error:
         return Results((), None, None, error=error)
-    return _linked(page, filter_, result, is_back=is_back, is_live=is_live)
+    return _link_results(page, filter_, result, is_back=is_back, is_live=is_live)
 
 
-def _linked(page: Page, filter_: EventFilter, result: SearchPage, *, is_back: bool, is_live: bool) -> Results:
+def _link_results(
+    page: Page, filter_: EventFilter, result: SearchPage, *, is_back: bool, is_live: bool
+) -> Results:
     items = result.items[::-1] if is_back else result.items
     previous = following = None
     cursor = result.next_cursor or filter_.cursor

@@ -1,5 +1,6 @@
 """The server keeps its contract whatever is sent: no defect, and no answer that is not documented."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -36,6 +37,14 @@ def contract_without_tokens() -> dict[str, Any]:
         for call in path.values():
             call.pop("security", None)
     return contract
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostroomServer]:
+    """A server with its usual time limits, since a busy machine may take long to send a request."""
+    policy = {"visibility": "30s", "shards": 1, "shard_capacity": 50}
+    with PostroomServer(tmp_path_factory.mktemp("server"), frame_bytes=65_536, policy=policy) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -47,8 +47,20 @@ class Job:
     """An entry point of the bundle that `spark-submit` runs on a cluster."""
 
     def __init__(
-        self, bundle: Bundle, cluster: SparkCluster, folder: Path, *command: str, store: str
+        self,
+        bundle: Bundle,
+        cluster: SparkCluster,
+        folder: Path,
+        *command: str,
+        store: str,
+        is_shipped: bool = False,
     ) -> None:
+        """Start the job.
+
+        Arguments:
+            is_shipped: whether Spark unpacks the environment for each executor, which takes seconds of CPU;
+                otherwise, they use that of the driver.
+        """
         self._events = folder / "events"
         self._events.mkdir()
         settings = {
@@ -63,14 +75,16 @@ class Job:
             "spark.executor.extraJavaOptions": f"{SCHEDULER_OPTIONS} {archive_options()}",
             "spark.executor.memory": "512m",
             "spark.log.level": "WARN",
-            "spark.pyspark.python": "./env/bin/python",
+            "spark.pyspark.python": "./env/bin/python" if is_shipped else str(bundle.python),
             # Both workers are there before the first task is handed out.
             "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             "spark.ui.enabled": "false",
         }
         home = spark_home()
-        shipped = ["--py-files", bundle.code.name, "--archives", "postroom-env.tar.gz#env"]
+        shipped = ["--py-files", bundle.code.name]
+        if is_shipped:
+            shipped += ["--archives", "postroom-env.tar.gz#env"]
         options = [f"--conf={name}={value}" for name, value in settings.items()]
         known = {name: os.environ[name] for name in ("PATH", "JAVA_HOME") if name in os.environ}
         self._log = folder / "log"

@@ -92,8 +92,9 @@ def test_a_report_by_workers_that_have_only_the_bundle_is_that_of_one_process(
     past: Past, bundle: Bundle, cluster: SparkCluster, tmp_path: Path
 ) -> None:
     grid = policy_grid(max_attempts=[1, 3], visibility_ms=[1_000])
-    command = ("report.py", "whatif", "--attempts", "1,3", "--visibility", "1s", "--json", "--by-topic")
-    with Job(bundle, cluster, tmp_path, *command, "--mailbox", "small@test", store=past.store) as job:
+    policies = ("--attempts", "1,3", "--visibility", "1s")
+    command = ("report.py", "whatif", *policies, "--json", "--by-topic", "--mailbox", "small@test")
+    with Job(bundle, cluster, tmp_path, *command, store=past.store, is_shipped=True) as job:
         rows_of_job = job.result()["rows"]
     report = whatif_report(past.store, grid)
     small = LogSelection("small@test")

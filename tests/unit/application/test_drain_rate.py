@@ -10,7 +10,7 @@ def steady(per_second: int, seconds: int = 30) -> DrainRate:
     rate = DrainRate()
     for second in range(seconds):
         for part in range(per_second):
-            rate.drained(1, second * SECOND + part * SECOND // per_second)
+            rate.record_drain(1, second * SECOND + part * SECOND // per_second)
     return rate
 
 
@@ -25,7 +25,7 @@ def test_departures_shorten_the_wait() -> None:
     rate = steady(10)
     for _ in range(100):
         rate.retry_ms(1, 30 * SECOND)
-    rate.drained(50, 30 * SECOND)
+    rate.record_drain(50, 30 * SECOND)
     assert rate.retry_ms(1, 30 * SECOND) < 6_000
 
 

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.domain.capability import token as tokens
-from postroom.domain.capability.access import Access, authorize, combine, verify
+from postroom.domain.capability.access import (
+    Access,
+    check_operation,
+    check_time,
+    combine,
+    uncovered_topic,
+    verify,
+)
 from postroom.domain.capability.rights import (
     QUOTA_WINDOWS_MS,
     Caveat,
@@ -61,6 +68,14 @@ def identifier(rights: Rights | None = None, **values: Any) -> Identifier:
 
 def issued(*caveats: Caveat, rights: Rights | None = None) -> Token:
     return mint(identifier(rights), SECRET, [EXPIRY, *caveats])
+
+
+def authorize(access: Access, operation: Operation, mailbox: str, topic: str | None, now: int) -> None:
+    """Make the checks of a call, as `Guard` does."""
+    check_time(access, now)
+    check_operation(access, operation, mailbox)
+    if topic is not None and not access.covers_topic(topic):
+        raise uncovered_topic()
 
 
 def outcome(access: Callable[[], Access], operation: Operation, mailbox: str, topic: str | None) -> bool:
