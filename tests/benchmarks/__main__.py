@@ -31,6 +31,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "snapshots": ("snapshot.wake", "snapshot.share"),
     "peers": ("postgres.send", "postgres.lives", "postgres.keys", "pgmq", "pgqueuer"),
     "messaging": ("outbox", "inbox", "ingest"),
+    "sources": ("ingest.sources",),
     "captures": ("outbox.capture",),
     "ordered": ("inbox.ordered",),
     "surfaces": ("surfaces",),

@@ -195,7 +195,9 @@ class RabbitmqBroker:
     async def _connect(self) -> None:
         self._connection = await aio_pika.connect(self.server.url)
         self._channel = await self._connection.channel()
-        await self._channel.declare_queue(NAME, durable=True, arguments={"x-queue-type": "quorum"})
+        # Without a single active consumer, a new one may get later messages before those of the lost one.
+        arguments = {"x-queue-type": "quorum", "x-single-active-consumer": True}
+        await self._channel.declare_queue(NAME, durable=True, arguments=arguments)
 
 
 class NatsBroker:
