@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from http import HTTPStatus
+from inspect import cleandoc
 from typing import Any
 
 import msgspec
@@ -29,6 +30,9 @@ def make_document(routes: Sequence[Route]) -> dict[str, Any]:
     kinds += [route.body for route in routes if route.body is not None]
     kinds += [problems.Problem, schemas.Envelope, schemas.Heartbeat, schemas.StreamError]
     shapes, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    for component in components.values():
+        if "description" in component:  # Python removes the indentation from 3.13 on
+            component["description"] = cleandoc(component["description"])
     by_kind = {id(kind): shape for kind, shape in zip(kinds, shapes, strict=True)}
     paths: dict[str, Any] = {}
     for route in routes:
@@ -105,7 +109,9 @@ def _refusal(status: int) -> dict[str, Any]:
     if status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = {"schema": {"type": "string"}, "description": "`Bearer`."}
     media = {problems.TYPE.decode(): {"schema": {"$ref": _REF.format(name="Problem")}}}
-    return {"description": HTTPStatus(status).phrase + ".", "headers": headers, "content": media}
+    # Python before 3.13 has the phrase of RFC 7231.
+    phrase = "Content Too Large" if status == 413 else HTTPStatus(status).phrase
+    return {"description": f"{phrase}.", "headers": headers, "content": media}
 
 
 def _path_parameters(route: Route) -> list[dict[str, Any]]:
