@@ -53,7 +53,7 @@ class EraseSubject:
     def find(self, subject: str) -> Subject:
         """Return a subject that can be erased, or whose erasure was interrupted.
 
-        Raises: NotFound when there is none of this name.
+        Raises: NotFound if there is no subject of this name.
         """
         subject_of_name = self._keys.find(check_any_text("subject", subject))
         if subject_of_name is None:

@@ -43,6 +43,7 @@ EXTRAS = {
     "sqlalchemy": "views",
     "standardwebhooks": "http",
     "starlette": "console",
+    "urllib3": "clickhouse",
     "uvicorn": "serve",
     "uvloop": "serve",
     "yaml": "namespaces",

@@ -236,7 +236,7 @@ class DeliveredMessage(msgspec.Struct, gc=False, eq=False):
 
     @property
     def ttl_seconds(self) -> int:
-        """Return the time to live that the sender asked for; 0 is none."""
+        """Return the time to live that the sender asked for, or 0."""
         return self._open().ttl_seconds
 
     @property

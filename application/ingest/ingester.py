@@ -141,7 +141,7 @@ class Ingester:
 
 
 def _raise_first(tasks: "Iterable[asyncio.Task[None]]") -> None:
-    """Raise the error of a task that failed; that the ingester was stopped is none."""
+    """Raise the error of the first task that failed; a stopped ingester is not a failure."""
     for task in tasks:
         error = task.exception()
         if error is not None and not isinstance(error, Stopped):
