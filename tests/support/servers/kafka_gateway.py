@@ -5,7 +5,6 @@ import ssl
 import struct
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -58,31 +57,25 @@ class KafkaGateway:
         self._thread.join(READY_SECONDS)
 
     def _run(self) -> None:
-        self._loop.set_exception_handler(lambda *_: None)  # clients that fail the TLS handshake
-        server = self._loop.run_until_complete(
-            asyncio.start_server(self._serve, LOOPBACK, self._port, ssl=self._context)
-        )
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, LOOPBACK, self._port))
         self._ready.set()
         self._loop.run_forever()
-        server.close()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.run_until_complete(_end(server))
         self._loop.close()
 
-    async def _serve(self, *client: asyncio.StreamReader | asyncio.StreamWriter) -> None:
-        reader, writer = client
-        assert isinstance(reader, asyncio.StreamReader)
-        assert isinstance(writer, asyncio.StreamWriter)
-        with suppress(OSError, asyncio.IncompleteReadError, ssl.SSLError):
-            broker = await asyncio.open_connection(LOOPBACK, self._broker_port)
-            try:
-                await asyncio.gather(
-                    self._pass_requests((reader, writer), broker[1]), _copy(broker[0], writer)
-                )
-            finally:
-                broker[1].close()
-                writer.close()
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened = [writer]
+        try:
+            if self._context is not None:
+                await writer.start_tls(self._context)
+            answers, broker = await asyncio.open_connection(LOOPBACK, self._broker_port)
+            opened.append(broker)
+            await asyncio.gather(self._pass_requests((reader, writer), broker), _copy(answers, writer))
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            for each in opened:
+                each.transport.abort()
 
     async def _pass_requests(self, client: Streams, broker: asyncio.StreamWriter) -> None:
         reader, writer = client
@@ -122,3 +115,13 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     while data := await reader.read(1 << 16):
         writer.write(data)
         await writer.drain()
+
+
+async def _end(server: asyncio.Server) -> None:
+    """End all connections, also those in the middle of a TLS handshake."""
+    server.close()
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.sleep(0)  # sockets are closed in the next iteration of the loop
