@@ -35,6 +35,9 @@ from tests.support.servers.rabbitmq import RabbitmqServer
 from tests.support.servers.redis import RedisServer
 from tests.support.stores import envelope
 
+# A connection whose TLS handshake or login is refused is sometimes closed by the garbage collector only.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 USER, NAME, DEAD = "relay", "orders", "dead"
 LOGIN = (USER, PASSWORD)
 MESSAGES = (envelope("1"), b"junk")
