@@ -7,6 +7,7 @@ upcaster, which converts the array of one version to that of the next.
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, get_args
+from uuid import UUID
 
 import msgspec
 from msgspec.structs import astuple, fields
@@ -76,6 +77,13 @@ class AggregateCodec:
 
 CODEC = AggregateCodec(
     [*get_args(OutboxChange), *get_args(InboxEvent)],
-    {"OutboxEventRecorded.1": lambda state: [*state, {}, False, None]},
+    {
+        "OutboxEventRecorded.1": lambda state: [*state, {}, False, None],
+        "OutboxEventRecorded.2": lambda state: [
+            *(str(UUID(bytes=value)) if isinstance(value, bytes) else value for value in state),
+            None,
+            None,
+        ],
+    },
 )
 """Codec of all events in `aggregate_events`."""

@@ -8,10 +8,10 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from postroom.domain.outbox import MAX_BAGGAGE_CHARS, MAX_STATE_CHARS
+
 SAMPLED: Final = 1
 """Trace flag: the caller records the trace."""
-MAX_STATE_CHARS: Final = 512
-MAX_BAGGAGE_CHARS: Final = 8_192
 MAX_BAGGAGE_ENTRIES: Final = 64
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)

@@ -10,11 +10,19 @@ from msgspec.structs import replace
 from postroom.domain.errors import FutureEvent, InvalidOutboxEvent, InvalidRequest
 from postroom.domain.event import Event
 from postroom.domain.policy import SECOND_MS, backoff_ms
-from postroom.domain.subject import CorrelationContext, check_token
+from postroom.domain.subject import (
+    MAX_CORRELATION_CHARS,
+    CorrelationContext,
+    check_token,
+    is_correlation_id,
+)
 
 MS = 1_000
 """Microseconds in a millisecond."""
 MAX_TEXT_CHARS = 512
+MAX_STATE_CHARS = 512
+MAX_BAGGAGE_CHARS = 8_192
+"""Sizes of `tracestate` and `baggage` that W3C requires everyone to pass on."""
 MAX_ERROR_CHARS = 1_000
 """Longer error texts are truncated."""
 
@@ -30,7 +38,7 @@ class OutboxEventRecorded(Event, frozen=True, gc=False):
 
     Arguments:
         occurred_at: µs since 1970 UTC; None if the row's time can't be represented.
-        traceparent: W3C trace context of the transaction.
+        traceparent, tracestate, baggage: W3C trace context of the transaction.
         attributes: headers that the service adds.
         is_binary: whether the payload is bytes, which its row has in base64.
         publish_at: time before which the event is not published, µs since 1970 UTC.
@@ -41,12 +49,14 @@ class OutboxEventRecorded(Event, frozen=True, gc=False):
     event_type: str
     event_version: int
     occurred_at: int | None
-    correlation_id: UUID | None
-    causation_id: UUID | None
+    correlation_id: str | None
+    causation_id: str | None
     traceparent: str | None
     attributes: dict[str, str] = msgspec.field(default_factory=dict)
     is_binary: bool = False
     publish_at: int | None = None
+    tracestate: str | None = None
+    baggage: str | None = None
 
 
 class OutboxEventPublished(Event, frozen=True, gc=False):
@@ -133,6 +143,8 @@ class OutboxEvent(msgspec.Struct, frozen=True, gc=False):
     status: Status = "waiting"
     attributes: dict[str, str] = {}
     is_binary: bool = False
+    tracestate: str | None = None
+    baggage: str | None = None
 
 
 class PublishPolicy(msgspec.Struct, frozen=True):
@@ -162,6 +174,8 @@ class RecordOutboxEvent(msgspec.Struct, frozen=True):
     attributes: dict[str, str] = {}
     is_binary: bool = False
     publish_at: int | None = None
+    tracestate: str | None = None
+    baggage: str | None = None
 
 
 class MarkPublished(msgspec.Struct, frozen=True):
@@ -247,6 +261,8 @@ def evolve(event: OutboxEvent | None, change: OutboxChange) -> OutboxEvent:
             retry_at=change.publish_at,
             attributes=change.attributes,
             is_binary=change.is_binary,
+            tracestate=change.tracestate,
+            baggage=change.baggage,
         )
     if event is None:
         raise ValueError(f"The history of an outbox event can't start with {type(change).__name__}.")
@@ -296,10 +312,8 @@ def _record(command: RecordOutboxEvent, event: OutboxEvent | None, now: int) -> 
         raise InvalidOutboxEvent(
             f"Outbox event {command.id}: its version must be at least 1; it was {command.event_version}."
         )
-    if command.traceparent is not None and not _TRACEPARENT.match(command.traceparent):
-        raise InvalidOutboxEvent(
-            f"Outbox event {command.id}: {command.traceparent[:80]!r} is not a W3C traceparent."
-        )
+    _check_correlation(command)
+    _check_trace(command)
     if command.occurred_at > now:
         raise FutureEvent(
             f"Outbox event {command.id} has an occurred_at {command.occurred_at - now:,} µs in the future; "
@@ -320,7 +334,39 @@ def _record(command: RecordOutboxEvent, event: OutboxEvent | None, now: int) -> 
         command.attributes,
         command.is_binary,
         command.publish_at if command.publish_at is not None and command.publish_at > now else None,
+        command.tracestate,
+        command.baggage,
     )
+
+
+def _check_correlation(command: RecordOutboxEvent) -> None:
+    ids = command.correlation
+    for name, text in (("correlation_id", ids.correlation_id), ("causation_id", ids.causation_id)):
+        if text is not None and not is_correlation_id(text):
+            raise InvalidOutboxEvent(
+                f"Outbox event {command.id}: its {name} must be 1 to {MAX_CORRELATION_CHARS} characters "
+                f"without control characters; it was {text[:80]!r}."
+            )
+
+
+def _check_trace(command: RecordOutboxEvent) -> None:
+    if command.traceparent is not None and not _TRACEPARENT.match(command.traceparent):
+        raise InvalidOutboxEvent(
+            f"Outbox event {command.id}: {command.traceparent[:80]!r} is not a W3C traceparent."
+        )
+    if command.tracestate is not None and command.traceparent is None:
+        raise InvalidOutboxEvent(
+            f"Outbox event {command.id} has a tracestate, but no traceparent; pass both, or neither."
+        )
+    for name, text, most in (
+        ("tracestate", command.tracestate, MAX_STATE_CHARS),
+        ("baggage", command.baggage, MAX_BAGGAGE_CHARS),
+    ):
+        if text is not None and not (0 < len(text) <= most and text.isascii() and text.isprintable()):
+            raise InvalidOutboxEvent(
+                f"Outbox event {command.id}: its {name} must be 1 to {most:,} printable ASCII characters, as "
+                f"W3C defines the header; it was {text[:80]!r}."
+            )
 
 
 def _publish(event: OutboxEvent, subject: str, now: int) -> list[OutboxChange]:

@@ -4,14 +4,15 @@ A subject names the type of an event in the language of the domain; that brokers
 """
 
 import re
-from uuid import UUID
 
 import msgspec
 
 from postroom.domain.errors import InvalidRequest
 
 MAX_TOKEN_CHARS = 128
+MAX_CORRELATION_CHARS = 255
 _TOKEN = re.compile(rf"[\w-]{{1,{MAX_TOKEN_CHARS}}}\Z")
+_CORRELATION = re.compile(rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{MAX_CORRELATION_CHARS}}}\Z")
 _SUBJECT = re.compile(r"([^.]+)\.event\.([^.]+)\.v([1-9]\d{0,8})\Z")
 
 
@@ -56,7 +57,12 @@ class EventSubject(msgspec.Struct, frozen=True, gc=False):
 
 
 class CorrelationContext(msgspec.Struct, frozen=True, gc=False):
-    """Ids of an event's conversation and of its cause (SDS-047 `CorrelationContext`)."""
+    """Ids of an event's conversation and of its cause, UUIDs or other text (SDS-047 `CorrelationContext`)."""
 
-    correlation_id: UUID | None = None
-    causation_id: UUID | None = None
+    correlation_id: str | None = None
+    causation_id: str | None = None
+
+
+def is_correlation_id(text: str) -> bool:
+    """Return whether every target and CloudEvents accept a text as the id of a conversation or a cause."""
+    return _CORRELATION.match(text) is not None

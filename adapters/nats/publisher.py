@@ -11,7 +11,7 @@ from nats.errors import NoRespondersError
 from nats.js.errors import NotFoundError
 
 from postroom.adapters.nats.client import SupervisedClient
-from postroom.application.ports.publisher import PublishAck
+from postroom.application.ports.publisher import NotStored, PublishAck
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 
 MAX_PENDING = 4_000
@@ -19,6 +19,8 @@ TIMEOUT_MS = 5_000
 # Temporary errors that NATS reports as bad requests: an account limit is reached; a message with the same id
 # is being stored.
 _TEMPORARY = (10002, 10158)
+# Errors of JetStream as a whole: no leader of the cluster, not enabled for the account, not enabled.
+_OUTAGES = (10008, 10039, 10076)
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
@@ -66,6 +68,7 @@ class JetStreamPublisher:
 
         Raises:
             InvalidRequest: no stream has the subject, or the message is too large or has an invalid header.
+            NotStored: the stream is full or has no leader.
             Unavailable: it is unknown whether the message was stored; publish it again.
         """
         address, header = _encode_subject(subject), _encode_headers(subject, headers)
@@ -116,7 +119,7 @@ class JetStreamPublisher:
                 f"No stream answered for {subject}, and the JetStream request for its name failed: "
                 f"{str(error) or type(error).__name__}; it is retried."
             )
-        return Unavailable(f"Stream {name} has no leader, so {subject} was not published; it is retried.")
+        return NotStored(f"Stream {name} has no leader, so {subject} was not published; it is retried.")
 
 
 @lru_cache(maxsize=4_096)
@@ -148,7 +151,8 @@ def _encode_headers(subject: str, headers: Mapping[str, str]) -> bytes:
 def _refusal(subject: str, error: _Error) -> PostroomError:
     reason = f"{error.description or 'no reason given'} (NATS error {error.err_code})"
     if error.code >= 500 or error.err_code in _TEMPORARY:
-        return Unavailable(f"The stream at {subject} could not store a message: {reason}; it is retried.")
+        kind = Unavailable if error.err_code in _OUTAGES else NotStored
+        return kind(f"The stream at {subject} could not store a message: {reason}; it is retried.")
     return InvalidRequest(
         f"The stream at {subject} refuses a message: {reason}; change the message or the stream's limits."
     )

@@ -15,7 +15,7 @@ from postroom.adapters.rabbitmq.connection import (
     translate_errors,
 )
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
-from postroom.application.ports.publisher import PublishAck
+from postroom.application.ports.publisher import NotStored, PublishAck
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Unavailable
 
 MAX_KEY_BYTES = 255
@@ -80,8 +80,12 @@ class RabbitmqPublisher:
                     f"{self._label} returned a message: no queue is bound with the routing key {subject}; "
                     "bind one."
                 ) from error
-            if not isinstance(error.__cause__, DeliveryError):  # a full queue refuses messages
-                self._disconnect(used)
+            if isinstance(error.__cause__, DeliveryError):
+                raise NotStored(
+                    f"{self._label} could not store a message at {subject}: a queue refuses it, as it is "
+                    "full; it is retried."
+                ) from error
+            self._disconnect(used)
             raise
         except PostroomError:
             self._disconnect(used)

@@ -240,4 +240,8 @@ def _require_sqlite_transaction(connection: Any) -> None:
 
 
 def _no_connection(value: object, expected: str) -> InvalidRequest:
-    return InvalidRequest(f"Pass a {expected}; it was {type(value).__module__}.{type(value).__qualname__}.")
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    advice = ""
+    if kind.startswith("asyncpg."):
+        advice = ' Use asyncpg through SQLAlchemy: create_async_engine("postgresql+asyncpg://...").'
+    return InvalidRequest(f"Pass a {expected}; it was {kind}.{advice}")

@@ -7,6 +7,7 @@ from uuid import UUID
 from postroom.application.outbox.message import (
     AGGREGATE_ID,
     AGGREGATE_TYPE,
+    BAGGAGE,
     CAUSATION_ID,
     CONTENT_TYPE,
     CORRELATION_ID,
@@ -15,6 +16,7 @@ from postroom.application.outbox.message import (
     MESSAGE_ID,
     OCCURRED_AT,
     TRACEPARENT,
+    TRACESTATE,
 )
 from postroom.application.outbox.route import EVENT_ID
 from postroom.domain.errors import InvalidOutboxEvent
@@ -35,8 +37,8 @@ RESERVED = frozenset(
         CAUSATION_ID,
         CONTENT_TYPE,
         TRACEPARENT,
-        "tracestate",
-        "baggage",
+        TRACESTATE,
+        BAGGAGE,
     )
 )
 """Headers that the outbox sets itself, in lower case."""

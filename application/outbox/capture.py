@@ -78,6 +78,7 @@ class OutboxCapture:
         self._clock = clock
         self._random = random
         self._settings = settings
+        self._backoff = BACKOFF.within(settings.backoff_max_ms)
         self._stopping = asyncio.Event()
         self._right_ends = 0.0
         self._is_standby = False
@@ -217,7 +218,7 @@ class OutboxCapture:
         else:
             self.progress.failed()
             failures += 1
-            pause = backoff_ms(BACKOFF, failures, self._random())
+            pause = backoff_ms(self._backoff, failures, self._random())
             logger().warning("outbox.capture_unavailable", error=str(error), pause_ms=pause)
         await wait_at_most(pause / 1_000, self._stopping.wait())
         return failures

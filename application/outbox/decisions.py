@@ -37,4 +37,6 @@ def _recorded_event(event: OutboxEvent, now: int) -> OutboxEventRecorded:
         event.traceparent,
         event.attributes,
         event.is_binary,
+        tracestate=event.tracestate,
+        baggage=event.baggage,
     )

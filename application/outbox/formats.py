@@ -20,9 +20,9 @@ from postroom.application.outbox.message import (
     AGGREGATE_TYPE,
     CONTENT_TYPE,
     MESSAGE_ID,
-    TRACEPARENT,
     headers_of,
     rfc_3339,
+    trace_headers,
 )
 from postroom.domain.arguments import check_type
 from postroom.domain.errors import InvalidRequest
@@ -101,9 +101,7 @@ class CloudEventsFormat(msgspec.Struct, frozen=True):
             AGGREGATE_TYPE: event.aggregate_type,
             AGGREGATE_ID: event.aggregate_id,
         }
-        if event.traceparent is not None:
-            headers[TRACEPARENT] = event.traceparent
-        return OutgoingMessage(message.payload, headers | message.headers)
+        return OutgoingMessage(message.payload, headers | trace_headers(event) | message.headers)
 
 
 def new_format(
@@ -138,13 +136,13 @@ def _attributes(event: OutboxEvent, source: str) -> dict[str, str]:
         "partitionkey": event.aggregate_id,
         "eventversion": str(event.event_version),
     }
-    if ids.correlation_id is not None:
-        attributes["correlationid"] = str(ids.correlation_id)
-    if ids.causation_id is not None:
-        attributes["causationid"] = str(ids.causation_id)
-    if event.traceparent is not None:
-        attributes["traceparent"] = event.traceparent
-    return attributes
+    extensions = {
+        "correlationid": ids.correlation_id,
+        "causationid": ids.causation_id,
+        "traceparent": event.traceparent,
+        "tracestate": event.tracestate,
+    }
+    return attributes | {name: value for name, value in extensions.items() if value is not None}
 
 
 _OWN = (ATTRIBUTES - {"dataschema"}) | {"partitionkey", "eventversion", "correlationid", "causationid"}

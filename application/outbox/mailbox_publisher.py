@@ -14,13 +14,13 @@ from postroom.application.outbox.message import (
 )
 from postroom.application.outbox.route import EVENT_ID
 from postroom.application.ports.mailbox import Mailbox
-from postroom.application.ports.publisher import PublishAck
+from postroom.application.ports.publisher import NotStored, PublishAck
 from postroom.application.trace_context import read_context
 from postroom.domain.errors import InvalidRequest, Rejected, Saturated, Unavailable
 from postroom.domain.names import MAX_ID_CHARS
 
 JSON = "application/json"
-_OWN_FIELDS = (EVENT_ID, CONTENT_TYPE, CORRELATION_ID, CAUSATION_ID, TRACEPARENT, "tracestate", "baggage")
+_OWN_FIELDS = (EVENT_ID, CONTENT_TYPE, CORRELATION_ID, CAUSATION_ID, TRACEPARENT)
 """Headers that correspond to fields of a message; all others become custom headers."""
 
 
@@ -46,7 +46,7 @@ class MailboxPublisher:
         try:
             sent = await self._mailbox.send_message(_message(subject, payload, headers))
         except Saturated as error:
-            raise Unavailable(f"Mailbox {name} is full: {error}", error.retry_after_ms) from error
+            raise NotStored(f"Mailbox {name} is full: {error}", error.retry_after_ms) from error
         except InvalidRequest:
             raise
         except Rejected as error:

@@ -13,6 +13,8 @@ AGGREGATE_ID = "Aggregate-Id"
 CORRELATION_ID = "Correlation-Id"
 CAUSATION_ID = "Causation-Id"
 TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+BAGGAGE = "baggage"
 CONTENT_TYPE = "Content-Type"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -33,12 +35,17 @@ def headers_of(event: OutboxEvent) -> dict[str, str]:
         AGGREGATE_ID: event.aggregate_id,
     }
     if event.correlation.correlation_id is not None:
-        headers[CORRELATION_ID] = str(event.correlation.correlation_id)
+        headers[CORRELATION_ID] = event.correlation.correlation_id
     if event.correlation.causation_id is not None:
-        headers[CAUSATION_ID] = str(event.correlation.causation_id)
-    if event.traceparent is not None:
-        headers[TRACEPARENT] = event.traceparent
+        headers[CAUSATION_ID] = event.correlation.causation_id
+    headers |= trace_headers(event)
     return headers | event.attributes if event.attributes else headers
+
+
+def trace_headers(event: OutboxEvent) -> dict[str, str]:
+    """Return the headers with the trace context of an event, without those of absent fields."""
+    fields = ((TRACEPARENT, event.traceparent), (TRACESTATE, event.tracestate), (BAGGAGE, event.baggage))
+    return {name: value for name, value in fields if value is not None}
 
 
 def rfc_3339(at: int) -> str:

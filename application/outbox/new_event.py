@@ -11,7 +11,8 @@ from uuid import UUID
 import msgspec
 
 from postroom.application.outbox.attributes import check_attributes
-from postroom.application.tracing import tracer
+from postroom.application.outbox.message import BAGGAGE, TRACEPARENT, TRACESTATE
+from postroom.application.tracing import outgoing_headers
 from postroom.domain.errors import InvalidOutboxEvent
 from postroom.domain.outbox import OutboxEventRecorded, RecordOutboxEvent, decide
 from postroom.domain.subject import CorrelationContext
@@ -19,7 +20,8 @@ from postroom.domain.subject import CorrelationContext
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _YEAR_1 = (datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
-_encode = msgspec.json.Encoder().encode
+_NAIVE = re.compile(rb'"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?"')
+"""A datetime without a time zone, or text that looks like one."""
 _decode = msgspec.json.Decoder().decode
 
 
@@ -30,10 +32,12 @@ class NewEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         aggregate_type, aggregate_id: the aggregate that the event is about; its events keep their order. Ids
             that are integers or UUIDs are stored as text.
         event_type: one token of the subject `{context}.event.{event_type}.v{event_version}`.
-        payload: any value that JSON can represent; `msgspec.Raw` holds encoded JSON. Bytes are published
-            unchanged and need a `content_type`.
+        payload: any value that JSON can represent, except None, and models of pydantic; `msgspec.Raw` holds
+            encoded JSON. Datetimes have a time zone. Bytes are published unchanged and need a `content_type`.
         occurred_at: with a time zone; None means now.
-        traceparent: W3C trace context, published as the header of that name; None uses the current one.
+        correlation_id, causation_id: UUIDs, or text of up to 255 characters.
+        traceparent, tracestate, baggage: W3C trace context, published as the headers of these names; without
+            a traceparent, those of the current trace.
         id: globally unique; None generates a UUIDv7.
         content_type: media type of the payload, published as the header `Content-Type`.
         attributes: additional headers, up to 16 KiB of names and values.
@@ -47,9 +51,11 @@ class NewEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     payload: Any
     event_version: int = 1
     occurred_at: datetime | None = None
-    correlation_id: UUID | None = None
-    causation_id: UUID | None = None
+    correlation_id: str | UUID | None = None
+    causation_id: str | UUID | None = None
     traceparent: str | None = None
+    tracestate: str | None = None
+    baggage: str | None = None
     id: UUID | None = None
     content_type: str | None = None
     attributes: Mapping[str, str] = {}
@@ -84,7 +90,7 @@ def record_event(new: NewEvent, now: int, make_id: Callable[[], UUID]) -> Record
     id_ = make_id() if new.id is None else _uuid(new.id, "id")
     _check_types(id_, new)
     data = _binary(new)
-    trace = tracer().current()
+    trace = _trace(new)
     command = RecordOutboxEvent(
         id_,
         new.aggregate_type,
@@ -93,13 +99,15 @@ def record_event(new: NewEvent, now: int, make_id: Callable[[], UUID]) -> Record
         new.event_version,
         now if new.occurred_at is None else _micros(id_, new.occurred_at, "occurred_at"),
         CorrelationContext(
-            None if new.correlation_id is None else _uuid(new.correlation_id, "correlation_id"),
-            None if new.causation_id is None else _uuid(new.causation_id, "causation_id"),
+            _correlation_id(id_, new.correlation_id, "correlation_id"),
+            _correlation_id(id_, new.causation_id, "causation_id"),
         ),
-        new.traceparent or (None if trace is None else trace.traceparent),
+        trace.get(TRACEPARENT),
         check_attributes(id_, new.attributes, new.content_type),
         data is not None,
         None if new.publish_at is None else _micros(id_, new.publish_at, "publish_at"),
+        trace.get(TRACESTATE),
+        trace.get(BAGGAGE),
     )
     (event,) = decide(command, None, now)
     assert isinstance(event, OutboxEventRecorded)
@@ -126,6 +134,8 @@ def _check_types(id_: UUID, new: NewEvent) -> None:
         ("event_version", int, "an integer"),
         ("occurred_at", datetime | None, "a datetime with a time zone"),
         ("traceparent", str | None, "text"),
+        ("tracestate", str | None, "text"),
+        ("baggage", str | None, "text"),
         ("publish_at", datetime | None, "a datetime with a time zone"),
     ):
         value = getattr(new, name)
@@ -148,6 +158,24 @@ def _uuid(value: Any, name: str) -> UUID:
         raise InvalidOutboxEvent(f"An outbox event's {name} must be a UUID; it was {value!r:.80}.") from None
 
 
+def _correlation_id(id_: UUID, value: object, name: str) -> str | None:
+    """Return the id of a conversation or a cause as text; a UUID in its canonical form."""
+    if value is None or isinstance(value, str):
+        return value
+    if type(value).__name__ != "UUID":  # other libraries define their own UUID classes
+        raise InvalidOutboxEvent(
+            f"Outbox event {id_}: {name} must be text or a UUID; it was {_type_name(value)}."
+        )
+    return str(_uuid(value, name))
+
+
+def _trace(new: NewEvent) -> Mapping[str, str]:
+    """Return the trace context of an event as headers: its own, or the current one."""
+    own = ((TRACEPARENT, new.traceparent), (TRACESTATE, new.tracestate), (BAGGAGE, new.baggage))
+    given = {name: value for name, value in own if value is not None}
+    return given if new.traceparent is not None else outgoing_headers() | given
+
+
 def _micros(id_: UUID, at: datetime, name: str) -> int:
     if at.tzinfo is None:
         raise InvalidOutboxEvent(f"Outbox event {id_}: {name} {at} has no time zone; use datetime.now(UTC).")
@@ -165,6 +193,10 @@ def _binary(new: NewEvent) -> bytes | None:
 
 
 def _json(id_: UUID, payload: Any) -> bytes:
+    if payload is None:
+        raise InvalidOutboxEvent(
+            f"Outbox event {id_}: the payload is None; pass {{}} if the event has no data."
+        )
     if isinstance(payload, bytes | bytearray | memoryview):
         raise InvalidOutboxEvent(
             f"Outbox event {id_}: the payload is bytes; wrap JSON as msgspec.Raw, or set content_type to "
@@ -174,8 +206,11 @@ def _json(id_: UUID, payload: Any) -> bytes:
         text = _encode(payload)
         if isinstance(payload, msgspec.Raw):
             _decode(text)
-        elif b"null" in text:  # msgspec encodes NaN and infinity as null; json rejects them
-            json.dumps(msgspec.to_builtins(payload, str_keys=True), allow_nan=False)
+        else:
+            if b"null" in text:  # msgspec encodes NaN and infinity as null; json rejects them
+                json.dumps(msgspec.to_builtins(payload, str_keys=True, enc_hook=_dump), allow_nan=False)
+            if _NAIVE.search(text):
+                _check_times(id_, payload)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidOutboxEvent(f"Outbox event {id_}: the payload is not JSON: {error}.") from error
     if _NUL.search(text):
@@ -183,3 +218,40 @@ def _json(id_: UUID, payload: Any) -> bytes:
             f"Outbox event {id_}: the payload has a NUL character, which PostgreSQL can't store; remove it."
         )
     return text
+
+
+def _dump(value: Any) -> Any:
+    """Return a model of pydantic as values of JSON, as `Encoder.enc_hook`."""
+    if not _is_model(value):
+        raise TypeError(f"{_type_name(value)} has no form in JSON")
+    return value.model_dump(mode="json")
+
+
+def _is_model(value: object) -> bool:
+    return callable(getattr(type(value), "model_dump", None))  # of pydantic, which need not be installed
+
+
+def _check_times(id_: UUID, payload: Any) -> None:
+    """Raise `InvalidOutboxEvent` if a payload has a datetime without a time zone."""
+    values = [
+        msgspec.to_builtins(
+            payload,
+            builtin_types=(datetime,),
+            str_keys=True,
+            enc_hook=lambda value: value.model_dump() if _is_model(value) else None,
+        )
+    ]
+    while values:
+        value = values.pop()
+        if isinstance(value, dict):
+            values += value.values()
+        elif isinstance(value, list | tuple | set | frozenset):
+            values += value
+        elif isinstance(value, datetime) and value.tzinfo is None:
+            raise InvalidOutboxEvent(
+                f"Outbox event {id_}: the payload has the time {value} without a time zone; use "
+                "datetime.now(UTC), or pass text."
+            )
+
+
+_encode = msgspec.json.Encoder(enc_hook=_dump).encode

@@ -7,7 +7,7 @@ from postroom.application.correlation import correlate
 from postroom.application.outbox.formats import MessageFormat
 from postroom.application.outbox.route import Route
 from postroom.application.ports.outbox_repository import OutboxRow
-from postroom.application.ports.publisher import Publisher
+from postroom.application.ports.publisher import NotStored, Publisher
 from postroom.application.telemetry import logger, summarize
 from postroom.application.trace_context import read_context
 from postroom.application.tracing import PUBLISH, outgoing_headers, tracer
@@ -73,16 +73,16 @@ class PublishBatch:
         start = self._started
         try:
             subject = self._route.name_of(event)
-            parent = read_context(event.traceparent)
+            parent = read_context(event.traceparent, event.tracestate, event.baggage)
             with tracer().span(PUBLISH, (subject,), message_id=str(event.id), parent=parent):
                 message = self._format.write(event, row.payload)
                 headers = message.headers | outgoing_headers()
                 await self._publisher.publish(subject, message.payload, headers)
+        except (InvalidRequest, NotStored) as error:
+            self.refused.append((row, str(error)))
+            return False
         except Unavailable as error:
             self._unanswered.append((start, row, error))
-            return False
-        except InvalidRequest as error:
-            self.refused.append((row, str(error)))
             return False
         except Exception as error:  # one event's defect must not stop the others
             logger().exception("outbox.defect", outbox_id=str(event.id))
@@ -95,4 +95,4 @@ class PublishBatch:
 
 def correlation_of(event: OutboxEvent) -> str:
     """Return the correlation id of an event, or else its id, for logs."""
-    return str(event.correlation.correlation_id or event.id)
+    return event.correlation.correlation_id or str(event.id)

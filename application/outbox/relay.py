@@ -84,6 +84,7 @@ class OutboxRelay:
         self._format = format_ or PostroomFormat()
         self._hints = hints
         self._settings = settings or OutboxSettings()
+        self._backoff = BACKOFF.within(self._settings.backoff_max_ms)
         self._stopping = asyncio.Event()
         self.counts = RelayCounts()
         self.published_by_type: Counter[str] = Counter()
@@ -104,7 +105,7 @@ class OutboxRelay:
             except Unavailable as error:
                 failures += 1
                 self.progress.failed()
-                pause = backoff_ms(BACKOFF, failures, self._random())
+                pause = backoff_ms(self._backoff, failures, self._random())
                 logger().warning("outbox.unavailable", error=str(error), pause_ms=pause)
                 await self._pause(pause, hinted=False)
                 continue

@@ -5,6 +5,8 @@ from typing import Protocol
 
 import msgspec
 
+from postroom.domain.errors import Unavailable
+
 
 class PublishAck(msgspec.Struct, frozen=True):
     """Acknowledgement of a stream: the message's position, and whether its `Nats-Msg-Id` was a duplicate."""
@@ -12,6 +14,10 @@ class PublishAck(msgspec.Struct, frozen=True):
     stream: str
     sequence: int
     duplicate: bool
+
+
+class NotStored(Unavailable):
+    """The target answered that it can't store a message now, such as a full stream; other names may work."""
 
 
 class Publisher(Protocol):
@@ -22,6 +28,7 @@ class Publisher(Protocol):
 
         Raises:
             InvalidRequest: the stream refuses this message (no stream at the subject, too large).
+            NotStored: the stream can't store this message now (it is full, or has no leader).
             Unavailable: it is unknown whether the message was stored; publish it again.
         """
 

@@ -78,7 +78,7 @@ class OutboxRepositoryConformance:
         self, repository: OutboxRepository, record: Record
     ) -> None:
         trace = f"00-{'a' * 32}-{'b' * 16}-01"
-        about = {"correlation_id": uuid4(), "causation_id": uuid4(), "traceparent": trace}
+        about = {"correlation_id": str(uuid4()), "causation_id": "order 1", "traceparent": trace}
         (id_,) = record(order_placed("o-1", 1, event_version=3, **about))
         (found,) = await unpublished(repository)
         event = found.event

@@ -34,7 +34,7 @@ EVENT = OutboxEvent(
     "order_placed",
     2,
     1_768_464_000_000_000,
-    CorrelationContext(UUID(int=2), UUID(int=3)),
+    CorrelationContext(str(UUID(int=2)), str(UUID(int=3))),
     f"00-{'a' * 32}-{'b' * 16}-01",
     attributes={
         "Content-Type": "application/x.order+json",

@@ -10,8 +10,8 @@ import pytest
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.publisher import JetStreamPublisher
 from postroom.adapters.nats.settings import NatsSettings
-from postroom.application.ports.publisher import Publisher
-from postroom.domain.errors import InvalidRequest, Unavailable
+from postroom.application.ports.publisher import NotStored, Publisher
+from postroom.domain.errors import InvalidRequest
 from tests.conformance.publisher import ORDERS, Stored, StreamConformance
 from tests.support.memory_stream import MemoryStream
 from tests.support.servers.nats import NatsServer
@@ -123,7 +123,7 @@ async def test_a_full_stream_takes_messages_again_when_there_is_room(nats_url: s
         )
         publisher = JetStreamPublisher(client)
         await publisher.publish("small.a", b"1", {})
-        with pytest.raises(Unavailable, match="maximum messages exceeded"):
+        with pytest.raises(NotStored, match="maximum messages exceeded"):
             await publisher.publish("small.a", b"2", {})
         await client.jetstream().purge_stream("SMALL")
         assert (await publisher.publish("small.a", b"2", {})).sequence == 2

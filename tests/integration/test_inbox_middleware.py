@@ -170,7 +170,7 @@ async def test_the_worker_and_the_handler_may_share_the_table(database: Any, url
     assert (received.version, settled.version, settled.attempts) == (1, 2, 1)
     assert counts(url) == (1, 1, 1)
     types = rows(url, "SELECT type FROM aggregate_events ORDER BY type")
-    assert types == [("InboxMessageProcessed.1",), ("InboxMessageReceived.1",), ("OutboxEventRecorded.2",)]
+    assert types == [("InboxMessageProcessed.1",), ("InboxMessageReceived.1",), ("OutboxEventRecorded.3",)]
 
 
 # -- what doesn't depend on the kind of connection ---

@@ -37,6 +37,18 @@ async def test_attributes_and_the_content_type_are_headers(messaging_database: s
     assert (headers["Aggregate-Id"], payload) == ("o-1", b'{"n": 1, "order": "o-1"}')
 
 
+async def test_ids_that_are_no_uuids_and_the_context_of_a_trace_are_headers(messaging_database: str) -> None:
+    trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "shop=1", "baggage": "user=5"}
+    record(
+        messaging_database, order_placed("o-1", 1, correlation_id="request 1", causation_id="Zoë", **trace)
+    )
+    stream = MemoryStream()
+    async with relaying(messaging_database, stream) as relay:
+        await relay.relay_once()
+    ((_, _, headers),) = stream.messages
+    assert headers.items() >= ({"Correlation-Id": "request 1", "Causation-Id": "Zoë"} | trace).items()
+
+
 async def test_a_payload_of_bytes_is_published_as_it_is(messaging_database: str) -> None:
     stream = MemoryStream()
     parts = [DATA, bytearray(DATA), memoryview(DATA), b""]

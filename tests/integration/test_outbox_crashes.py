@@ -123,7 +123,7 @@ def check(url: str, nats_url: str, count: int) -> None:
             "SELECT types, count(*) FROM (SELECT array_agg(type ORDER BY version) AS types"
             " FROM aggregate_events GROUP BY stream) AS histories GROUP BY types"
         ).fetchall()
-    assert histories == [(["OutboxEventRecorded.2", "OutboxEventPublished.1"], count)]
+    assert histories == [(["OutboxEventRecorded.3", "OutboxEventPublished.1"], count)]
 
 
 def published(url: str) -> int:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
+import asyncpg
 import msgspec
 import psycopg
 import pytest
@@ -258,6 +259,16 @@ async def test_without_a_transaction_nothing_is_recorded(
             with pytest.raises(InvalidRequest, match=problem):
                 await AsyncOutbox().record(connection, event)
     assert column(messaging_database, "id") == []
+
+
+async def test_a_connection_of_asyncpg_is_refused_with_the_way_to_use_it(messaging_database: str) -> None:
+    async with asyncpg.create_pool(messaging_database, min_size=1, max_size=1) as pool:
+        connection = await asyncpg.connect(messaging_database)
+        async with pool.acquire() as pooled:
+            for each in (connection, pooled):
+                with pytest.raises(InvalidRequest, match=r"asyncpg\.\S+\. Use asyncpg through SQLAlchemy"):
+                    await AsyncOutbox().record(each, order_placed("o-1", 1))
+        await connection.close()
 
 
 async def test_an_unsupported_connection_is_named(engine: sqlalchemy.Engine) -> None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import nats
 import psycopg
 import pytest
+from nats.js.api import DiscardPolicy
 
 from postroom.adapters.compose.outbox import (
     MessagingSettings,
@@ -15,12 +16,15 @@ from postroom.adapters.compose.outbox import (
     open_outbox,
 )
 from postroom.adapters.compose.relay import NatsSettings, open_relay
+from postroom.adapters.nats.connection import connect
+from postroom.adapters.nats.publisher import JetStreamPublisher
 from postroom.adapters.postgres.messaging.hints import PostgresHints
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.cleanup import Cleanup
 from postroom.application.outbox.relay import OutboxRelay
 from postroom.domain.errors import InvalidRequest, Unavailable
+from tests.support.logs import capture_logs
 from tests.support.memory_stream import MemoryStream
 from tests.support.outboxes import SUBJECT, column, history, names, numbers, order_placed, record, relaying
 from tests.support.waiting import until
@@ -361,6 +365,59 @@ async def test_events_reach_jetstream(messaging_database: str, nats_url: str) ->
         about = [m for m in messages if (m.headers or {})["Aggregate-Id"] == f"Größe {n}"]
         assert numbers([m.data for m in about], f"Größe {n}") == list(range(n, 50, 3))
     await client.close()
+
+
+async def test_a_full_stream_holds_back_its_own_events_only_and_they_are_parked(
+    messaging_database: str, nats_url: str
+) -> None:
+    async with connect(NatsSettings(nats_url), "test") as client:
+        stream = client.jetstream()
+        await stream.add_stream(name="GOOD", subjects=["sea.event.order_placed.>"])
+        await stream.add_stream(
+            name="FULL", subjects=["sea.event.order_full.>"], max_msgs=1, discard=DiscardPolicy.NEW
+        )
+        # The events of the full stream come first, in every partition.
+        full = [order_placed(f"f-{n}", n, event_type="order_full") for n in range(40)]
+        record(messaging_database, *full, *(order_placed(f"o-{n}", n) for n in range(40)))
+        async with relaying(messaging_database, JetStreamPublisher(client), settings=AT_ONCE) as relay:
+            while await relay.relay_once():
+                pass
+        assert (relay.counts.published, relay.counts.failed, relay.counts.parked) == (41, 78, 39)
+        errors = [error for error in column(messaging_database, "publish_error") if error is not None]
+        assert len(errors) == 39
+        assert all("maximum messages exceeded" in error for error in errors)
+        await stream.update_stream(name="FULL", subjects=["sea.event.order_full.>"], max_msgs=100)
+        async with open_outbox(MessagingSettings(messaging_database, "sea")) as desk:
+            assert await desk.retry_events.all() == 39
+        async with relaying(messaging_database, JetStreamPublisher(client), settings=AT_ONCE) as relay:
+            while await relay.relay_once():
+                pass
+        assert None not in column(messaging_database, "published_at")
+
+
+async def test_pauses_of_an_outage_are_within_the_longest_backoff_of_the_settings(
+    messaging_database: str,
+) -> None:
+    record(messaging_database, order_placed("o-1", 1))
+    outages = 0
+
+    async def behave(_: str, __: bytes) -> None:
+        nonlocal outages
+        outages += 1
+        if outages <= 12:
+            raise Unavailable("NATS is gone.")
+
+    stream = MemoryStream(behave)
+    settings = OutboxSettings(backoff_base_ms=1, backoff_max_ms=10, hints=False)
+    with capture_logs() as logs:
+        async with (
+            relaying(messaging_database, stream, settings=settings, random=lambda: 0.999) as relay,
+            running(relay),
+        ):
+            await until(has_messages(stream, 1))
+    pauses = [each["pause_ms"] for each in logs if each["event"] == "outbox.unavailable"]
+    assert len(pauses) == 12
+    assert max(pauses) <= 10
 
 
 async def test_a_relay_of_a_context_that_is_no_word_of_a_subject_does_not_start(nats_url: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from postroom import connect
+from postroom import TopicPolicy, connect
 from postroom.adapters.compose.relay import (
     EventTarget,
     KafkaSettings,
@@ -91,6 +91,24 @@ async def test_an_event_that_is_no_cloud_event_is_parked_with_the_reason(
     assert "'CE-id' would be read as one of the CloudEvent; name it differently" in errors[0]
     assert errors[1] is None
     assert "The subject of the CloudEvent has control characters" in errors[2]
+
+
+async def test_a_full_topic_of_a_mailbox_holds_back_its_own_events_only(
+    messaging_database: str, tmp_path: Path
+) -> None:
+    store = str(tmp_path / "mail.db")
+    events = [
+        order_placed(f"{kind}-{n}", n, aggregate_type=kind) for kind in ("full", "free") for n in range(9)
+    ]
+    record(messaging_database, *events)
+    async with connect(store) as mailbox:
+        await mailbox.set_topic_policy("sea.full", TopicPolicy(shards=1, shard_capacity=2))
+        await relay_all(messaging_database, MailboxTarget(address=store), max_attempts=2, backoff_max_ms=1)
+        assert len(await mailbox.receive_messages("sea.free", max_messages=100)) == 9
+        assert len(await mailbox.receive_messages("sea.full", max_messages=100)) == 2
+    errors = [error for error in column(messaging_database, "publish_error") if error]
+    assert len(errors) == 7
+    assert all("Mailbox main@local is full" in error for error in errors)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ class EventRows:
             self._required(row, "event_type"),
             1 if version is None else _integer(version),
             self._occurred_at(row),
-            CorrelationContext(self._uuid(row, "correlation_id"), self._uuid(row, "causation_id")),
+            CorrelationContext(self._text(row, "correlation_id"), self._text(row, "causation_id")),
             self._text(row, "traceparent"),
             self._headers(row, id_),
             row.types[self._names["payload"]] not in _JSON_TYPES,
@@ -148,13 +148,6 @@ class EventRows:
             return UUID(text)
         except ValueError:
             return uuid5(_IDS, f"{row.table}/{text}")
-
-    def _uuid(self, row: Row, field: str) -> UUID | None:
-        text = self._text(row, field)
-        try:
-            return None if text is None else UUID(text)
-        except ValueError:
-            raise _InvalidColumn(f"its {self._names.get(field, field)} is not a UUID") from None
 
     def _payload(self, row: Row) -> bytes:
         value = self._value(row, "payload")

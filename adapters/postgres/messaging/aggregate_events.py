@@ -142,3 +142,11 @@ class AggregateEvents(AggregateRecorder):
 def as_json(rows: Sequence[msgspec.Struct]) -> str:
     """Return rows as one JSON parameter, which every driver supports."""
     return msgspec.json.encode(rows).decode()
+
+
+def as_uuid(text: str | None) -> UUID | None:
+    """Return the value of a column for an id of any text; None if it is not a UUID."""
+    try:
+        return None if text is None else UUID(text)
+    except ValueError:
+        return None

@@ -9,7 +9,7 @@ import msgspec
 import psycopg
 
 from postroom.adapters.postgres.database import AsyncConnection, connect_async, describe, shown
-from postroom.adapters.postgres.messaging.aggregate_events import as_json, stored_rows, utc
+from postroom.adapters.postgres.messaging.aggregate_events import as_json, as_uuid, stored_rows, utc
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.ports.capture import Aggregate
@@ -92,8 +92,8 @@ def _row(decision: Decision, payload: bytes) -> _Held:
         event.event_version,
         msgspec.Raw(payload),
         None if event.occurred_at is None else utc(event.occurred_at),
-        event.correlation.correlation_id,
-        event.correlation.causation_id,
+        as_uuid(event.correlation.correlation_id),
+        as_uuid(event.correlation.causation_id),
         event.publish_attempts,
         event.publish_error,
         event.status == "parked" or event.retry_at is not None,

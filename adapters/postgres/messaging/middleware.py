@@ -53,6 +53,7 @@ from postroom.domain.inbox import (
     receive,
 )
 from postroom.domain.policy import backoff_ms
+from postroom.domain.subject import is_correlation_id
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
@@ -163,15 +164,12 @@ def _with_causation(event: Any, request: HandlerRequest) -> NewEvent:
     return msgspec.structs.replace(
         event,
         causation_id=event.causation_id or cause,
-        correlation_id=event.correlation_id or _uuid(request.correlation_id) or cause,
+        correlation_id=event.correlation_id or _correlation_id(request.correlation_id) or cause,
     )
 
 
-def _uuid(text: str | None) -> UUID | None:
-    try:
-        return UUID(text) if text else None
-    except ValueError:
-        return None
+def _correlation_id(text: str | None) -> str | None:
+    return text if text and is_correlation_id(text) else None
 
 
 def _begin(database: Any) -> Begin:

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 from uuid_utils.compat import uuid7
 
-from postroom.adapters.postgres.messaging.aggregate_events import UNIQUE_VIOLATION, as_json, utc
+from postroom.adapters.postgres.messaging.aggregate_events import UNIQUE_VIOLATION, as_json, as_uuid, utc
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
 from postroom.adapters.sql.transaction import (
     DatabaseRefused,
@@ -174,8 +174,8 @@ def _row(recorded: RecordedEvent) -> _Row:
         event.event_version,
         msgspec.Raw(recorded.payload),
         utc(event.occurred_at),
-        event.correlation_id,
-        event.causation_id,
+        as_uuid(event.correlation_id),
+        as_uuid(event.causation_id),
         recorded.data_bytes,
         None if event.publish_at is None else utc(event.publish_at),
     )

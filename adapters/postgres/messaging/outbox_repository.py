@@ -10,7 +10,7 @@ import msgspec
 import psycopg
 
 from postroom.adapters.postgres.database import connect_async, describe, shown
-from postroom.adapters.postgres.messaging.aggregate_events import as_json, stored_rows, utc
+from postroom.adapters.postgres.messaging.aggregate_events import as_json, as_uuid, stored_rows, utc
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.aggregate_codec import CODEC
@@ -301,7 +301,10 @@ def _outbox_row(row: _Row, with_payload: bool) -> OutboxRow:
         row.event_type,
         row.event_version,
         row.occurred_at,
-        CorrelationContext(row.correlation_id, row.causation_id),
+        CorrelationContext(
+            _id_text(row.correlation_id, recorded.correlation_id if recorded else None),
+            _id_text(row.causation_id, recorded.causation_id if recorded else None),
+        ),
         recorded.traceparent if recorded else None,
         row.published_at,
         row.publish_attempts,
@@ -310,8 +313,17 @@ def _outbox_row(row: _Row, with_payload: bool) -> OutboxRow:
         status,
         recorded.attributes if recorded else {},
         recorded.is_binary if recorded else False,
+        recorded.tracestate if recorded else None,
+        recorded.baggage if recorded else None,
     )
     return OutboxRow(event, payload, row.version is not None, unreadable)
+
+
+def _id_text(column: UUID | None, recorded: str | None) -> str | None:
+    """Return the id of a row; one that is not a UUID is in the history only."""
+    if recorded is not None and as_uuid(recorded) == column:
+        return recorded
+    return None if column is None else str(column)
 
 
 def _decode_binary(payload: bytes) -> tuple[bytes | None, str | None]:

@@ -9,7 +9,7 @@ from postroom.domain.outbox import OutboxChange, OutboxEventPublished, OutboxEve
 
 STREAM = bytes(range(16))
 EVENTS: list[OutboxChange] = [
-    OutboxEventRecorded(STREAM, 1, 5, "order", "o-1", "order_placed", 2, 4, UUID(int=1), None, None),
+    OutboxEventRecorded(STREAM, 1, 5, "order", "o-1", "order_placed", 2, 4, str(UUID(int=1)), None, None),
     OutboxEventRetried(STREAM, 2, 6),
     OutboxEventPublished(STREAM, 3, 7, "order_placed", "sea.event.order_placed.v2"),
 ]

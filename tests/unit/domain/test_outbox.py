@@ -65,12 +65,12 @@ class Scenario:
 
 
 def test_an_event_is_recorded_as_it_happened() -> None:
-    correlation = CorrelationContext(UUID(int=1), UUID(int=2))
+    correlation = CorrelationContext("request 1", str(UUID(int=2)))
     trace = f"00-{'a' * 32}-{'b' * 16}-01"
     command = record(correlation=correlation, traceparent=trace, event_version=3)
     assert Scenario().when(command, 1_000) == [
         OutboxEventRecorded(
-            STREAM, 1, 1_000, "order", "o-1", "order_placed", 3, 900, UUID(int=1), UUID(int=2), trace
+            STREAM, 1, 1_000, "order", "o-1", "order_placed", 3, 900, "request 1", str(UUID(int=2)), trace
         )
     ]
 
