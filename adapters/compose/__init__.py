@@ -242,7 +242,10 @@ async def own_mailbox(
             else own_by_lease(ownership, mailbox, owner, wait_ms, lease)
         )
         path = socket_path(store, mailbox)
-        server = None if path is None else await opened.enter_async_context(listening(path, mailbox))
+        server = None
+        if path is not None:
+            incumbent = await ownership.incumbent(mailbox)
+            server = await opened.enter_async_context(listening(path, mailbox, incumbent))
         if server is not None and ownership.directory is not None and settings.listen != OFF:
             remote = RemoteServer(server, mailbox, ownership.directory, settings.listen)
             await opened.enter_async_context(background_task(remote.run()))

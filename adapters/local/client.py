@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import count, groupby
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ from postroom.application.correlation import current_corr_id
 from postroom.application.forks import set_close_on_fork
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.mailbox_owner import Answer
-from postroom.domain.errors import InvalidRequest, Unavailable
+from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 from postroom.domain.mailbox.commands import Command, Receive, Send
 
 T = TypeVar("T")
@@ -46,16 +47,12 @@ class LocalClient(asyncio.Protocol):
 
     Arguments:
         owner_timeout_ms: time without any answer after which an owner that was asked counts as hanging.
-        on_silence: called when the owner has been silent for the first of the intervals.
     """
 
-    def __init__(
-        self, endpoint: Endpoint, owner_timeout_ms: int, on_silence: Callable[[], Awaitable[None]]
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, owner_timeout_ms: int) -> None:
         self._endpoint = endpoint
         self._loop = asyncio.get_running_loop()
         self._interval = owner_timeout_ms / 1_000 / TICKS
-        self._on_silence = on_silence
         self._frames = Frames()
         self._ids = count(1)
         self._calls: dict[int, asyncio.Future[msgspec.Raw]] = {}
@@ -67,19 +64,16 @@ class LocalClient(asyncio.Protocol):
         self._ticks: asyncio.Task[None] | None = None
         self._greeting: asyncio.Future[protocol.Hello] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()
-        self.is_hanging = False
+        self.hanging: str | None = None
+        """Token of the ownership to end, if the connection was closed because the owner hangs."""
+        self.is_replaced = False
+        """Whether it was closed because the mailbox has another owner by now."""
 
     @classmethod
-    async def connect(
-        cls,
-        endpoint: Endpoint,
-        mailbox: str,
-        owner_timeout_ms: int,
-        on_silence: Callable[[], Awaitable[None]],
-    ) -> "LocalClient | None":
+    async def connect(cls, endpoint: Endpoint, mailbox: str, owner_timeout_ms: int) -> "LocalClient | None":
         """Return a connection to the owner; None if nobody listens.
 
-        `is_hanging` is set when the owner does not greet in time.
+        `hanging` is set when the owner does not greet in time.
 
         Raises: Unavailable when the address can't be reached or is somebody else's, or its owner speaks
             another protocol.
@@ -87,7 +81,7 @@ class LocalClient(asyncio.Protocol):
         connected = await endpoint.dial()
         if connected is None:
             return None
-        client = cls(endpoint, owner_timeout_ms, on_silence)
+        client = cls(endpoint, owner_timeout_ms)
         client._opening = client._loop.create_task(endpoint.open(client, connected))
         client._ticks = client._loop.create_task(client._watch())
         try:
@@ -262,7 +256,10 @@ class LocalClient(asyncio.Protocol):
         self._requests.clear()
 
     async def _watch(self) -> None:
-        """End the connection when the owner owes an answer and says nothing for all of its time."""
+        """End the connection when the owner owes an answer and says nothing for all of its time.
+
+        It ends sooner when the mailbox has another owner by then: that one is not to be evicted.
+        """
         silent = 0
         while True:
             self._heard = False
@@ -271,17 +268,22 @@ class LocalClient(asyncio.Protocol):
             await asyncio.sleep(self._interval)
             is_silent = not self._heard and (bool(self._calls) or not self._greeting.done())
             silent = silent + 1 if is_silent else 0
-            if silent == 1:
-                await self._on_silence()
-            if silent >= TICKS:
-                self.is_hanging = await self._endpoint.is_host_up()
-                if self._opening is not None:
-                    self._opening.cancel()
-                if self._transport is not None:
-                    self._transport.abort()
-                elif not self.ended.done():
-                    self.ended.set_result(None)
-                return
+            if not silent:
+                continue
+            incumbent = None
+            with suppress(PostroomError):  # of a store that can't be used, which tells nothing
+                incumbent = await self._endpoint.incumbent()
+                self.is_replaced = incumbent is None and not self._heard
+            if self.is_replaced or silent >= TICKS:
+                break
+        if not self.is_replaced and await self._endpoint.is_host_up():
+            self.hanging = incumbent
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        elif not self.ended.done():
+            self.ended.set_result(None)
 
 
 def _batches(commands: Sequence[Command]) -> Iterator[tuple[str, list[Command]]]:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from postroom.adapters.local.certificate import NAME, trust_certificate
+from postroom.adapters.local.paths import bound_path
 from postroom.adapters.sockets.address import split_address
 from postroom.adapters.sockets.peers import is_own_or_root
 from postroom.application.ports.owner_directory import OwnerAddress, OwnerDirectory
+from postroom.application.ports.ownership import Ownership
 from postroom.domain.errors import InvalidRequest, Unavailable
 
 DIAL_SECONDS = 5.0
@@ -37,6 +39,15 @@ class Endpoint(Protocol):
     def is_owner(self, connected: Any) -> bool:
         """Return whether the peer of a socket may be the owner."""
 
+    async def incumbent(self) -> str | None:
+        """Return the token of the ownership whose owner answers here; None if it has ended.
+
+        A connection is to one owner for as long as it lasts, so a process that is connected to an owner that
+        hangs can tell it from its successor, whenever it asks (ADR 0104).
+
+        Raises: Unavailable when the store can't be used.
+        """
+
     async def is_host_up(self) -> bool:
         """Return whether the owner's host answers, so that an owner that does not is one that hangs."""
 
@@ -44,8 +55,11 @@ class Endpoint(Protocol):
 class LocalEndpoint:
     """The Unix socket of an owner on this host."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mailbox: str, ownership: Ownership) -> None:
         self._path = path
+        self._mailbox = mailbox
+        self._ownership = ownership
+        self._bound_at = ""
 
     def __str__(self) -> str:
         return str(self._path)
@@ -56,6 +70,7 @@ class LocalEndpoint:
         try:
             connected.setblocking(False)
             await asyncio.get_running_loop().sock_connect(connected, str(self._path))
+            self._bound_at = connected.getpeername()  # the kernel knows it also of an owner that hangs
         except (FileNotFoundError, ConnectionError, BlockingIOError):
             connected.close()
             return None
@@ -75,6 +90,13 @@ class LocalEndpoint:
         """Return whether it is a process of this user or of root; see `Endpoint.is_owner`."""
         return is_own_or_root(connected)
 
+    async def incumbent(self) -> str | None:
+        """Compare the ownership with the one that the socket was created for; see `Endpoint.incumbent`."""
+        incumbent = await self._ownership.incumbent(self._mailbox)
+        if incumbent is None or self._bound_at != str(bound_path(self._path, incumbent)):
+            return None
+        return incumbent
+
     async def is_host_up(self) -> bool:
         """Return True: it is this host."""
         return True
@@ -83,10 +105,13 @@ class LocalEndpoint:
 class RemoteEndpoint:
     """The address of an owner on another host, from the database (ADR 0064)."""
 
-    def __init__(self, mailbox: str, owner: OwnerAddress, directory: OwnerDirectory) -> None:
+    def __init__(
+        self, mailbox: str, owner: OwnerAddress, directory: OwnerDirectory, ownership: Ownership
+    ) -> None:
         self._mailbox = mailbox
         self._owner = owner
         self._directory = directory
+        self._ownership = ownership
 
     def __str__(self) -> str:
         return self._owner.address
@@ -135,6 +160,11 @@ class RemoteEndpoint:
     def is_owner(self, connected: Any) -> bool:
         """Return True: the certificate was compared; see `Endpoint.is_owner`."""
         return True
+
+    async def incumbent(self) -> str | None:
+        """Compare address and certificate, which an owner has alone; see `Endpoint.incumbent`."""
+        incumbent = await self._ownership.incumbent(self._mailbox)  # before the address: never a later one
+        return incumbent if await self._directory.find(self._mailbox) == self._owner else None
 
     async def is_host_up(self) -> bool:
         """Return whether a connection is accepted, which the kernel does for a process that hangs."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from postroom.domain.errors import Unavailable
 
 MAX_PATH_BYTES = 100
-"""Room in a socket's address, 108 bytes on Linux, for the path and the suffix while it is being replaced."""
+"""Room in a socket's address, 107 bytes on Linux, for the path and the suffix of `bound_path`."""
 
 
 def socket_path(store: str, mailbox: str, preferred: Path | None) -> Path:
@@ -31,6 +31,18 @@ def socket_path(store: str, mailbox: str, preferred: Path | None) -> Path:
             f"The path {path} is too long for a socket; set XDG_RUNTIME_DIR to a folder with a shorter path."
         )
     return path
+
+
+def bound_path(path: Path, incumbent: str | None) -> Path:
+    """Return the path at which an owner creates its socket, before it renames it to `path`.
+
+    The kernel tells it to whoever is connected to the socket, even if the owner hangs and the socket was
+    replaced, so it says which ownership the socket is of.
+
+    Arguments:
+        incumbent: see `Ownership.incumbent`.
+    """
+    return path.with_name(f"{path.name}.{sha256((incumbent or '').encode()).hexdigest()[:6]}")
 
 
 def _runtime_folder() -> Path:

@@ -1,7 +1,6 @@
 """The owner's side of the local socket: answers the other processes that use its mailbox."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from postroom.adapters.local import protocol
+from postroom.adapters.local.paths import bound_path
 from postroom.adapters.local.protocol import FRAME_BYTES, Frames, Hello, MalformedFrame, frame, wire_error
 from postroom.adapters.sockets.peers import is_own_or_root
 from postroom.application.background import cancel_and_wait
@@ -58,12 +58,16 @@ class Outboxes(Protocol):
 class LocalServer:
     """Server of one mailbox at a Unix socket, for processes of the same user or of root.
 
+    Arguments:
+        incumbent: token of the ownership of this process; see `bound_path`.
+
     It listens from the moment this process owns the mailbox, so that others can tell an owner that is loading
     its log from one that hangs; requests wait until `serve` is called.
     """
 
-    def __init__(self, path: Path, mailbox: str) -> None:
+    def __init__(self, path: Path, mailbox: str, incumbent: str | None) -> None:
         self._path = path
+        self._bound_path = bound_path(path, incumbent)
         self.hello = Hello(protocol.VERSION, mailbox)
         self.is_closing = False
         self.connections: set[_Connection] = set()
@@ -84,7 +88,7 @@ class LocalServer:
         self._watching = asyncio.create_task(self._watch(), name=f"watch of {self._path}")
 
     async def _listen(self) -> None:
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid() & 0xFFFF:x}")
+        temporary = self._bound_path
         try:
             temporary.unlink(missing_ok=True)
             # In two steps: the first is not interrupted, so that a cancellation leaks no socket.
@@ -174,9 +178,9 @@ class LocalServer:
 
 
 @asynccontextmanager
-async def listening(path: Path, mailbox: str) -> AsyncIterator[LocalServer]:
-    """Listen at a Unix socket while the context lasts."""
-    server = LocalServer(path, mailbox)
+async def listening(path: Path, mailbox: str, incumbent: str | None) -> AsyncIterator[LocalServer]:
+    """Listen at a Unix socket while the context lasts; see `LocalServer`."""
+    server = LocalServer(path, mailbox, incumbent)
     try:
         await server.start()
         yield server

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -109,9 +109,8 @@ class SharedOwner:
         self._owner: Owner | None = None
         self._is_available = asyncio.Event()
         self._failure: Exception | None = None
-        self._incumbent: str | None = None
         self._was_used = False
-        self._evicted: tuple[int, int] | None = None
+        self._stale: tuple[int, int] | None = None
         self._gone_at: float | None = None
         self._task: asyncio.Task[None] | None = None
         self._process = os.getpid()
@@ -266,17 +265,16 @@ class SharedOwner:
     async def _use_local_owner(self) -> bool:
         """Send calls to the owner at the socket until it is gone; return whether there was one.
 
-        The socket of an owner that was evicted is left out: it accepts connections until it is replaced.
+        The socket of an owner that was evicted or replaced is left out: it accepts connections until the next
+        owner on this host replaces it.
         """
         socket = None if self._path is None else _socket_id(self._path)
-        if self._path is None or socket is None or socket == self._evicted:
+        if self._path is None or socket is None or socket == self._stale:
             return False
-        client = await self._use_owner(LocalEndpoint(self._path))
-        if client is None:
-            return False
-        if client.is_hanging and await self._evict():
-            self._evicted = socket
-        return client.has_greeted and not client.is_hanging
+        client = await self._use_owner(LocalEndpoint(self._path, self.name, self._ownership))
+        if client is not None and (client.hanging is not None or client.is_replaced):
+            self._stale = socket
+        return self._was_served_by(client)
 
     async def _be_owner_or_use_remote_one(self) -> bool:
         """Own the mailbox, or send calls to its owner on another host; return whether either was done.
@@ -292,19 +290,22 @@ class SharedOwner:
         if directory is None or address is None:
             raise owned
         try:
-            client = await self._use_owner(RemoteEndpoint(self.name, address, directory))
+            endpoint = RemoteEndpoint(self.name, address, directory, self._ownership)
+            return self._was_served_by(await self._use_owner(endpoint))
         except Unavailable as error:
             raise MailboxOwned(self.name, f"{owned.owner}. {error}") from error
-        if client is None:
-            return False
-        if client.is_hanging:
-            await self._evict()
-        return client.has_greeted and not client.is_hanging
+
+    @staticmethod
+    def _was_served_by(client: LocalClient | None) -> bool:
+        """Return whether a connection that has ended was to an owner that answered."""
+        return client is not None and client.has_greeted and client.hanging is None
 
     async def _use_owner(self, endpoint: Endpoint) -> LocalClient | None:
-        """Send calls to the owner in another process until it is gone; return None if nobody listens."""
-        self._incumbent = None
-        client = await LocalClient.connect(endpoint, self.name, self._owner_timeout_ms, self._note_incumbent)
+        """Send calls to the owner in another process until it is gone; return None if nobody listens.
+
+        An owner that hangs is evicted.
+        """
+        client = await LocalClient.connect(endpoint, self.name, self._owner_timeout_ms)
         if client is None:
             return None
         try:
@@ -316,6 +317,9 @@ class SharedOwner:
         finally:
             self._drop(client)
             client.close()
+        if client.hanging is not None:
+            logger().warning("mailbox.owner_hangs", mailbox=self.name, owner=client.hanging)
+            await self._ownership.evict(self.name, client.hanging)
         return client
 
     async def _check_policies(self, client: LocalClient) -> None:
@@ -348,19 +352,6 @@ class SharedOwner:
             finally:
                 self._drop(owner)
         return True
-
-    async def _evict(self) -> bool:
-        """Evict the owner that hangs; return False if the store can't tell who that is."""
-        if self._incumbent is None:
-            return False
-        logger().warning("mailbox.owner_hangs", mailbox=self.name, owner=self._incumbent)
-        await self._ownership.evict(self.name, self._incumbent)
-        return True
-
-    async def _note_incumbent(self) -> None:
-        """Record the owner to replace if the silence lasts, so that no later owner is mistaken for it."""
-        with suppress(PostroomError):
-            self._incumbent = await self._ownership.incumbent(self.name)
 
     def _use(self, owner: Owner) -> None:
         self._owner, self._failure, self._was_used = owner, None, True

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from time import perf_counter
+from typing import Any
 
 from postroom.application.mailbox.group import Group, Request
 from postroom.application.mailbox.log_writer import LogWriter
@@ -16,11 +17,15 @@ APPENDS_IN_PROGRESS = 2
 
 
 class Committer:
-    """Committer of groups; answers each when its events and all earlier ones are durable."""
+    """Committer of groups; answers each when its events and all earlier ones are durable.
+
+    A group without events is answered once the log shows that no other process has taken the mailbox over.
+    """
 
     def __init__(
         self,
         writer: LogWriter,
+        check_ownership: Callable[[], Coroutine[Any, Any, None]],
         on_failure: Callable[[PostroomError], None],
         refuse: Callable[[Sequence[Request], PostroomError], None],
         metrics: MailboxMetrics,
@@ -28,10 +33,12 @@ class Committer:
         """Initialise with the log's writer.
 
         Arguments:
+            check_ownership: see `MailboxEngine.check_ownership`; called for groups without events.
             on_failure: called with the first failed append of a state; it must invalidate the state.
             refuse: called with the requests of each group whose state is void, and the reason.
         """
         self._writer = writer
+        self._check_ownership = check_ownership
         self._on_failure = on_failure
         self._refuse = refuse
         self._metrics = metrics
@@ -74,14 +81,16 @@ class Committer:
                 self._metrics.commit.observe(perf_counter() - began)
                 self._metrics.batch.observe(count)
                 self._metrics.count_topics(group.events)
+            elif group.requests:  # answered from memory, which counts only while nobody else owns the mailbox
+                await self._check_ownership()
         except PostroomError as error:
             failure = error
         if previous is not None:
             await previous
         self._in_progress.popleft()
-        if group.state.failure is None and failure is not None:
+        if group.state.failure is None and failure is not None and append is not None:
             self._on_failure(failure)
-        if group.state.failure is None:
-            group.answer()
+        if refusal := group.state.failure or failure:
+            self._refuse(group.requests, refusal)
         else:
-            self._refuse(group.requests, group.state.failure)
+            group.answer()

@@ -82,7 +82,9 @@ class MailboxEngine:
         self._clock = clock
         self._limits, self._default_policy = limits, default_policy
         self.metrics = MailboxMetrics()
-        self._committer = Committer(self.writer, self._append_failed, self._refuse, self.metrics)
+        self._committer = Committer(
+            self.writer, self.check_ownership, self._append_failed, self._refuse, self.metrics
+        )
         cache = EnvelopeCache(cache_bytes)
         enricher = CommandEnricher(log, cache, self._committer, protection)
         self._decider = GroupDecider(enricher, cache, self.metrics.reorder, admit)
@@ -224,16 +226,20 @@ class MailboxEngine:
     async def check_ownership(self) -> None:
         """Check that no newer owner has written to the log; if one has, refuse all further requests.
 
-        Needed by idle owners only, as an append makes the same check.
+        A new owner writes before it answers anything, so what the state in memory says after this check was
+        true when the check was made. An append makes the same check (ADR 0104).
 
         Raises: Fenced when there is a newer owner or the store was replaced, Unavailable when the log can't
-            be read.
+            be read, InvalidRequest in a forked process.
         """
+        self.check_process()
         try:
             head = await asyncio.to_thread(self.log.head)
         except Fenced as error:
             self._invalidate(error)
             raise
+        except RuntimeError as error:  # no thread can be started while the interpreter exits
+            raise Unavailable(f"The log of mailbox {self.name} can't be read: {summarize(error)}.") from error
         if head is not None and self._state is not None and head.epoch > self._state.epoch:
             fenced = Fenced(self.log.mailbox, self._state.epoch, head.epoch)
             self._invalidate(fenced)

@@ -27,6 +27,7 @@ from postroom.application.query_results import (
     Moment,
     PeekedMessage,
 )
+from postroom.domain.errors import BrokenLog
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.policy import TopicPolicy
@@ -39,8 +40,10 @@ T = TypeVar("T")
 class OwnerQueries:
     """The queries on a mailbox for its owner; see `Mailbox`.
 
-    The present is the engine's state, read on the event loop, which alone changes it. What reads or folds the
-    log runs in a thread.
+    The present is the engine's state, read on the event loop, which alone changes it. It is read after a
+    check of the log, made for each call, that no other process has taken the mailbox over: an owner that was
+    paused and replaced answers nothing from its memory (ADR 0104). What reads or folds the log runs in a
+    thread.
     """
 
     def __init__(
@@ -84,8 +87,7 @@ class OwnerQueries:
 
     async def get_backlog(self, topic: str | None = None, *, at: Moment | None = None) -> Backlog:
         """Count unsettled messages; see `Mailbox.get_backlog`."""
-        self._engine.check_process()
-        return await _at(at, self._get_backlog, topic, at=at)
+        return await self._at(at, self._get_backlog, topic, at=at)
 
     async def list_dead_letters(
         self,
@@ -97,24 +99,25 @@ class OwnerQueries:
         at: Moment | None = None,
     ) -> list[DeadLetter]:
         """Return a page of dead letters; see `Mailbox.list_dead_letters`."""
-        self._engine.check_process()
-        return await _at(at, self._list_dead_letters, topic, reason=reason, limit=limit, cursor=cursor, at=at)
+        return await self._at(
+            at, self._list_dead_letters, topic, reason=reason, limit=limit, cursor=cursor, at=at
+        )
 
     async def get_topic_policy(self, topic: str) -> TopicPolicy | None:
         """Return the policy set for a topic; see `Mailbox.get_topic_policy`."""
-        return self._get_topic_policy(topic)
+        return await self._now(self._get_topic_policy, topic)
 
     async def measure(self) -> list[Metric]:
         """Return the metrics of the mailbox."""
-        return self._measure()
+        return await self._now(self._measure)
 
     async def list_topics(self) -> list[TopicSummary]:
         """Return the topics; see `Mailbox.list_topics`."""
-        return self._list_topics()
+        return await self._now(self._list_topics)
 
     async def peek_messages(self, topic: str, *, limit: int = 10) -> list[PeekedMessage]:
         """Return ready messages without receiving them; see `Mailbox.peek_messages`."""
-        return self._peek_messages(topic, limit=limit)
+        return await self._now(self._peek_messages, topic, limit=limit)
 
     async def search_messages(self, filter_: EventFilter) -> SearchPage:
         """Return a page of the messages that match; see `Mailbox.search_messages`."""
@@ -125,10 +128,21 @@ class OwnerQueries:
         """Return a page of the unsettled messages that match, without read models."""
         if self._engine.protection is not None:
             filter_ = await asyncio.to_thread(as_stored, filter_, self._engine.protection)
-        messages = list(self._engine.mailbox.messages.values())
+        messages = await self._now(lambda: list(self._engine.mailbox.messages.values()))
         return await asyncio.to_thread(self._search_unsettled, filter_, messages)
 
+    async def _now(self, query: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a query of the present on the event loop; raises Fenced when the mailbox was taken over."""
+        await self._engine.check_ownership()
+        try:
+            return query(*args, **kwargs)
+        except BrokenLog:  # memory and log differ: the log may have a new owner since the check
+            await self._engine.check_ownership()
+            raise
 
-async def _at(at: Moment | None, query: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a query of the present on the event loop, and one of the past in a thread."""
-    return query(*args, **kwargs) if at is None else await asyncio.to_thread(query, *args, **kwargs)
+    async def _at(self, at: Moment | None, query: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a query of the present on the event loop, and one of the past in a thread."""
+        if at is None:
+            return await self._now(query, *args, **kwargs)
+        self._engine.check_process()
+        return await asyncio.to_thread(query, *args, **kwargs)

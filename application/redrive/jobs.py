@@ -49,7 +49,7 @@ class RedriveJobs:
     async def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
         """Return the dead letters that a job would select now; see `Mailbox.preview_redrive`."""
         spec = await self._as_stored(check_type("The redrive specification", spec, RedriveSpec).validate())
-        self._engine.check_process()
+        await self._engine.check_ownership()
         cutoff, matches = await self._select(spec)
         groups: Counter[tuple[str, str, str]] = Counter()
         errors: dict[tuple[str, str, str], str | None] = {}
@@ -86,12 +86,14 @@ class RedriveJobs:
 
     async def list_redrives(self) -> list[RedriveReport]:
         """Return the jobs; see `Mailbox.list_redrives`."""
+        await self._engine.check_ownership()
         mailbox = self._engine.mailbox
         jobs = sorted(mailbox.redrives.values(), key=lambda job: (job.started_at, job.job), reverse=True)
         return [report_of(mailbox.name, job) for job in jobs]
 
     async def get_redrive(self, job_id: str, /) -> RedriveReport:
         """Return a job; see `Mailbox.get_redrive`."""
+        await self._engine.check_ownership()
         return self._report(self._stream(job_id))
 
     async def list_redrive_messages(
@@ -99,6 +101,7 @@ class RedriveJobs:
     ) -> RedriveMessages:
         """Return a page of the messages of a job; see `Mailbox.list_redrive_messages`."""
         check_page(outcome, cursor, limit)
+        await self._engine.check_ownership()
         job = find_job(self._stream(job_id), self._engine.mailbox)
         await self._engine.submit([Sweep()])  # returns when earlier decisions are durable
         return await asyncio.to_thread(list_messages, self._engine.log, job, outcome, cursor, limit)

@@ -140,7 +140,7 @@ class _Owner:
     async def _open(self) -> None:
         opening = open_mailbox("memory:", MAILBOX)
         self._mailbox = await opening.__aenter__()
-        listener = listening(self._path, MAILBOX)
+        listener = listening(self._path, MAILBOX, None)
         server: LocalServer = await listener.__aenter__()
         server.serve(_Engine(self._mailbox, self._failures), _Outboxes())
         self._opened = [opening, listener]

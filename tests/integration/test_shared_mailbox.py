@@ -23,6 +23,7 @@ from postroom import (
 )
 from postroom.adapters.compose import socket_path
 from postroom.adapters.compose.store import open_store
+from postroom.adapters.local.paths import bound_path
 from postroom.adapters.local.protocol import VERSION, Hello, frame
 from postroom.domain.errors import WrongMode
 from tests.support.waiting import until
@@ -114,7 +115,11 @@ async def test_an_owner_that_hangs_is_asked_once_and_then_replaced(store: str) -
         writer.close()
 
     async with lock(store):
-        server = await asyncio.start_unix_server(hang, str(socket_path(open_store(store), MAILBOX)))
+        path = socket_path(open_store(store), MAILBOX)
+        assert path is not None
+        bound = bound_path(path, await open_store(store).ownership().incumbent(MAILBOX))
+        server = await asyncio.start_unix_server(hang, str(bound))
+        bound.rename(path)
         async with connect(store, owner_timeout_ms=SHORT_MS) as mailbox:
             await mailbox.send_message(MESSAGE)
             assert connections == 1
