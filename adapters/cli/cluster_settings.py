@@ -7,6 +7,7 @@ import msgspec
 from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.compose.cluster import open_node_access
 from postroom.adapters.compose.remote import ClientTls
+from postroom.adapters.sockets.connections import ConnectionLimits
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.cluster import NodeAccess
@@ -44,7 +45,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
         return open_node_access(self.node_token, files if self.tls or any(files) else None)
 
 
-class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):
+class ListenSettings(ConnectionLimits, frozen=True, kw_only=True):
     """Settings of a server of the cluster; base of `[admin]`, `[runner]` and `[proxy]`.
 
     Arguments:
@@ -77,4 +78,9 @@ class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidSettings(
                 f"[{section}]: TLS needs both tls_certificate and tls_key; set both, or neither."
             )
-        return Protection(tls, self.behind_proxy)
+        for name in ConnectionLimits.__struct_fields__:
+            if getattr(self, name) < 1:
+                raise InvalidSettings(
+                    f"[{section}]: {name} must be at least 1; it was {getattr(self, name)}."
+                )
+        return Protection(tls, self.behind_proxy, limits=self)

@@ -97,8 +97,8 @@ def serve(
     flags = {"http": http, "grpc": grpc, "max_connections": max_connections, "amnesia": amnesia or None}
     settings = session.settings.section("serve", ServeSettings, flags)
     for name in HttpSettings.__struct_fields__:
-        if name.endswith(("_ms", "_bytes", "_connections")) and getattr(settings, name) < 1:
-            raise InvalidSettings(f"[serve]: {name} must be at least 1; it was {getattr(settings, name)}.")
+        if type(value := getattr(settings, name)) is int and value < 1:
+            raise InvalidSettings(f"[serve]: {name} must be at least 1; it was {value}.")
     if settings.amnesia:
         session = enter_amnesia(session, settings.http, settings.grpc)
     opening: AbstractAsyncContextManager[Access] = (
@@ -127,7 +127,7 @@ def _surfaces(session: Session, settings: ServeSettings, protection: Protection)
             )
         surfaces.append(open_http_surface(settings.http, settings, protection, mount))
     if settings.grpc:
-        surfaces.append(open_grpc_surface(settings.grpc, protection))
+        surfaces.append(open_grpc_surface(settings.grpc, protection, settings))
     return surfaces
 
 

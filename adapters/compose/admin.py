@@ -143,5 +143,5 @@ async def serve_admin(
     async with AsyncExitStack() as opened:
         opened.callback(blocking.close)
         await opened.enter_async_context(control_plane.running())
-        url = await opened.enter_async_context(serve_handlers(target, handlers, tls))
+        url = await opened.enter_async_context(serve_handlers(target, handlers, tls, protection.limits))
         yield RunningAdmin(url, control_plane)

@@ -103,7 +103,7 @@ async def serve_proxy(
         channels = OwnerChannels(lambda owner: access.open_channel(owner, is_shared=False))
         forwarding = ForwardingHandlers(proxy, channels, local)
         handlers: list[Handlers] = [forwarding, *proxy_handlers(proxy, access)]
-        url = await stack.enter_async_context(serve_handlers(target, handlers, tls))
+        url = await stack.enter_async_context(serve_handlers(target, handlers, tls, protection.limits))
         reached_at = advertised_address(url, target, address)
         stack.push_async_callback(proxy.leave)  # before the calls in progress end
         await stack.enter_async_context(background_task(proxy.run(reached_at)))

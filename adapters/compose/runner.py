@@ -222,7 +222,8 @@ async def open_runner(
 
     unserved = SurfaceMetrics()
     handlers = MailboxHandlers(host.served.find, unserved)
-    async with serve_handlers(target, [handlers], settings.protection.tls_at(target)) as url:
+    tls, limits = settings.protection.tls_at(target), settings.protection.limits
+    async with serve_handlers(target, [handlers], tls, limits) as url:
         address = advertised_address(url, target, settings.address)
         identity = RunnerIdentity(settings.runner, settings.proxy, address)
         runner = Runner(identity, settings.mailboxes, admin, host, SystemClock())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from postroom.adapters.compose.store import MEMORY, open_store
 from postroom.adapters.http_server.settings import HttpSettings
+from postroom.adapters.sockets.connections import ConnectionLimits
 from postroom.adapters.sockets.protection import Protection
 from postroom.adapters.sockets.tls import ServerTls, TlsFiles
 from postroom.application.delivery_window import DeliveryWindows
@@ -24,6 +25,7 @@ if TYPE_CHECKING:  # uvicorn is an extra
     from postroom.adapters.http_server.mount import Mount
 
 __all__ = [
+    "ConnectionLimits",
     "HttpSettings",
     "Protection",
     "ServerTls",
@@ -133,8 +135,10 @@ def open_http_surface(
 
 
 @explain_missing_extra("grpc")
-def open_grpc_surface(address: str, protection: Protection | None = None) -> Surface:
+def open_grpc_surface(
+    address: str, protection: Protection | None = None, limits: ConnectionLimits | None = None
+) -> Surface:
     """Return the gRPC surface; see `grpc_surface`."""
     from postroom.adapters.grpc.server import grpc_surface
 
-    return grpc_surface(address, protection)
+    return grpc_surface(address, protection, limits)

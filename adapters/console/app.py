@@ -107,6 +107,7 @@ class Console:
             if browser is None:
                 raise Unauthenticated(NO_SESSION)
             session = await self.service.open_session(browser.token)
+            request.scope["state"]["connection"].set_authenticated(True)
             access = session.grant.access
             if access is not None:
                 browser.principal, browser.capability = access.principal, access.nonce.hex()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 import grpc
 from google.protobuf.message import Message
 
+from postroom.adapters.grpc.connections import GrpcConnections
 from postroom.adapters.grpc.forwarded_call import (
     Context,
     ForwardedCall,
@@ -19,6 +20,7 @@ from postroom.adapters.grpc.forwarded_call import (
     refuse,
     within,
 )
+from postroom.adapters.grpc.handlers import MailboxHandlers
 from postroom.adapters.grpc.metadata import FORWARDED_KEY, MAILBOX_KEY, read_metadata, read_text
 from postroom.adapters.grpc.methods import METHODS, NAMES
 from postroom.adapters.grpc.owner_channels import OwnerChannels, OwnerUnreachable
@@ -53,7 +55,7 @@ class LocalMailboxes(NamedTuple):
     """
 
     names: ServedMailboxes
-    handlers: grpc.GenericRpcHandler
+    handlers: MailboxHandlers
 
 
 class ForwardingHandlers(grpc.GenericRpcHandler):
@@ -76,6 +78,7 @@ class ForwardingHandlers(grpc.GenericRpcHandler):
         self._local = local
         self._names = {method.path: name for name, method in METHODS.items()}
         self._waiting: set[asyncio.Task[Any]] = set()
+        self._connections = GrpcConnections()
         self._is_stopping = False
         self._calls_in_progress = 0
         self._request_bytes = 0
@@ -101,6 +104,15 @@ class ForwardingHandlers(grpc.GenericRpcHandler):
             request_deserializer=None,
             response_serializer=_encode,
         )
+
+    def watch(self, connections: GrpcConnections) -> None:
+        """Note connections with a valid token; see `Handlers.watch`.
+
+        The owner verifies the token, so it counts as valid while the owner has not refused it.
+        """
+        self._connections = connections
+        if self._local is not None:
+            self._local.handlers.watch(connections)
 
     def end_waits(self) -> None:
         """End streams and long polls, with an error that makes their callers reconnect."""
@@ -155,12 +167,15 @@ class ForwardingHandlers(grpc.GenericRpcHandler):
                         if FORWARDED_KEY in caller:
                             raise WrongOwner(mailbox)
                         metadata = forwarded_metadata(pairs, mailbox)
+                        self._connections.note(context.peer())
                         call = ForwardedCall(name, path, data, context, mailbox, metadata)
                         answer = await self._forward(call, send)
                         self._forwarded[name, "OK"] += 1
                         return answer
                 except grpc.aio.AioRpcError as error:
                     self._forwarded[name, error.code().name] += 1
+                    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                        self._connections.forget(context.peer())
                     return await abort_alike(context, error)
                 except grpc.aio.AbortError:  # of a mailbox of this process, whose metrics have it
                     raise
@@ -177,6 +192,7 @@ class ForwardingHandlers(grpc.GenericRpcHandler):
                         "The call failed because of a defect in Postroom; the proxy's log has it."
                     )
             self._forwarded[name, status_code(failure).name] += 1
+            self._connections.forget(context.peer())
             return await refuse(context, failure, caller)
 
         return run

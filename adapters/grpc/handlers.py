@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
+from postroom.adapters.grpc.connections import GrpcConnections
 from postroom.adapters.grpc.messages import read_request
 from postroom.adapters.grpc.metadata import MAILBOX_KEY, read_metadata, read_text
 from postroom.adapters.grpc.methods import METHODS, NAMES, Method
@@ -20,7 +21,7 @@ from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.telemetry import logger
 from postroom.application.trace_context import context_of
 from postroom.application.tracing import Span, tracer
-from postroom.domain.errors import InternalError, NotFound, PostroomError, Unavailable
+from postroom.domain.errors import InternalError, NotFound, PostroomError, Unauthenticated, Unavailable
 
 CORR_ID_KEY = "x-corr-id"
 """Metadata with the correlation id of a call, of the caller and in the trailers of the answer."""
@@ -69,12 +70,17 @@ class MailboxHandlers(grpc.GenericRpcHandler):
             for name, method in METHODS.items()
         }
         self._served: dict[str, _ServedMailbox] = {}
+        self._connections = GrpcConnections()
 
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
         """Return the handler of a path."""
         return self._handlers.get(handler_call_details.method)
+
+    def watch(self, connections: GrpcConnections) -> None:
+        """Note connections with a valid token; see `Handlers.watch`."""
+        self._connections = connections
 
     def end_waits(self) -> None:
         """End the streams and long polls of all mailboxes."""
@@ -142,12 +148,15 @@ class MailboxHandlers(grpc.GenericRpcHandler):
                     return service.open_session(token)
 
                 call = Call(context, await open_session(), open_session)
+                self._connections.note(context.peer())
                 _check_mailbox(caller, service)
                 answer = await getattr(served.calls, name)(read_request(kind, data), call)
                 service.metrics.answered_grpc(name, "OK")
                 return answer
             except PostroomError as error:
                 failure = error
+                if isinstance(error, Unauthenticated):
+                    self._connections.forget(context.peer())
             except asyncio.CancelledError:
                 if not served.calls.is_stopping:
                     raise

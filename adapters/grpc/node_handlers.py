@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import grpc
 from google.protobuf.message import Message
 
+from postroom.adapters.grpc.connections import GrpcConnections
 from postroom.adapters.grpc.messages import read_request
 from postroom.adapters.grpc.metadata import read_metadata
 from postroom.adapters.grpc.methods import Method
@@ -55,6 +56,7 @@ class NodeHandlers(grpc.GenericRpcHandler):
         public: Collection[str] = (),
     ) -> None:
         self._access = access
+        self._connections = GrpcConnections()
         self.names = tuple({methods[name].path.split("/")[1] for name in handlers})
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             methods[name].path: grpc.unary_unary_rpc_method_handler(
@@ -70,6 +72,10 @@ class NodeHandlers(grpc.GenericRpcHandler):
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
         """Return the handler of a path."""
         return self._handlers.get(handler_call_details.method)
+
+    def watch(self, connections: GrpcConnections) -> None:
+        """Note connections with a valid token; see `Handlers.watch`."""
+        self._connections = connections
 
     def end_waits(self) -> None:
         """Do nothing: no call waits for an event."""
@@ -88,6 +94,7 @@ class NodeHandlers(grpc.GenericRpcHandler):
                 try:
                     if not is_public:
                         self._access.check_caller(context)
+                        self._connections.note(context.peer())
                     answer = await handler(read_request(method.request, data), call)
                     context.set_trailing_metadata(tuple(call.trailers.items()))
                     return answer

@@ -12,10 +12,13 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
+from postroom.adapters.grpc.connections import GrpcConnections
 from postroom.adapters.grpc.handlers import MailboxHandlers
 from postroom.adapters.sockets.address import Address, find_file, remove_stale, unlink, url
+from postroom.adapters.sockets.connections import ConnectionLimits
 from postroom.adapters.sockets.protection import Protection, check_access
 from postroom.adapters.sockets.tls import LoadedTls, ServerTls
+from postroom.application.background import background_task
 from postroom.application.service import Service, Surface, only
 from postroom.domain.errors import Unavailable
 
@@ -51,6 +54,9 @@ class Handlers(Protocol):
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
         """Return the handler of a method by its path; None for a method of another service."""
 
+    def watch(self, connections: GrpcConnections) -> None:
+        """Take the connections of the server, to note which of them have shown a valid token."""
+
     def end_waits(self) -> None:
         """End the calls that wait, as the server stops."""
 
@@ -58,7 +64,9 @@ class Handlers(Protocol):
         """Finish what remains when the server has stopped."""
 
 
-def grpc_surface(address: str, protection: Protection | None = None) -> Surface:
+def grpc_surface(
+    address: str, protection: Protection | None = None, limits: ConnectionLimits | None = None
+) -> Surface:
     """Return a surface that serves gRPC, with health and reflection.
 
     Its context raises Unavailable when the address can't be bound, and InvalidRequest for one beyond loopback
@@ -68,6 +76,7 @@ def grpc_surface(address: str, protection: Protection | None = None) -> Surface:
     Arguments:
         address: `host:port`, port 0 for any free one; or `unix:path`.
         protection: what an address beyond loopback needs.
+        limits: of the connections.
 
     Raises: InvalidRequest for an address that is malformed or not protected.
     """
@@ -78,7 +87,8 @@ def grpc_surface(address: str, protection: Protection | None = None) -> Surface:
     @asynccontextmanager
     async def serve(service: Service) -> AsyncIterator[str]:
         check_access(target, is_dev=service.is_dev)
-        async with serve_handlers(target, [MailboxHandlers(only(service), service.metrics)], tls) as where:
+        handlers = MailboxHandlers(only(service), service.metrics)
+        async with serve_handlers(target, [handlers], tls, limits) as where:
             yield where
 
     return serve
@@ -89,6 +99,7 @@ async def serve_handlers(
     target: Address,
     handlers: Sequence[Handlers],
     tls: ServerTls | None = None,
+    limits: ConnectionLimits | None = None,
     *,
     stop_seconds: float = STOP_SECONDS,
 ) -> AsyncIterator[str]:
@@ -97,21 +108,28 @@ async def serve_handlers(
     Arguments:
         handlers: asked in their order.
         tls: certificate of the server; None serves without TLS.
+        limits: of the connections.
         stop_seconds: time for the calls in progress when the context ends.
 
     Yields: the URL.
     Raises: Unavailable when the address can't be bound.
     """
-    server = grpc.aio.server(options=OPTIONS)
+    limits = limits or ConnectionLimits()
+    connections_option = ("grpc.max_allowed_incoming_connections", limits.max_connections)
+    server = grpc.aio.server(options=[*OPTIONS, connections_option])
     server.add_generic_rpc_handlers(tuple(handlers))  # type: ignore[arg-type]  # asks for no more than this protocol
     names = [name for each in handlers for name in each.names]
     checks = await _add_health(server, names)
     reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     port = _bind(server, target, tls)
     file = find_file(target)
+    connections = GrpcConnections(None if target.is_unix else port, limits)
+    for each in handlers:
+        each.watch(connections)
     await server.start()
     try:
-        yield url("grpc" if tls is None else "grpcs", target, port)
+        async with background_task(connections.run()):
+            yield url("grpc" if tls is None else "grpcs", target, port)
     finally:
         await checks.enter_graceful_shutdown()
         for each in handlers:

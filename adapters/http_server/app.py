@@ -9,7 +9,8 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from postroom.adapters.http_server.bodies import Bodies, ClientGone
-from postroom.adapters.http_server.call import Call, Reply
+from postroom.adapters.http_server.call import CLOSE, Call, Reply
+from postroom.adapters.http_server.connection import Connection
 from postroom.adapters.http_server.parameters import parse_query
 from postroom.adapters.http_server.problems import (
     TYPE,
@@ -95,6 +96,7 @@ class App:
         span: Span,
     ) -> None:
         started = time.perf_counter()
+        connection: Connection = scope["state"]["connection"]
         route: Route | None = None
         try:
             _check_corr_id(headers)
@@ -105,14 +107,18 @@ class App:
             def open_session() -> Awaitable[Session]:
                 return self._open_session(token)
 
+            caller = None
+            if not route.is_public:
+                caller = await open_session()
+                connection.set_authenticated(True)
             call = Call(
                 corr_id,
                 headers,
                 path,
-                caller=None if route.is_public else await open_session(),
+                caller=caller,
                 query=parse_query(scope["query_string"], route.query),
                 body=await self._body(route, headers, receive, hold),
-                connection=scope["state"]["connection"],
+                connection=connection,
                 open_session=open_session,
             )
             reply = await route.handler(call)
@@ -121,6 +127,8 @@ class App:
         except PostroomError as error:
             reply = refusal(error, corr_id, ends_connection=b"expect" in headers)
             self._metrics.refused(error)
+            if isinstance(error, Unauthenticated):
+                connection.set_authenticated(False)
         except Exception:
             logger().exception("http.request_failed")
             reply = refusal(
@@ -214,8 +222,10 @@ def refusal(error: PostroomError, corr_id: str, *, ends_connection: bool = False
         headers.append((b"allow", error.allow.encode()))
     if isinstance(error, Unauthenticated):
         headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, UnsupportedMediaType):
+        headers.append((b"accept-encoding", b"identity"))
     if ends_connection or isinstance(error, FrameTooLarge):
-        headers.append((b"connection", b"close"))
+        headers.append(CLOSE)
     return Reply(msgspec.json.encode(problem(error, corr_id)), error.status, TYPE, tuple(headers))
 
 

@@ -5,11 +5,12 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from postroom.adapters.http_server.body_budget import BodyBudget
+from postroom.adapters.http_server.problems import UnsupportedMediaType
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.domain.errors import FrameTooLarge
 
 DISCARD_FRAMES: Final = 4
-"""Frames of a body that is too large which are read and discarded, so that its sender sees the answer."""
+"""Frames of a chunked body that is too large which are discarded, so that its sender sees the answer."""
 
 
 class ClientGone(Exception):
@@ -32,18 +33,23 @@ class Bodies:
     async def read(self, headers: dict[bytes, bytes], receive: Any, hold: Callable[[int], None]) -> bytes:
         """Return a body; one that is too large is never held in memory.
 
-        Raises: FrameTooLarge; Unavailable when the budget is used up; ClientGone.
+        Raises: FrameTooLarge, before anything is read of a body whose declared length is too large;
+            UnsupportedMediaType for a content coding; Unavailable when the budget is used up; ClientGone.
         """
         limit, size, pieces = self._frame_bytes, 0, []
-        is_declared = int(headers.get(b"content-length", b"0")) > limit  # the parser accepts digits only
-        if is_declared and headers.get(b"expect", b"").lower() == b"100-continue":
+        if int(headers.get(b"content-length", b"0")) > limit:  # the parser accepts digits only
             raise self._too_large()
+        coding = headers.get(b"content-encoding", b"identity").strip().lower()
+        if coding not in (b"", b"identity"):
+            raise UnsupportedMediaType(
+                f"The body has the Content-Encoding {coding.decode('latin-1')!r}; send it without one."
+            )
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
             size += len(message["body"])
-            if size <= limit and not is_declared:
+            if size <= limit:
                 hold(len(message["body"]))
                 pieces.append(message["body"])
             else:

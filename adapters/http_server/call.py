@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -10,6 +10,8 @@ from postroom.adapters.http_server.connection import Connection
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.service import Session
 
+CLOSE: Final = (b"connection", b"close")
+"""Header of an answer after which the connection is closed."""
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -64,6 +66,6 @@ class Reply(msgspec.Struct):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-def json_reply(value: Any, status: int = 200) -> Reply:
+def json_reply(value: Any, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:
     """Return a value as JSON."""
-    return Reply(_ENCODER.encode(value), status)
+    return Reply(_ENCODER.encode(value), status, headers=headers)

@@ -15,12 +15,19 @@ from uvicorn.server import ServerState
 from postroom.adapters.http_server.problems import TYPE, Problem
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.adapters.http_server.write_buffer import WriteBuffer
+from postroom.adapters.sockets.connections import UnauthenticatedConnections
 from postroom.adapters.sockets.peers import is_own_or_root
 from postroom.application.telemetry import logger
 
 MAX_HEADER_BYTES = 64 << 10
+LINE_BYTES, FIELD_BYTES = len(b"  HTTP/1.1\r\n\r\n"), len(b": \r\n")
+"""Bytes of a header besides method, path, names and values."""
 OVERHEAD = 8
 """Bytes on the wire per byte of the largest frame: chunk headers, trailers, and bodies that are refused."""
+
+
+class _HeaderTooLarge(Exception):
+    """The header of a request exceeds its limit."""
 
 
 class State(ServerState):
@@ -29,9 +36,14 @@ class State(ServerState):
     `refused` are those above the limit, whose clients have not closed them yet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: HttpSettings) -> None:
         super().__init__()
         self.refused: set[Connection] = set()
+        self.unauthenticated = UnauthenticatedConnections[Connection](
+            Connection.make_way,
+            limits.max_unauthenticated,
+            limits.max_unauthenticated_per_address,
+        )
 
 
 class Connection(HttpToolsProtocol):
@@ -44,11 +56,14 @@ class Connection(HttpToolsProtocol):
     def __init__(self, config: Config, state: State, limits: HttpSettings) -> None:
         super().__init__(config, state, {"connection": self})
         self._refused = state.refused
+        self._unauthenticated = state.unauthenticated
+        self.timeout_keep_alive = limits.unauthenticated_timeout_ms / 1_000  # type: ignore[assignment]  # seconds
         self.closed = asyncio.Event()
         self._limits = limits
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
         self._in_header = True
+        self._header_bytes = 0
         self._is_idle = True  # between two requests
         self._awaited: tuple[int, str] | None = None  # the part of the request that is late after some ms
         self._has_moved_on = False  # whether the part is another one than before these bytes
@@ -57,12 +72,15 @@ class Connection(HttpToolsProtocol):
     # -- the transport's callbacks ---
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the deadline of the first request; refuse foreign users, and connections above the limit."""
+        """Start the deadline of the first request; refuse foreign users, and connections above the limit.
+
+        A connection whose client has not shown a valid token makes room for a new one.
+        """
         seconds = self._limits.write_timeout_ms / 1_000
         super().connection_made(WriteBuffer(transport, self.loop, seconds))  # type: ignore[arg-type]  # all it needs of one
         if not is_trusted(transport):
             self._refuse(403, "E_CAP_SCOPE", "The socket serves processes of its own user and root only.")
-        elif len(self.connections) > self._limits.max_connections:
+        elif len(self.connections) > self._limits.max_connections and not self._unauthenticated.make_room():
             self.connections.discard(self)  # it takes nobody's place
             self._refuse(
                 503, "E_UNAVAILABLE", "The server has its limit of connections; retry shortly.", 1_000
@@ -71,12 +89,35 @@ class Connection(HttpToolsProtocol):
             if len(self._refused) > self._limits.max_connections:
                 self.transport.close()
         else:
+            self._unauthenticated.add(self, transport.get_extra_info("peername"))
             self._expect(self._limits.header_timeout_ms, "header")
+
+    def set_authenticated(self, is_authenticated: bool) -> None:
+        """Note whether the last request that needs a token had a valid one."""
+        if self.transport.is_closing() or is_authenticated == (self not in self._unauthenticated):
+            return
+        if is_authenticated:
+            self._unauthenticated.discard(self)
+            milliseconds = self._limits.idle_timeout_ms
+        else:
+            self._unauthenticated.add(self, self.transport.get_extra_info("peername"))
+            milliseconds = self._limits.unauthenticated_timeout_ms
+        self.timeout_keep_alive = milliseconds / 1_000  # type: ignore[assignment]  # seconds
+
+    def make_way(self) -> None:
+        """Close the connection for the sake of another one, which takes its place at once."""
+        self.connections.discard(self)
+        self._refused.add(self)
+        self.transport.close()
+        # What the client does not read would keep the connection open.
+        if self.transport.get_write_buffer_size() or len(self._refused) > self._limits.max_connections:
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the deadlines and tell the request in progress."""
         super().connection_lost(exc)
         self._refused.discard(self)
+        self._unauthenticated.discard(self)
         self.transport.lost()  # type: ignore[attr-defined]  # of WriteBuffer
         self._unset_keepalive_if_required()
         self._cancel_deadline()
@@ -101,7 +142,7 @@ class Connection(HttpToolsProtocol):
             if self._awaited is not None:
                 self._expect(*self._awaited)
         if self._in_header and self._received > MAX_HEADER_BYTES:
-            self._refuse(431, "E_HEADER_TOO_LARGE", f"A header has at most {MAX_HEADER_BYTES} bytes.")
+            self._refuse_header()
         elif self._received > MAX_HEADER_BYTES + OVERHEAD * self._limits.frame_bytes:
             self.transport.abort()
 
@@ -123,15 +164,26 @@ class Connection(HttpToolsProtocol):
         """Start the deadline of the header, unless these bytes complete it."""
         super().on_message_begin()
         self._in_header = True
+        self._header_bytes = 0
         self._is_idle = False
         self._received = 0
         self._await(self._limits.header_timeout_ms, "header")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Add a field to the header; drop trailers, which nobody expects and no limit of headers covers."""
+        if self._in_header:
+            self._header_bytes += len(name) + len(value) + FIELD_BYTES
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Start the deadline of the body, unless these bytes complete it."""
         if self.parser.should_upgrade():
             return  # the request begins again when its upgrade is declined
+        line = len(self.parser.get_method()) + len(self.url) + LINE_BYTES
+        if line + self._header_bytes > MAX_HEADER_BYTES:
+            raise _HeaderTooLarge
         self._in_header = False
+        self.transport.lingers = True  # type: ignore[attr-defined]  # of WriteBuffer
         self._await(self._limits.body_timeout_ms, "body")
         super().on_headers_complete()
 
@@ -140,6 +192,7 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         super().on_message_complete()
+        self.transport.lingers = False  # type: ignore[attr-defined]  # of WriteBuffer
         self._awaited = None
         self._has_moved_on = True
         self._in_header = True
@@ -156,8 +209,11 @@ class Connection(HttpToolsProtocol):
         """Parse bytes; return what is left to be parsed."""
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserError:
-            self.send_400_response("")
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, _HeaderTooLarge):
+                self._refuse_header()
+            else:
+                self.send_400_response("")
         except httptools.HttpParserUpgrade as upgrade:
             return self._decline_upgrade(data[upgrade.args[0] :])
         return b""
@@ -174,6 +230,9 @@ class Connection(HttpToolsProtocol):
         fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
         version = parser.get_http_version().encode()
         return b"%b %b HTTP/%b\r\n%b\r\n%b" % (parser.get_method(), self.url, version, b"".join(fields), rest)
+
+    def _refuse_header(self) -> None:
+        self._refuse(431, "E_HEADER_TOO_LARGE", f"A header has at most {MAX_HEADER_BYTES} bytes.")
 
     def _await(self, milliseconds: int, part: str) -> None:
         self._awaited = (milliseconds, part)

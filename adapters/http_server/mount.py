@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 from postroom.adapters.http_server.app import describe, refusal, send_reply
 from postroom.adapters.http_server.bodies import Bodies, ClientGone
+from postroom.adapters.http_server.call import CLOSE
 from postroom.adapters.http_server.site import Site
 from postroom.application.correlation import correlate, is_corr_id
 from postroom.application.service import Service
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.telemetry import logger
 from postroom.application.tracing import Span, tracer
-from postroom.domain.errors import NotFound, PostroomError
+from postroom.domain.errors import FrameTooLarge, NotFound, PostroomError
 
 READS = frozenset(("GET", "HEAD", "OPTIONS"))
 REFUSAL = "postroom.refusal"
@@ -96,6 +97,7 @@ class MountedApp:
                 }
                 if scope["method"] not in READS:
                     receive = await self._receive_form(scope, headers, receive, hold)
+                    exchange.ends_connection = isinstance(scope.get(REFUSAL), FrameTooLarge)
                 await self._mounted(scope, receive, exchange.send)
             except ClientGone:
                 return
@@ -143,11 +145,13 @@ class MountedApp:
 class _Exchange:
     def __init__(self, corr_id: str, send: Any) -> None:
         self.status = 500
+        self.ends_connection = False
         self._corr_id = corr_id.encode()
         self._send = send
 
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message = {**message, "headers": [*message["headers"], (b"x-corr-id", self._corr_id)]}
+            end = [CLOSE] if self.ends_connection else []
+            message = {**message, "headers": [*message["headers"], (b"x-corr-id", self._corr_id), *end]}
         await self._send(message)

@@ -62,7 +62,7 @@ class MethodNotAllowed(InvalidRequest):
 
 
 class UnsupportedMediaType(InvalidRequest):
-    """The body is not declared to be JSON."""
+    """The body is not declared to be JSON, or has a content coding, such as gzip."""
 
     code = "E_MEDIA_TYPE"
     status = 415

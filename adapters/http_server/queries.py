@@ -5,7 +5,7 @@ from datetime import datetime
 import msgspec
 
 from postroom.adapters.http_server import query_schemas, schemas
-from postroom.adapters.http_server.call import Call, Reply, json_reply
+from postroom.adapters.http_server.call import CLOSE, Call, Reply, json_reply
 from postroom.adapters.prometheus.text import write_metrics
 from postroom.application.access.dead_letters import covered_filter
 from postroom.application.messages import rfc3339
@@ -167,7 +167,7 @@ class StateHandlers:
 
     async def healthz(self, call: Call) -> Reply:
         """Tell that the process answers."""
-        return json_reply(schemas.Ok())
+        return json_reply(schemas.Ok(), headers=(CLOSE,))
 
     async def readyz(self, call: Call) -> Reply:
         """Tell whether the mailbox can be used, and whether it takes messages (svc-mailbox P-2)."""
@@ -177,7 +177,8 @@ class StateHandlers:
         except PostroomError:
             missing.append("mailbox")
         writes = self._service.writes.takes_writes and not missing
-        return json_reply(query_schemas.Ready(not writes, missing, writes), 503 if missing else 200)
+        ready = query_schemas.Ready(not writes, missing, writes)
+        return json_reply(ready, 503 if missing else 200, (CLOSE,))
 
     async def metrics(self, call: Call) -> Reply:
         """Return the metrics."""

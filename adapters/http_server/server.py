@@ -75,7 +75,7 @@ def http_surface(
                 timeout_keep_alive=limits.idle_timeout_ms / 1_000,  # type: ignore[arg-type]  # seconds
             )
             config.load()
-            state = State()
+            state = State(limits)
             loop = asyncio.get_running_loop()
             port = 0 if target.is_unix else listener.getsockname()[1]
 
@@ -92,6 +92,7 @@ def http_surface(
                         make_connection,
                         tls.context,
                         max_handshakes=limits.max_connections,
+                        max_per_address=limits.max_unauthenticated_per_address,
                         timeout=limits.header_timeout_ms / 1_000,
                     )
                     await accepting.enter_async_context(background_task(tls_listener.run()))

@@ -1,18 +1,17 @@
 """Limits of the HTTP server."""
 
-import msgspec
+from postroom.adapters.sockets.connections import ConnectionLimits
 
 
-class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of the HTTP server; times in ms.
+class HttpSettings(ConnectionLimits, frozen=True, kw_only=True):
+    """Limits of the HTTP server, besides those of connections; times in ms.
 
     Arguments:
         frame_bytes: largest body of a request (svc-mailbox I-6).
         buffer_bytes: bodies held at a time; a request above it is answered 503.
-        max_connections: connections at a time; one more is answered 503.
         header_timeout_ms: time to send the header of a request.
         body_timeout_ms: time to send its body.
-        idle_timeout_ms: time between two requests of a connection.
+        idle_timeout_ms: time between two requests of a connection that has shown a valid token.
         write_timeout_ms: time for the client to read what is sent.
         heartbeat_ms: longest silence of a stream.
         stop_timeout_ms: time to finish the requests in progress at a stop.
@@ -21,7 +20,6 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     frame_bytes: int = 1 << 20
     buffer_bytes: int = 64 << 20
-    max_connections: int = 1_024
     header_timeout_ms: int = 5_000
     body_timeout_ms: int = 30_000
     idle_timeout_ms: int = 60_000

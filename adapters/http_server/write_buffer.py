@@ -15,6 +15,9 @@ class WriteBuffer:
 
     Arguments:
         seconds: time for the client to read the rest when the connection is closed.
+
+    Attributes:
+        lingers: the client is still sending a request, so `close` does as `end`.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
@@ -25,6 +28,7 @@ class WriteBuffer:
         self._pieces: list[bytes] = []
         self._size = 0
         self._has_ended = False
+        self.lingers = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -42,6 +46,9 @@ class WriteBuffer:
 
     def close(self) -> None:
         """Send what was written, and close; a client that does not read it keeps no connection."""
+        if self.lingers:
+            self.end()
+            return
         self._flush()
         self._transport.close()
         if self._aborting is None:

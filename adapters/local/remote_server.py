@@ -8,6 +8,7 @@ from postroom.adapters.local.certificate import issue_certificate
 from postroom.adapters.local.endpoints import set_keepalive
 from postroom.adapters.local.server import LocalServer
 from postroom.adapters.sockets.address import join_address, listen, resolve, split_address
+from postroom.adapters.sockets.connections import UnauthenticatedConnections
 from postroom.adapters.sockets.tls_listener import TlsListener
 from postroom.application.background import background_task
 from postroom.application.forks import set_close_on_fork
@@ -22,6 +23,8 @@ HANDSHAKE_SECONDS = 10.0
 MAX_HANDSHAKES = 64
 MAX_STRANGERS = 64
 """Connections that are encrypted and have not shown a valid ticket yet."""
+MAX_PER_ADDRESS = 16
+"""Handshakes, and strangers, of one address."""
 ANNOUNCE_SECONDS = 2.0
 OFF = "off"
 _ANY = ("0.0.0.0", "::")
@@ -57,7 +60,9 @@ class RemoteServer:
         self._directory = directory
         self._address = address
         self._failure = ""
-        self._strangers: dict[_Stranger, None] = {}  # in the order of their coming
+        self._strangers = UnauthenticatedConnections[_Stranger](
+            _Stranger.abort, MAX_STRANGERS, MAX_PER_ADDRESS
+        )
 
     async def run(self) -> None:
         """Listen and tell the address until it is cancelled; what fails is logged and tried again."""
@@ -82,8 +87,8 @@ class RemoteServer:
             lambda: _Stranger(self),
             context,
             max_handshakes=MAX_HANDSHAKES,
+            max_per_address=MAX_PER_ADDRESS,
             timeout=HANDSHAKE_SECONDS,
-            ends_oldest=True,
         )
         try:
             async with background_task(tls.run()):
@@ -106,15 +111,15 @@ class RemoteServer:
 
     # -- for strangers ---
 
-    def add(self, stranger: "_Stranger") -> None:
-        """Note a stranger; the one that has been waiting for longest goes when there are too many."""
+    def add(self, stranger: "_Stranger", peer: Any) -> None:
+        """Note a stranger; another one goes when there are too many."""
         if len(self._strangers) >= MAX_STRANGERS:
-            next(iter(self._strangers)).abort()
-        self._strangers[stranger] = None
+            self._strangers.make_room()
+        self._strangers.add(stranger, peer)
 
     def remove(self, stranger: "_Stranger") -> None:
         """Note that a stranger was admitted or is gone."""
-        self._strangers.pop(stranger, None)
+        self._strangers.discard(stranger)
 
     def make_connection(self) -> asyncio.Protocol:
         """Return the protocol of a peer that was admitted."""
@@ -148,7 +153,7 @@ class _Stranger(asyncio.Protocol):
         self._descriptor = transport.get_extra_info("socket").fileno()
         set_close_on_fork(self._descriptor, True)
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_SECONDS, transport.abort)
-        self._server.add(self)
+        self._server.add(self, transport.get_extra_info("peername"))
 
     def data_received(self, data: bytes) -> None:
         self._received += data

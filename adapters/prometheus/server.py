@@ -4,9 +4,11 @@ import asyncio
 import json
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from socket import SHUT_RDWR
+from sys import exception
+from threading import Lock, Thread
 from typing import Any, ClassVar, TypeVar
 
 from postroom.adapters.prometheus.text import write_metrics
@@ -19,6 +21,7 @@ T = TypeVar("T")
 ANSWER_SECONDS = 5.0
 """Time in which the event loop of the command must answer; Prometheus waits 10 s."""
 POLL_SECONDS = 0.05
+MAX_CONNECTIONS = 32
 EVENT_LOOP = "event_loop"
 JSON = "application/json"
 
@@ -42,12 +45,11 @@ def serve_monitor(
         state = _State(monitor, loop)
 
     try:
-        server = ThreadingHTTPServer((host, port), Handler)
+        server = _Server((host, port), Handler)
     except OSError as error:
         raise Unavailable(
             f"Metrics can't be served at {host}:{port}: {error.strerror}; choose another --metrics-port."
         ) from error
-    server.daemon_threads = True
     thread = Thread(target=server.serve_forever, args=(POLL_SECONDS,), name="postroom monitor", daemon=True)
     thread.start()
     try:
@@ -56,6 +58,39 @@ def serve_monitor(
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    """Server with a thread per connection, of which there are a few; the oldest makes room for a new one."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._lock = Lock()
+        self._open: dict[Any, None] = {}
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread; see `ThreadingMixIn`."""
+        with self._lock:
+            if len(self._open) >= MAX_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(SHUT_RDWR)  # its thread notices that and closes it
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection; see `BaseServer`."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a client that is gone; log anything else."""
+        if not isinstance(exception(), OSError):
+            logger().exception("monitor.request_failed")
 
 
 class _State:

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from postroom.adapters.sockets.address import Address, resolve
+from postroom.adapters.sockets.connections import ConnectionLimits
 from postroom.adapters.sockets.tls import ServerTls
 from postroom.domain.errors import InvalidRequest
 
@@ -16,11 +17,13 @@ class Protection(NamedTuple):
         tls: certificate of the server; Unix sockets need none.
         behind_proxy: a proxy in front speaks TLS, and nobody else reaches the address.
         allowed_hosts: names besides those of loopback that the `Host` of a request may have; `*` is any.
+        limits: of the connections of a process of a cluster.
     """
 
     tls: ServerTls | None = None
     behind_proxy: bool = False
     allowed_hosts: tuple[str, ...] = ()
+    limits: ConnectionLimits = ConnectionLimits()
 
     def resolve(self, text: str) -> Address:
         """Return an address to listen at; see `resolve`."""

@@ -8,6 +8,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 
+from postroom.adapters.sockets.connections import UnauthenticatedConnections
 from postroom.application.background import cancel_and_wait
 from postroom.application.telemetry import logger
 
@@ -21,10 +22,10 @@ class TlsListener:
     A server of asyncio has no bound: every silent peer would take a file and buffers until the time-out.
 
     Arguments:
-        max_handshakes: connections above it are closed at once.
+        max_handshakes: handshakes at a time; above it, the oldest one of the address with the most ends, so
+            that silent peers keep nobody else out.
+        max_per_address: the same for one address; see `UnauthenticatedConnections`.
         timeout: of a handshake, in seconds.
-        ends_oldest: close the connection that has been shaking hands for longest instead of a new one: peers
-            that are silent then keep nobody else out.
     """
 
     def __init__(
@@ -34,8 +35,8 @@ class TlsListener:
         context: ssl.SSLContext,
         *,
         max_handshakes: int,
+        max_per_address: int,
         timeout: float,
-        ends_oldest: bool = False,
     ) -> None:
         listener.setblocking(False)
         self._listener = listener
@@ -43,8 +44,10 @@ class TlsListener:
         self._context = context
         self._max_handshakes = max_handshakes
         self._timeout = timeout
-        self._ends_oldest = ends_oldest
-        self._handshakes: dict[asyncio.Task[None], None] = {}  # in the order of their beginning
+        self._waiting = UnauthenticatedConnections[asyncio.Task[None]](
+            asyncio.Task.cancel, max_handshakes, max_per_address
+        )
+        self._handshakes: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Accept connections until it is cancelled; then close the listener, and end the handshakes."""
@@ -52,24 +55,25 @@ class TlsListener:
         try:
             while True:
                 try:
-                    peer, _ = await loop.sock_accept(self._listener)
+                    peer, address = await loop.sock_accept(self._listener)
                 except OSError as error:  # such as a lack of files, which ends
                     logger().warning("tls.accept_failed", reason=error.strerror)
                     await asyncio.sleep(PAUSE_SECONDS)
                     continue
-                if len(self._handshakes) >= self._max_handshakes:
-                    if not self._ends_oldest:
-                        peer.close()
-                        continue
-                    oldest = next(iter(self._handshakes))
-                    del self._handshakes[oldest]
-                    oldest.cancel()
+                if len(self._waiting) >= self._max_handshakes:
+                    self._waiting.make_room()
                 task = asyncio.create_task(self._shake_hands(peer))
-                self._handshakes[task] = None
-                task.add_done_callback(lambda ended: self._handshakes.pop(ended, None))
+                self._handshakes.add(task)
+                task.add_done_callback(self._end)
+                await asyncio.sleep(0)  # a task that is cancelled before it begins would not close its socket
+                self._waiting.add(task, address)
         finally:
             self._listener.close()
             await cancel_and_wait(*self._handshakes)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._handshakes.discard(task)
+        self._waiting.discard(task)
 
     async def _shake_hands(self, peer: socket.socket) -> None:
         alerts: list[bytes] = []

@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -346,3 +347,23 @@ async def test_only_the_owner_of_a_mailbox_reports_it_among_several_commands(tmp
         assert [each.name for each in await other.measure()] == measured
         (depth,) = [each for each in await other.measure() if each.name == "postroom_queue_depth"]
         assert [value for _, value in depth.samples] == [1]
+
+
+async def test_silent_connections_to_the_monitor_keep_nobody_out() -> None:
+    async def collect() -> list[Metric]:
+        return []
+
+    async def find_missing() -> list[str]:
+        return []
+
+    with serve_monitor(Monitor(collect, find_missing), 0) as url:
+        address = url.removeprefix("http://").split(":")
+        silent = [await asyncio.open_connection(*address) for _ in range(100)]
+        answer = await asyncio.to_thread(urllib.request.urlopen, f"{url}/healthz", timeout=60)
+        assert answer.status == 200
+        answer.close()
+        assert threading.active_count() < 64
+        for reader, _ in silent[:60]:
+            assert await reader.read() == b""
+        for _, writer in silent:
+            writer.transport.abort()

@@ -116,6 +116,9 @@ class Probe(grpc.GenericRpcHandler):
         context.set_trailing_metadata((("end-bin", b"\x00\xff"),))
         return b"out"
 
+    def watch(self, connections: object) -> None:
+        pass
+
     def end_waits(self) -> None:
         pass
 

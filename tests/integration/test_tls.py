@@ -184,14 +184,16 @@ async def test_silent_peers_hold_up_nobody_and_are_closed(
             writer.close()
 
 
-async def test_above_the_limit_of_handshakes_connections_are_closed_at_once(
+async def test_above_the_limit_of_handshakes_the_oldest_ones_are_closed(
     mailbox: Postroom, own: Authority
 ) -> None:
-    settings = HttpSettings(max_connections=3, header_timeout_ms=60_000)
+    settings = HttpSettings(max_connections=3, header_timeout_ms=600_000)
     async with serve(mailbox, "http", own.issue(), settings=settings) as url, asyncio.timeout(SECONDS):
         address = url.partition("://")[2].split(":")
-        peers = [await asyncio.open_connection(*address) for _ in range(5)]
-        for reader, _ in peers[3:]:
+        peers = [await asyncio.open_connection(*address) for _ in range(9)]
+        async with client(url, ClientTls(own.path)) as opened:
+            await opened.send_message(message())
+        for reader, _ in peers[:6]:
             assert await reader.read() == b""
         for _, writer in peers:
             writer.close()

@@ -29,7 +29,7 @@ async def served(
 ) -> AsyncIterator[str]:
     """Serve a mailbox over `http` or `grpc`, and return the URL."""
     surface = (
-        open_grpc_surface(address, protection)
+        open_grpc_surface(address, protection, settings)
         if protocol == "grpc"
         else open_http_surface(address, settings or HttpSettings(), protection, mount)
     )

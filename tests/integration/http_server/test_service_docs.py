@@ -50,7 +50,10 @@ def test_the_page_lists_all_settings() -> None:
 def test_the_page_tells_the_defaults() -> None:
     defaults = HttpSettings()
     assert f"| {defaults.frame_bytes:,} |" in PAGE
-    assert f"| {defaults.max_connections:,} |" in PAGE
+    assert f"| {defaults.max_connections:,}, for" in PAGE
+    shares = defaults.max_unauthenticated, defaults.max_unauthenticated_per_address
+    assert f"| {shares[0]}, {shares[1]}: connections" in PAGE
+    assert defaults.unauthenticated_timeout_ms == 5_000
     assert (defaults.header_timeout_ms, defaults.body_timeout_ms) == (5_000, 30_000)
     assert (defaults.idle_timeout_ms, defaults.write_timeout_ms) == (60_000, 30_000)
     assert (defaults.heartbeat_ms, defaults.stop_timeout_ms) == (5_000, 4_000)

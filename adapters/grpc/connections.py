@@ -1,0 +1,137 @@
+"""Limits of the connections of a gRPC server by address and by time, which its library does not have.
+
+The library accepts connections itself and tells only the address of a call's peer. So the server looks
+through the sockets of its process, and shuts down those of clients that have not shown a valid token in time.
+"""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address
+from operator import itemgetter
+from stat import S_ISSOCK
+from typing import Final, NamedTuple
+from urllib.parse import unquote
+
+from postroom.adapters.sockets.connections import ConnectionLimits, UnauthenticatedConnections
+from postroom.application.telemetry import logger
+
+LOOK_SECONDS: Final = 0.25
+_DESCRIPTORS: Final = "/dev/fd"
+"""The open files of the process, on Linux and macOS."""
+
+
+class Peer(NamedTuple):
+    """The address of a client."""
+
+    host: str
+    port: int
+
+
+class GrpcConnections:
+    """The connections of a gRPC server.
+
+    Arguments:
+        port: of the server; None for a Unix socket, whose clients are of its own user.
+        clock: monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        port: int | None = None,
+        limits: ConnectionLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._port = port
+        self._limits = limits = limits or ConnectionLimits()
+        self._authenticated: set[Peer] = set()
+        self._files: dict[tuple[int, int], Peer | None] = {}
+        """The sockets of the process by descriptor and inode, and the clients of the server at their ends."""
+        self._descriptors: dict[Peer, int] = {}
+        self._unauthenticated = UnauthenticatedConnections[Peer](
+            self._shut_down, limits.max_unauthenticated, limits.max_unauthenticated_per_address, clock
+        )
+
+    def note(self, peer: str) -> None:
+        """Note that a connection has shown a valid token.
+
+        Arguments:
+            peer: of the call, such as `ipv4:127.0.0.1:5001`.
+        """
+        if self._port is not None:
+            self._authenticated.add(_read_peer(peer))
+
+    def forget(self, peer: str) -> None:
+        """Note that the last token of a connection was not valid."""
+        if self._port is not None:
+            self._authenticated.discard(_read_peer(peer))
+
+    async def run(self) -> None:
+        """Close connections until cancelled."""
+        while self._port is not None:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                self.look()
+            except OSError as error:  # such as a lack of files, which ends
+                logger().warning("grpc.connections_unlimited", reason=error.strerror)
+
+    def look(self) -> None:
+        """Find new connections, and close those that are late or above the shares."""
+        self._find_clients()
+        clients = self._descriptors.keys()
+        self._authenticated &= clients
+        for peer in [*self._unauthenticated]:
+            if peer not in clients or peer in self._authenticated:
+                self._unauthenticated.discard(peer)
+        for peer, _ in sorted(self._descriptors.items(), key=itemgetter(1)):
+            if peer not in self._authenticated and peer not in self._unauthenticated:
+                self._unauthenticated.add(peer, peer)
+        self._unauthenticated.close_late(self._limits.unauthenticated_timeout_ms / 1_000)
+        self._unauthenticated.trim()
+        # The library refuses connections above the limit, so a quarter is kept for new clients.
+        for _ in range(len(clients) - self._limits.max_connections * 3 // 4):
+            self._unauthenticated.make_room()
+
+    def _find_clients(self) -> None:
+        files: dict[tuple[int, int], Peer | None] = {}
+        for name in os.listdir(_DESCRIPTORS):
+            descriptor = int(name)
+            with suppress(OSError):
+                status = os.fstat(descriptor)
+                if S_ISSOCK(status.st_mode):
+                    file = descriptor, status.st_ino
+                    if file not in self._files:
+                        self._files[file] = self._client_of(descriptor)
+                    files[file] = self._files[file]
+        self._files = files
+        self._descriptors = {peer: file[0] for file, peer in files.items() if peer is not None}
+
+    def _client_of(self, descriptor: int) -> Peer | None:
+        """Return the client at the other end of a socket; None for a socket of anything else."""
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as opened:
+            if opened.family in (socket.AF_INET, socket.AF_INET6) and opened.getsockname()[1] == self._port:
+                return _peer(*opened.getpeername()[:2])
+        return None
+
+    def _shut_down(self, peer: Peer) -> None:
+        with suppress(OSError), socket.socket(fileno=os.dup(self._descriptors[peer])) as opened:
+            # The library may have closed the descriptor since, and the process may use it for another file.
+            if _peer(*opened.getpeername()[:2]) == peer:
+                opened.shutdown(socket.SHUT_RDWR)
+                logger().info("grpc.connection_closed", reason="no valid token")
+
+
+@lru_cache(4_096)
+def _read_peer(text: str) -> Peer:
+    host, _, port = unquote(text.partition(":")[2]).rpartition(":")
+    return _peer(host.strip("[]"), int(port))
+
+
+def _peer(host: str, port: int) -> Peer:
+    address = ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return Peer(str(mapped or address), port)

@@ -1,0 +1,142 @@
+"""Limits of the connections of a server, above all of those whose peers have not shown a valid token."""
+
+import time
+from collections.abc import Callable, Hashable, Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+T = TypeVar("T", bound=Hashable)
+
+GRACE_SECONDS: Final = 1.0
+"""Time that a connection above a share has to show a token: clients that start together exceed it briefly."""
+_NETWORK_BITS: Final = 64
+_LOOPBACK: Final = "loopback"
+
+
+class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of the connections of a server.
+
+    Arguments:
+        max_connections: connections at a time.
+        max_unauthenticated: of these, connections without a valid token; the oldest makes room for a new one.
+        max_unauthenticated_per_address: the same for one IPv4 address or IPv6 network of 64 bits; this
+            machine is one address.
+        unauthenticated_timeout_ms: time between two requests of a connection without a valid token.
+    """
+
+    max_connections: int = 1_024
+    max_unauthenticated: int = 128
+    max_unauthenticated_per_address: int = 32
+    unauthenticated_timeout_ms: int = 5_000
+
+
+class UnauthenticatedConnections(Generic[T]):
+    """The connections of a server whose peers have not shown a valid token, in the order of their beginning.
+
+    Connections above a share are closed once they have had a second to show a token. The first to go is the
+    oldest one of the address that has the most, so that one client keeps no other out.
+
+    Arguments:
+        close: closes a connection; it may call `discard`.
+        maximum, per_address: the shares.
+        clock: monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        close: Callable[[T], object],
+        maximum: int,
+        per_address: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._close = close
+        self._maximum = maximum
+        self._per_address = per_address
+        self._clock = clock
+        self._addresses: dict[T, str] = {}
+        self._begun: dict[str, dict[T, float]] = {}
+        """When connections began, oldest first, by address."""
+
+    def __len__(self) -> int:
+        """Return the number of connections."""
+        return len(self._addresses)
+
+    def __contains__(self, connection: object) -> bool:
+        """Return whether a connection is one of them."""
+        return connection in self._addresses
+
+    def __iter__(self) -> Iterator[T]:
+        """Yield the connections."""
+        return iter(self._addresses)
+
+    def add(self, connection: T, peer: Any) -> None:
+        """Add a connection, and close those above the shares.
+
+        Arguments:
+            peer: address of its peer, as sockets report it.
+        """
+        address = address_of(peer)
+        self._addresses[connection] = address
+        self._begun.setdefault(address, {})[connection] = self._clock()
+        self.trim()
+
+    def discard(self, connection: T) -> None:
+        """Forget a connection that has shown a token or has ended, if it is one of them."""
+        address = self._addresses.pop(connection, None)
+        if address is not None:
+            del self._begun[address][connection]
+            if not self._begun[address]:
+                del self._begun[address]
+
+    def trim(self) -> None:
+        """Close the connections above the shares that have had their time."""
+        latest = self._clock() - GRACE_SECONDS
+        while self._begun:
+            largest = self._largest()
+            oldest, begun = next(iter(largest.items()))
+            is_above = len(largest) > self._per_address or len(self) > self._maximum
+            if not is_above or begun > latest:
+                return
+            self._end(oldest)
+
+    def close_late(self, seconds: float) -> None:
+        """Close the connections that began longer ago, in seconds."""
+        latest = self._clock() - seconds
+        begun = [each for connections in self._begun.values() for each in connections.items()]
+        for connection in [each for each, moment in begun if moment < latest]:
+            self._end(connection)
+
+    def make_room(self) -> bool:
+        """Close a connection, whatever its age; return whether there was one."""
+        if not self._begun:
+            return False
+        self._end(next(iter(self._largest())))
+        return True
+
+    def _largest(self) -> dict[T, float]:
+        """Return the connections of the address that has the most."""
+        return max(self._begun.values(), key=lambda each: len(each))
+
+    def _end(self, connection: T) -> None:
+        self.discard(connection)
+        self._close(connection)
+
+
+def address_of(peer: Any) -> str:
+    """Return what counts as one address: an IPv4 address, an IPv6 network of 64 bits, or this machine.
+
+    Arguments:
+        peer: address as sockets report it; a path, or empty, for Unix sockets.
+    """
+    if not isinstance(peer, tuple):
+        return _LOOPBACK
+    address: IPv4Address | IPv6Address = ip_address(str(peer[0]).partition("%")[0])
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if address.is_loopback:  # it has 2**24 addresses
+        return _LOOPBACK
+    if isinstance(address, IPv6Address):
+        return str(ip_network((int(address), _NETWORK_BITS), strict=False))
+    return str(address)

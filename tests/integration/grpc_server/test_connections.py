@@ -1,0 +1,92 @@
+"""Connections without a valid token: gRPC servers close them soon, and they keep nobody out."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from postroom.adapters.compose import Postroom
+from postroom.adapters.compose.admin import LeaseStores, serve_admin
+from postroom.adapters.compose.cluster import connect_control_plane, open_node_access
+from postroom.adapters.compose.remote import connect_remote
+from postroom.adapters.compose.serve import ConnectionLimits, HttpSettings, Protection
+from postroom.adapters.memory.lease_store import MemoryLeaseStore
+from tests.support.access import controlled_mailbox
+from tests.support.lease_requests import lease_request
+from tests.support.messages import message
+from tests.support.surfaces import served
+from tests.support.waiting import SECONDS, until
+
+LONG_MS = 600_000
+READY = grpc.ChannelConnectivity.READY
+
+
+@asynccontextmanager
+async def stranger(url: str) -> AsyncIterator[grpc.aio.Channel]:
+    """Yield a connection of its own whose client only asks whether the server is healthy."""
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.keepalive_time_ms", LONG_MS)]
+    async with grpc.aio.insecure_channel(url.partition("://")[2], options=options) as channel:
+        stub: Any = HealthStub(channel)
+        await stub.Check(HealthCheckRequest(), timeout=SECONDS, wait_for_ready=True)
+        yield channel
+
+
+async def wait_until_closed(channel: grpc.aio.Channel) -> None:
+    """Return when the server has closed a connection."""
+    async with asyncio.timeout(SECONDS):
+        while (state := channel.get_state()) is READY:
+            await channel.wait_for_state_change(state)
+
+
+async def test_a_connection_without_a_token_ends_before_one_with_a_token() -> None:
+    async with controlled_mailbox() as place:
+        settings = HttpSettings(unauthenticated_timeout_ms=300)
+        access = place.control.open_session
+        async with (
+            served(place.mailbox, "grpc", settings=settings, access=lambda *_: access) as url,
+            connect_remote(url, token=place.issue(), timeout_ms=20_000) as known,
+        ):
+            await known.send_message(message())
+            async with stranger(url) as channel:
+                await wait_until_closed(channel)
+            await known.send_message(message())
+
+
+async def test_connections_above_the_share_of_an_address_are_closed(mailbox: Postroom) -> None:
+    settings = HttpSettings(max_unauthenticated_per_address=2, unauthenticated_timeout_ms=LONG_MS)
+    async with served(mailbox, "grpc", settings=settings) as url, AsyncExitStack() as opened:
+        channels = [await opened.enter_async_context(stranger(url)) for _ in range(4)]
+        await until(lambda: [each.get_state() for each in channels].count(READY) == 2)
+
+
+async def test_one_client_without_a_token_shuts_nobody_out(mailbox: Postroom) -> None:
+    settings = HttpSettings(max_connections=12, unauthenticated_timeout_ms=LONG_MS)
+    async with (
+        served(mailbox, "grpc", settings=settings) as url,
+        AsyncExitStack() as opened,
+        connect_remote(url, timeout_ms=20_000) as before,
+    ):
+        await before.send_message(message())
+        for _ in range(30):
+            await opened.enter_async_context(stranger(url))
+        async with connect_remote(url, timeout_ms=20_000) as after:
+            await after.send_message(message())
+        await before.send_message(message())
+
+
+async def test_an_admin_closes_connections_without_the_node_token() -> None:
+    access = open_node_access("node-" + "t" * 40, None)
+    protection = Protection(limits=ConnectionLimits(unauthenticated_timeout_ms=300))
+    stores = LeaseStores(MemoryLeaseStore())
+    async with (
+        serve_admin(stores, "127.0.0.1:0", access=access, protection=protection) as admin,
+        connect_control_plane([admin.url.partition("://")[2]], access) as control_plane,
+    ):
+        await control_plane.acquire_lease(lease_request())
+        async with stranger(admin.url) as channel:
+            await wait_until_closed(channel)
+        assert await control_plane.list_leases()
