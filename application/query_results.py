@@ -59,6 +59,7 @@ class MessageDetail(msgspec.Struct, frozen=True):
 
     Arguments:
         erased: whether the key of its subject was destroyed; the payload in `item` is ciphertext then.
+        stream_id: UUID of its events in the log; it finds the message even if other topics have its id.
     """
 
     mailbox: str
@@ -74,6 +75,7 @@ class MessageDetail(msgspec.Struct, frozen=True):
     item: MailboxItem
     history: list[HistoryEntry]
     erased: bool = False
+    stream_id: str = ""
 
 
 class HistoryStep(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol, TypeVar
 
+from postroom.application.caller import Caller
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage
 from postroom.application.ports.mailbox import Mailbox
@@ -56,27 +57,27 @@ UNRESTRICTED = Grant(None, frozenset(Operation), None, True, lambda topic: True,
 """The grant of an unrestricted caller."""
 
 
-class AuditedRead(Protocol):
-    """Reads, and records the read before it returns; see `Auditor.read`."""
+class AuditedCall(Protocol):
+    """Makes a call, and records it before it returns; see `Auditor.run`."""
 
     async def __call__(
         self,
         operation: Operation,
-        read: Callable[[], Awaitable[T]],
+        call: Callable[[], Awaitable[T]],
         count: Callable[[T], int],
         *,
         topics: Sequence[str] = (),
         target: str = "",
         criteria: Sequence[str] = (),
     ) -> T:
-        """Return the result of `read`, or raise its error, after the read was recorded."""
+        """Return the result of `call`, or raise its error, after the call was recorded."""
 
 
-async def read_unaudited(
-    operation: Operation, read: Callable[[], Awaitable[T]], count: Callable[[T], int], **labels: object
+async def call_unaudited(
+    operation: Operation, call: Callable[[], Awaitable[T]], count: Callable[[T], int], **labels: object
 ) -> T:
-    """Return the result of `read` without a record: unrestricted callers are not audited (ADR 0051)."""
-    return await read()
+    """Return the result of `call` without a record: unrestricted callers are not audited (ADR 0051)."""
+    return await call()
 
 
 class Session(NamedTuple):
@@ -88,8 +89,9 @@ class Session(NamedTuple):
         require: raises Forbidden unless the token permits an operation on the mailbox as a whole.
         read_headers: returns a message with its history, and its envelope without the payload.
         grant: the rights of the token, for display.
-        audit: audits reads for which the mailbox has no query, such as of its log; `read` calls `require`.
+        audit: audits calls that are none of the mailbox, such as reads of its log; `call` calls `require`.
         search_queries: restricts the queries around a search to the token.
+        caller: the bearer of the token; None without one.
     """
 
     mailbox: Mailbox
@@ -97,8 +99,9 @@ class Session(NamedTuple):
     require: Callable[[Operation], None]
     read_headers: Callable[[str], Awaitable[MessageDetail]]
     grant: Grant = UNRESTRICTED
-    audit: AuditedRead = read_unaudited
+    audit: AuditedCall = call_unaudited
     search_queries: Callable[[SearchQueries], SearchQueries] = lambda queries: queries
+    caller: Caller | None = None
 
 
 OpenSession = Callable[[str | None], Awaitable[Session]]

@@ -72,11 +72,19 @@ class MessageSent(Event, frozen=True, gc=False):
 
 
 class MessageReceived(Event, frozen=True, gc=False):
-    """The message was delivered to a consumer; it is hidden until `due` (svc-mailbox I-3)."""
+    """The message was delivered to a consumer; it is hidden until `due` (svc-mailbox I-3).
+
+    Arguments:
+        consumer: the name that the consumer gives itself.
+        principal, capability: to whom the capability of the consumer was issued, and its root nonce in
+            hexadecimal; None for a process of the mailbox's own user (svc-mailbox I-8).
+    """
 
     attempt: int
     due: int
     consumer: str | None
+    principal: str | None = None
+    capability: str | None = None
 
 
 class MessageVisibilityExtended(Event, frozen=True, gc=False):

@@ -25,10 +25,25 @@ from postroom.domain.message import (
 from postroom.domain.policy import TopicPolicy, backoff_ms
 
 
-def receive(message: Message, visibility_ms: int, consumer: str | None, now: int) -> MessageReceived:
+def receive(
+    message: Message,
+    visibility_ms: int,
+    consumer: str | None,
+    now: int,
+    *,
+    principal: str | None,
+    capability: str | None,
+) -> MessageReceived:
     """Deliver a ready message and hide it for `visibility_ms` (svc-mailbox I-3)."""
     return MessageReceived(
-        message.stream, message.version + 1, now, message.attempt + 1, now + visibility_ms * MS, consumer
+        message.stream,
+        message.version + 1,
+        now,
+        message.attempt + 1,
+        now + visibility_ms * MS,
+        consumer,
+        principal,
+        capability,
     )
 
 

@@ -1,7 +1,7 @@
 """Names of mailboxes, topics and members of a cluster, message ids, and the 16-byte stream ids of them."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from hashlib import sha1
 from uuid import UUID
@@ -20,6 +20,8 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 _NAMES = UUID("6ad9bd0e-54c4-5d0b-9a39-0d9bb4ce1c4e").bytes  # the namespace of Postroom's name-based ids
 _AS_VERSION_5 = [bytes([byte & 0x0F | 0x50]) for byte in range(256)]
 _AS_VARIANT = [bytes([byte & 0x3F | 0x80]) for byte in range(256)]
+_TOPIC_VARIANT = 0xC0
+"""Variant of the stream ids of messages whose ids are unique in their topic; that of UUIDs is 0x80."""
 DEFAULT_MAILBOX = "main@local"
 AUDIT_LOG = "$audit"
 CAPABILITY_LOG = "$capabilities"
@@ -138,27 +140,58 @@ def partitions_stream() -> bytes:
     return _name_based("partitions/")
 
 
-def message_stream(mailbox: str, message_id: object) -> bytes:
+def message_stream(mailbox: str, message_id: object, topic: str | None = None) -> bytes:
     """Return a message's stream id: its id if that is a UUID, else a UUIDv5 of mailbox and id.
 
     Only the canonical spelling of a UUID is recognised, so that every id has exactly one spelling.
 
+    Arguments:
+        topic: of an id that is unique in its topic only, as senders have that are limited to topics (ADR
+            0106). Its stream id begins as the other one, and has a variant that no UUID of a library has.
+
     Raises: InvalidRequest unless the id is text of 1 to 255 characters.
     """
     text = check_text("The message id", message_id, 1)
-    if _UUID.match(text):
-        return bytes.fromhex(text.replace("-", ""))
-    return _name_based(f"{mailbox}/{text}")
+    stream = bytes.fromhex(text.replace("-", "")) if _UUID.match(text) else _name_based(f"{mailbox}/{text}")
+    if topic is None:
+        return stream
+    # Neither mailboxes nor topics have spaces, so no other topic and id have the same name.
+    digest = sha1(_NAMES + f"{mailbox} {topic} {text}".encode(), usedforsecurity=False).digest()
+    return stream[:8] + bytes([digest[8] | _TOPIC_VARIANT]) + digest[9:16]
 
 
-def external_id(id_: str) -> str | None:
+def job_of_topics(mailbox: str, job_id: str, topics: Sequence[str]) -> str:
+    """Return the id of a redrive job on topics to whose starter, limited to them, it is known by another id.
+
+    Raises: InvalidRequest unless `job_id` is a UUID.
+    """
+    # A list is no name of a topic, so no message of such a sender has the same id.
+    return message_id(message_stream(mailbox, check_uuid("The redrive job id", job_id), f"{[*topics]}"))
+
+
+def topic_streams(stream: bytes) -> tuple[bytes, bytes]:
+    """Return the first and the last stream id that messages with an id can have whose ids are of a topic.
+
+    Arguments:
+        stream: of the id, without a topic; see `message_stream`.
+    """
+    return stream[:8] + bytes([_TOPIC_VARIANT]) + bytes(7), stream[:8] + b"\xff" * 8
+
+
+def may_have_id(stream: bytes, mailbox: str, id_: str) -> bool:
+    """Return whether a message of this stream may have been sent with an id, to whatever topic."""
+    expected = message_stream(mailbox, id_)
+    return stream == expected or (stream[:8] == expected[:8] and stream[8] >= _TOPIC_VARIANT)
+
+
+def external_id(stream: bytes, id_: str) -> str | None:
     """Return the message id to store besides the stream id, or None if the stream id is the id."""
-    return None if _UUID.match(id_) else id_
+    return None if id_ == _uuid_text(stream) else id_
 
 
 def is_name_based(stream: bytes) -> bool:
-    """Return whether a stream id may be derived from an id that is not a UUID."""
-    return stream[6] >> 4 == 5
+    """Return whether a stream id may be derived from an id that is not the stream id itself."""
+    return stream[6] >> 4 == 5 or stream[8] >= _TOPIC_VARIANT
 
 
 def message_id(stream: bytes, external: str | None = None) -> str:

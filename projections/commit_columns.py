@@ -39,7 +39,7 @@ FIELDS = {
         *("version", "distance", "topic", "shard", "attempt", "due", "expires_at", "reason", "last_error"),
         *("consumer", "size", "idem_key", *HEADER_COLUMNS),
     )
-} | {"priority": "priorities"}
+} | {"priority": "priorities", "capability": "capabilities"}
 """Fields of runs that are columns of the log."""
 JOINED = {
     "stream": ("streams", STREAM_BYTES),

@@ -28,6 +28,7 @@ EVENT_COLUMNS: dict[str, pa.DataType] = {
     "reason": TEXT,
     "last_error": TEXT,
     "consumer": TEXT,
+    "capability": TEXT,
     "priority": LONG,
     "size": LONG,
     "idem_key": TEXT,
@@ -40,7 +41,7 @@ EVENT_COLUMNS: dict[str, pa.DataType] = {
 """The columns of an event, null where its type has no such field.
 
 `event` is the name of its type; `epoch`, `at` and `chain` are those of its commit; `envelope_hash` is the
-BLAKE3 of the envelope.
+BLAKE3 of the envelope. `principal` is that of the message, or of a delivery that of its consumer.
 """
 
 COLUMNS: dict[str, pa.DataType] = {

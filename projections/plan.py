@@ -53,7 +53,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def has_unique_ids(self) -> bool:
-        """Return whether no two messages of a mailbox share an id; an archived id may be sent again."""
+        """Return whether no two messages of a topic share an id; an archived id may be sent again."""
         return self.archive is None
 
     def projections(self) -> dict[str, Projection]:

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import msgspec
@@ -63,9 +63,13 @@ class StoreSearchQueries:
             raise NotFound("There are no read models yet; build them with `postroom project rebuild`.")
         return await self._search_unsettled(filter_of_mailbox(filter_, self._mailbox))
 
-    async def suggest(self, field: SuggestionField, start: str, /) -> tuple[str, ...]:
+    async def suggest(
+        self, field: SuggestionField, start: str, /, *, covers: Callable[[str], bool] = lambda value: True
+    ) -> tuple[str, ...]:
         """Return values of a field; see `SearchQueries.suggest`."""
-        return await in_query_thread(self._read_models.suggest, field, start, mailbox=self._mailbox)
+        return await in_query_thread(
+            self._read_models.suggest, field, start, mailbox=self._mailbox, covers=covers
+        )
 
     @asynccontextmanager
     async def export(

@@ -92,13 +92,14 @@ def write_delivery(delivery: MessageDelivery, message: pb.ReceivedMessage) -> No
 
 def read_delivery(message: pb.ReceivedMessage) -> MessageDelivery:
     """Return the delivery that `write_delivery` wrote."""
+    receipt = read_receipt(message.receipt)
     return MessageDelivery(
-        read_receipt(message.receipt),
+        receipt,
         message.topic,
         message.shard,
         message.attempt,
         message.visible_at_us,
-        external_id(message.message_id),
+        external_id(receipt.message, message.message_id),
         message.idem_key if message.HasField("idem_key") else None,
         message.payload_hash,
         message.hash_chain,

@@ -78,13 +78,14 @@ class Delivery(msgspec.Struct, frozen=True):
 
     def to_delivery(self) -> MessageDelivery:
         """Return it as the owner handed it over."""
+        receipt = read_receipt(self.receipt)
         return MessageDelivery(
-            read_receipt(self.receipt),
+            receipt,
             self.topic,
             self.shard,
             self.attempt,
             (self.visible_at - _EPOCH) // timedelta(microseconds=1),
-            external_id(self.msg_id),
+            external_id(receipt.message, self.msg_id),
             self.idem_key,
             bytes.fromhex(self.payload_hash.removeprefix(_HASH_PREFIX)),
             bytes.fromhex(self.hash_chain.removeprefix(_HASH_PREFIX)),
@@ -143,6 +144,7 @@ class Detail(msgspec.Struct, frozen=True):
     envelope_b64: bytes
     history: list[HistoryEntry]
     erased: bool = False
+    stream_id: str = ""
 
     def __post_init__(self) -> None:
         """Check the item, whose type has the envelope in a field of its own."""

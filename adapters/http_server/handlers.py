@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from uuid import UUID
 
 from postroom.adapters.http_server import schemas
 from postroom.adapters.http_server.call import Call, Reply, json_reply
 from postroom.adapters.http_server.problems import DuplicateMessage, brief
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.adapters.http_server.stream import MessageStream, receive_or_stop
+from postroom.application.caller import call_as
 from postroom.application.delivery_window import extended_receipts, finished_receipts
 from postroom.application.messages import NewMessage, Sent, read_receipt
 from postroom.application.service import Service
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Rejected
 from postroom.domain.message import Receipt
-from postroom.domain.names import message_stream
+from postroom.domain.names import may_have_id, message_stream
 
 
 class MessageHandlers:
@@ -101,9 +103,10 @@ class MessageHandlers:
         """Return the receipt of the body, or that of the message's latest delivery."""
         id_ = call.path["msg_id"]
         if call.body.receipt is None:
-            return await self._latest_receipt(id_)
+            with call_as(call.session.caller):  # who means a message of a topic that the token covers
+                return await self._latest_receipt(id_)
         receipt = read_receipt(call.body.receipt)
-        if receipt.message != message_stream(self._service.mailbox.name, id_):
+        if not may_have_id(receipt.message, self._service.mailbox.name, id_):
             raise InvalidRequest(f"The receipt is of another message than {id_}.")
         return receipt
 
@@ -113,11 +116,12 @@ class MessageHandlers:
         That takes no right: whether the caller may settle it is checked with the receipt. An unknown message
         gets one, too, so that callers who may not know what it is can't find out.
         """
-        stream = message_stream(self._service.mailbox.name, id_)
+        mailbox = self._service.mailbox
         try:
-            history = (await self._service.mailbox.get_message(id_)).history
+            detail = await mailbox.get_message(id_)
         except NotFound:
-            history = []
+            return Receipt(message_stream(mailbox.name, id_), 1, 0)
+        stream, history = UUID(detail.stream_id).bytes, detail.history
         deliveries = [n for n, each in enumerate(history) if each.event == "MessageReceived"]
         if not deliveries:
             return Receipt(stream, 1, 0)

@@ -7,7 +7,7 @@ import msgspec
 from postroom.adapters.http_server import query_schemas, schemas
 from postroom.adapters.http_server.call import CLOSE, Call, Reply, json_reply
 from postroom.adapters.prometheus.text import write_metrics
-from postroom.application.access.dead_letters import covered_filter
+from postroom.application.access.dead_letters import read_dead_letters
 from postroom.application.messages import rfc3339
 from postroom.application.ports.dead_letters import (
     DEFAULT_GROUP,
@@ -97,11 +97,20 @@ class QueryHandlers:
                 "until": _to_us(query.until),
             }
         )
-        visible = await covered_filter(call.session, filter_)
+        page = await read_dead_letters(
+            call.session,
+            filter_,
+            self._read_groups,
+            DeadLetterGroupPage(()),
+            lambda page: page.letters,
+            "dead_letter_groups",
+        )
+        return json_reply(_groups(page))
+
+    async def _read_groups(self, filter_: DeadLetterGroupFilter) -> DeadLetterGroupPage:
         if self._groups is None:
             raise NotFound("The mailbox is in memory, without the read models that groups are read from.")
-        page = DeadLetterGroupPage(()) if visible is None else await self._groups(visible)
-        return json_reply(_groups(page))
+        return await self._groups(filter_)
 
     async def topics(self, call: Call) -> Reply:
         """List the topics."""

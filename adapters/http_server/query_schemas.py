@@ -157,6 +157,7 @@ class Detail(msgspec.Struct, frozen=True):
     envelope_b64: bytes
     history: list[History]
     erased: bool
+    stream_id: str
 
 
 class DeadLetters(msgspec.Struct, frozen=True):

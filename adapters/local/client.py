@@ -12,6 +12,7 @@ import msgspec
 from postroom.adapters.local import protocol
 from postroom.adapters.local.endpoints import Endpoint
 from postroom.adapters.local.protocol import Frames, MalformedFrame, Query, Receiving, frame
+from postroom.application.caller import current_caller
 from postroom.application.correlation import current_corr_id
 from postroom.application.forks import set_close_on_fork
 from postroom.application.messages import MessageDelivery
@@ -231,8 +232,8 @@ class LocalClient(asyncio.Protocol):
             raise OwnerGone(was_sent=False)
         id_ = next(self._ids)
         try:
-            corr_id = current_corr_id()
-            request = frame((id_, kind, body) if corr_id is None else (id_, kind, body, corr_id))
+            context = (current_corr_id(), current_caller())
+            request = frame((id_, kind, body) if context == (None, None) else (id_, kind, body, *context))
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidRequest(f"The arguments can't be sent to the owner: {error}.") from error
         call: asyncio.Future[msgspec.Raw] = self._loop.create_future()

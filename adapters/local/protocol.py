@@ -1,8 +1,8 @@
 """The protocol of the local socket: frames of msgpack, each after its length in 4 bytes (ADR 0041).
 
-The server greets with `Hello`. The client sends requests `[id, kind, body, corr_id]`, any number at a time;
-`corr_id` may be left out. The server answers each with `[id, error, result]`, in any order; one of the two is
-nil. A frame that can't be read is answered once, under the id 0, and ends its connection.
+The server greets with `Hello`. The client sends requests `[id, kind, body, corr_id, caller]`, any number at a
+time; the last two may be left out. The server answers each with `[id, error, result]`, in any order; one of
+the two is nil. A frame that can't be read is answered once, under the id 0, and ends its connection.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from postroom.application.caller import Caller
 from postroom.application.erasure.policy import SubjectPolicy
 from postroom.application.mailbox.administer import CHUNK
 from postroom.application.mailbox.receive import make_receive
@@ -78,12 +79,14 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     Arguments:
         id: names the answer; 0 asks for none.
         corr_id: correlation id of the caller.
+        caller: on whose behalf the client calls; None on its own.
     """
 
     id: int
     kind: str
     body: msgspec.Raw
     corr_id: str | None = None
+    caller: Caller | None = None
 
 
 class Receiving(msgspec.Struct, frozen=True, array_like=True):
@@ -157,7 +160,12 @@ def _check_send(send: Send) -> Send:
     check_int("priority", send.priority, 0, MAX_PRIORITY)
     check_int("timestamp", send.headers.timestamp, -MAX_INT, MAX_INT)
     sizes = (len(send.message), len(send.payload_hash), len(send.hash_chain))
-    if sizes != (STREAM_BYTES, HASH_BYTES, HASH_BYTES) or send.existing_hash is not None:
+    other_is_stream = send.other_stream is None or len(send.other_stream) == STREAM_BYTES
+    if (
+        sizes != (STREAM_BYTES, HASH_BYTES, HASH_BYTES)
+        or send.existing_hash is not None
+        or not other_is_stream
+    ):
         raise InvalidRequest("A send names no stream of a new message, or its hashes are no hashes.")
     return send
 
@@ -222,6 +230,11 @@ def read_receive(body: msgspec.Raw) -> Receiving:
     asked = receiving.command
     max_bytes = min(asked.max_bytes, BATCH_BYTES)
     command = make_receive(asked.topics, asked.max_messages, max_bytes, asked.visibility_ms, asked.consumer)
+    command = msgspec.structs.replace(
+        command,
+        principal=check_optional_text("principal", asked.principal),
+        capability=check_optional_text("capability", asked.capability),
+    )
     wait_ms = check_int("wait_ms", receiving.wait_ms, 0, MAX_WAIT_MS)
     return Receiving(command, wait_ms, receiving.is_stream)
 

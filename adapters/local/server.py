@@ -14,6 +14,7 @@ from postroom.adapters.local.paths import bound_path
 from postroom.adapters.local.protocol import FRAME_BYTES, Frames, Hello, MalformedFrame, frame, wire_error
 from postroom.adapters.sockets.peers import is_own_or_root
 from postroom.application.background import cancel_and_wait
+from postroom.application.caller import call_as
 from postroom.application.correlation import correlate
 from postroom.application.forks import set_close_on_fork
 from postroom.application.mailbox.stream import STREAM_ENDED
@@ -274,7 +275,7 @@ class _Connection(asyncio.Protocol):
         elif id_ in self._requests:
             raise MalformedFrame(f"There are two requests with the id {id_}.")
         else:
-            with correlate(request.corr_id):  # and the task that is started
+            with correlate(request.corr_id), call_as(request.caller):  # and the task that is started
                 self._start(id_, kind, content)
 
     def _start(self, id_: int, kind: str, content: msgspec.Raw) -> None:

@@ -5,8 +5,9 @@ then checked, or a sample.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -53,6 +54,8 @@ JITTER = 40_503
 MAX_ACTIVITY_ROWS = 50_000
 """Limit on the rows of activity that are read for a timeline."""
 US_PER_MS = 1_000
+AFTER = "\x01"
+"""A topic with it is the first one after the topic itself, as topics have no such character."""
 _FILTER_FIELDS = {
     FacetField.TOPIC: "topics",
     FacetField.STATUS: "statuses",
@@ -158,7 +161,13 @@ class SqlStatistics(ABC):
             return timeline or self._timeline_of_sample(db, tables, filter_, bars)
 
     def suggest(
-        self, field: SuggestionField, start: str, limit: int = SUGGESTIONS, *, mailbox: str | None = None
+        self,
+        field: SuggestionField,
+        start: str,
+        limit: int = SUGGESTIONS,
+        *,
+        mailbox: str | None = None,
+        covers: Callable[[str], bool] = lambda value: True,
     ) -> tuple[str, ...]:
         """Return values that begin with a text; see `SearchStatistics.suggest`."""
         check_text("start", start)
@@ -166,16 +175,24 @@ class SqlStatistics(ABC):
         with self._reading() as (db, tables):
             own = _without_single_mailbox(db, tables, EventFilter(mailbox=mailbox))
             if own.mailbox is not None:
-                return self._suggest_recent(db, tables, own, field, start, limit)
+                recent = self._suggest_recent(db, tables, own, field, start)
+                return tuple(islice(filter(covers, recent), limit))
             columns: dict[SuggestionField, ColumnElement[Any]] = {
                 SuggestionField.TOPIC: tables.topic.c.topic,
                 SuggestionField.PRINCIPAL: tables.mailbox.c.principal,
                 SuggestionField.NAMESPACE: tables.mailbox.c.namespace,
                 SuggestionField.HEADER: tables.header.c.name,
             }
-            values = db.scalars(self._distinct(columns[field], start, limit))
-            # They are sorted as bytes: those that begin with the text come first.
-            return tuple(value for value in values if value.startswith(start))
+            suggestions: list[str] = []
+            values, after = [start], start
+            while len(suggestions) < limit and values and values[-1].startswith(start):
+                # They are sorted as bytes: those that begin with the text come first.
+                values = list(db.scalars(self._distinct(columns[field], after, limit)))
+                suggestions += [each for each in values if each.startswith(start) and covers(each)]
+                if len(values) < limit:
+                    break
+                after = values[-1] + AFTER
+            return tuple(suggestions[:limit])
 
     def _suggest_recent(
         self,
@@ -184,7 +201,6 @@ class SqlStatistics(ABC):
         filter_: EventFilter,
         field: SuggestionField,
         start: str,
-        limit: int,
     ) -> tuple[str, ...]:
         if field == SuggestionField.HEADER:
             return ()
@@ -193,7 +209,7 @@ class SqlStatistics(ABC):
         assert isinstance(lead, Lead)
         value = tables.mailbox.c[field.value]
         values = select(value).where(*query.is_match_among(lead, CAP), value >= start)
-        rows = db.scalars(values.distinct().order_by(value).limit(limit))
+        rows = db.scalars(values.distinct().order_by(value))
         return tuple(each for each in rows if each.startswith(start))
 
     def _read_path(

@@ -7,7 +7,7 @@ from postroom.application.access.key_ring import KeyRing
 from postroom.application.access.revocations import RevocationLog, Revocations
 from postroom.application.ports.clock import Clock
 from postroom.application.telemetry import logger
-from postroom.domain.capability.access import Access, check_time
+from postroom.domain.capability.access import Access, check_time, limit_to_key
 from postroom.domain.capability.token import RootKey, not_issued_here
 from postroom.domain.errors import PostroomError, Unauthenticated, Unavailable
 
@@ -52,7 +52,8 @@ class Authority:
     def invalidity(self, access: Access) -> Unauthenticated | None:
         """Return the error if a capability is not valid now; None if it is."""
         try:
-            check_time(access, self._clock.wall() // US_PER_MS)
+            # The key may have retired since the token was verified.
+            check_time(limit_to_key(access, self._keys.get(access.key_id)), self._clock.wall() // US_PER_MS)
             self._revocations.check(access)
         except Unauthenticated as error:
             return error

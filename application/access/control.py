@@ -19,7 +19,7 @@ from postroom.application.ports.mailbox import Mailbox
 from postroom.application.ports.search_queries import SearchQueries
 from postroom.application.service import Grant, Search, Session
 from postroom.application.telemetry import logger
-from postroom.domain.capability.access import Access, limit_time, verify
+from postroom.domain.capability.access import Access, limit_to_key, verify
 from postroom.domain.capability.rights import Operation
 from postroom.domain.capability.token import Token
 from postroom.domain.errors import Unauthenticated
@@ -112,12 +112,10 @@ class AccessControl:
         try:
             token = Token.decode(text)
             key = await self._authority.find_key(token.read_identifier().key_id)
-            access = verify(token, key.secret)
+            access = limit_to_key(verify(token, key.secret), key)
         except Unauthenticated:
             self._count_refusal()
             raise
-        if key.retire_at is not None:
-            access = limit_time(access, key.retire_at // US_PER_MS)
         verified = self._open(access)
         if len(self._sessions) >= MAX_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
@@ -161,7 +159,9 @@ class AccessControl:
         def search_queries(queries: SearchQueries) -> SearchQueries:
             return AuthorizedSearchQueries(queries, guard, auditor)
 
-        session = Session(mailbox, search, require, mailbox.read_headers, grant, auditor.read, search_queries)
+        session = Session(
+            mailbox, search, require, mailbox.read_headers, grant, auditor.run, search_queries, mailbox.caller
+        )
         return _VerifiedToken(session, guard, self._clock.uptime() + self._ttl)
 
     def _count_refusal(self) -> None:

@@ -1,5 +1,6 @@
 """Queries on the dead letters in the read models, as the bearer of one capability may make them."""
 
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
@@ -11,6 +12,34 @@ from postroom.domain.capability.rights import Operation
 from postroom.domain.errors import Forbidden
 
 F = TypeVar("F", bound=DeadLetterFilter)
+R = TypeVar("R")
+
+
+async def read_dead_letters(
+    session: Session,
+    filter_: F,
+    read: Callable[[F], Awaitable[R]],
+    nothing: R,
+    count: Callable[[R], int],
+    criterion: str,
+) -> R:
+    """Return the result of a query on dead letters; it is audited, as their errors are texts of consumers.
+
+    Arguments:
+        nothing: result for a session whose topics the filter excludes.
+        count: returns the number of dead letters in a result.
+        criterion: name of the query, for the audit log.
+
+    Raises: as `covered_filter`; Unavailable if the read can't be recorded.
+    """
+
+    async def run() -> R:
+        visible = await covered_filter(session, filter_)
+        return nothing if visible is None else await read(visible)
+
+    return await session.audit(
+        Operation.READ_HEADERS, run, count, topics=filter_.topics, criteria=(criterion,)
+    )
 
 
 async def covered_filter(session: Session, filter_: F) -> F | None:

@@ -31,6 +31,7 @@ class Guard:
         self._topics: dict[str, bool] = {}
         self.operations = access.operations if access.covers_mailbox(mailbox) else frozenset()
         self.covers_all_topics = access.covers_all_topics
+        self.has_quotas = bool(self._limits)
 
     def check_validity(self) -> None:
         """Raise Unauthenticated unless the capability is valid now and not revoked."""

@@ -6,8 +6,9 @@ from functools import partial
 
 import msgspec
 
-from postroom.application.access.auditor import Auditor
+from postroom.application.access.auditor import Auditor, audit_refusals, topics_of
 from postroom.application.access.guard import Guard
+from postroom.application.caller import Caller, call_as
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.query_results import (
     Backlog,
@@ -34,10 +35,12 @@ PAGE = 1_000
 
 
 class AuthorizedReads:
-    """The queries of `AuthorizedMailbox`; reads of messages are audited.
+    """The queries of `AuthorizedMailbox`; reads of messages and of errors are audited, and refusals.
 
     Answers about all topics contain only those that the capability covers.
     """
+
+    caller: Caller
 
     def __init__(self, mailbox: Mailbox, guard: Guard, auditor: Auditor, search: Search) -> None:
         self._mailbox = mailbox
@@ -51,7 +54,7 @@ class AuthorizedReads:
 
     async def get_message(self, id_: str, /) -> MessageDetail:
         """Return a message with its history and envelope; see `Mailbox.get_message`."""
-        return await self._auditor.read(
+        return await self._auditor.run(
             READ_PAYLOAD, partial(self._get_message, id_), lambda _: 1, target=_target(id_)
         )
 
@@ -60,23 +63,24 @@ class AuthorizedReads:
 
         Raises: as `get_message`, but the right to read payloads is not needed.
         """
-        return await self._auditor.read(
+        return await self._auditor.run(
             READ_HEADERS, partial(self._read_headers, id_), lambda _: 1, target=_target(id_)
         )
 
     async def explain_message(self, id_: str, /) -> Explanation:
         """Return the explanation of a message; see `Mailbox.explain_message`."""
-        return await self._auditor.read(
+        return await self._auditor.run(
             READ_HEADERS, partial(self._explain_message, id_), lambda _: 1, target=_target(id_)
         )
 
     async def peek_messages(self, topic: str, /, *, limit: int = 10) -> list[PeekedMessage]:
         """Return ready messages with their payloads; see `Mailbox.peek_messages`."""
         check_topic(topic)
-        return await self._auditor.read(
+        return await self._auditor.run(
             READ_PAYLOAD, partial(self._peek_messages, topic, limit), len, topics=(topic,)
         )
 
+    @audit_refusals(READ_HEADERS)
     async def get_backlog(self, topic: str | None = None, /, *, at: Moment | None = None) -> Backlog:
         """Return the unsettled messages; see `Mailbox.get_backlog`."""
         await self._begin_read(topic)
@@ -100,7 +104,18 @@ class AuthorizedReads:
         cursor: int = 0,
         at: Moment | None = None,
     ) -> list[DeadLetter]:
-        """Return a page of dead letters; see `Mailbox.list_dead_letters`."""
+        """Return a page of dead letters, with errors of consumers; see `Mailbox.list_dead_letters`."""
+        return await self._auditor.run(
+            READ_HEADERS,
+            lambda: self._list_dead_letters(topic, reason, limit, cursor, at),
+            len,
+            topics=topics_of(topic),
+            criteria=("dead_letters",),
+        )
+
+    async def _list_dead_letters(
+        self, topic: str | None, reason: str | None, limit: int, cursor: int, at: Moment | None
+    ) -> list[DeadLetter]:
         await self._begin_read(topic)
         read = partial(self._mailbox.list_dead_letters, reason=reason, at=at)
         if topic is not None or self._guard.covers_all_topics:
@@ -120,11 +135,13 @@ class AuthorizedReads:
             cursor = letters[-1].position
         return page[:limit]
 
+    @audit_refusals(READ_HEADERS)
     async def get_topic_policy(self, topic: str, /) -> TopicPolicy | None:
         """Return the policy set for a topic; see `Mailbox.get_topic_policy`."""
         await self._begin_read(check_topic(topic))
         return await self._mailbox.get_topic_policy(topic)
 
+    @audit_refusals(READ_HEADERS)
     async def list_topics(self) -> list[TopicSummary]:
         """Return the topics; see `Mailbox.list_topics`."""
         await self._begin_read(None)
@@ -140,11 +157,12 @@ class AuthorizedReads:
         await self._guard.check(READ_HEADERS)
         detail = await self._find_message(id_)
         item = msgspec.structs.replace(detail.item, envelope_blob=without_payload(detail.item.envelope_blob))
+        self._guard.count_bytes([len(item.envelope_blob)])
         return msgspec.structs.replace(detail, item=item)
 
     async def _find_message(self, id_: str) -> MessageDetail:
         self._guard.charge()
-        with self._hidden_absence():
+        with self._hidden_absence(), call_as(self.caller):
             detail = await self._mailbox.get_message(id_)
         self._guard.check_topics([detail.topic])
         return detail
@@ -152,7 +170,7 @@ class AuthorizedReads:
     async def _explain_message(self, id_: str) -> Explanation:
         await self._guard.check(READ_HEADERS)
         self._guard.charge()
-        with self._hidden_absence():
+        with self._hidden_absence(), call_as(self.caller):
             explanation = await self._mailbox.explain_message(id_)
         self._guard.check_topics([explanation.topic])
         return explanation

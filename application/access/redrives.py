@@ -4,7 +4,7 @@ from functools import partial
 
 import msgspec
 
-from postroom.application.access.auditor import Auditor
+from postroom.application.access.auditor import Auditor, audit_refusals
 from postroom.application.access.guard import Guard
 from postroom.application.mailbox.redrive_client import check_spec
 from postroom.application.ports.mailbox import Mailbox
@@ -13,6 +13,7 @@ from postroom.domain.arguments import check_text
 from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Operation
 from postroom.domain.errors import NotFound
+from postroom.domain.names import job_of_topics
 from postroom.domain.redrive.spec import JobAction, RedriveSpec
 
 _NO_CRITERIA = ("action", "topics", "rate", "delay_ms", "limit")
@@ -24,7 +25,8 @@ class AuthorizedRedrives:
     Jobs that redrive need the right `redrive`, those that archive or purge `admin`. Criteria of headers need
     `read-headers`, and words, which may be in payloads, `read-payload`; those that send copies need `send`,
     too. A capability that is limited to topics must name topics, or globs, and a destination that it covers,
-    and sees only jobs on such topics.
+    and sees only jobs on such topics. The id that it gives a job is one of its topics, as that of a message:
+    the job itself has another.
     """
 
     _mailbox: Mailbox
@@ -34,7 +36,7 @@ class AuthorizedRedrives:
     async def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
         """Return the dead letters that a job would select; see `Mailbox.preview_redrive`."""
         checked = check_spec(spec)
-        return await self._auditor.read(
+        return await self._auditor.run(
             Operation.READ_HEADERS,
             partial(self._preview, checked),
             lambda preview: preview.matched,
@@ -47,7 +49,7 @@ class AuthorizedRedrives:
     ) -> RedriveReport:
         """Start a job in the name of the capability's principal; see `Mailbox.start_redrive`."""
         checked = check_spec(spec)
-        return await self._auditor.read(
+        return await self._auditor.run(
             _right_of(checked),
             partial(self._start, checked, job_id),
             lambda report: report.matched,
@@ -55,18 +57,21 @@ class AuthorizedRedrives:
             criteria=_criteria(checked),
         )
 
+    @audit_refusals(Operation.REDRIVE)
     async def list_redrives(self) -> list[RedriveReport]:
         """Return the jobs; see `Mailbox.list_redrives`."""
         await self._guard.check(Operation.REDRIVE)
         self._guard.charge()
         return [each for each in await self._mailbox.list_redrives() if self._covers(each.spec)]
 
+    @audit_refusals(Operation.REDRIVE)
     async def get_redrive(self, job_id: str, /) -> RedriveReport:
         """Return a job; see `Mailbox.get_redrive`."""
         await self._guard.check(Operation.REDRIVE)
         self._guard.charge()
         return await self._find(job_id)
 
+    @audit_refusals(Operation.REDRIVE)
     async def list_redrive_messages(
         self, job_id: str, /, *, outcome: Outcome | None = None, cursor: str | None = None, limit: int = 100
     ) -> RedriveMessages:
@@ -82,7 +87,7 @@ class AuthorizedRedrives:
         self, job_id: str, action: JobAction, /, *, principal: str | None = None
     ) -> RedriveReport:
         """Pause, resume, cancel or undo a job; see `Mailbox.change_redrive`."""
-        return await self._auditor.read(
+        return await self._auditor.run(
             Operation.REDRIVE,
             partial(self._change, job_id, action),
             lambda report: report.matched,
@@ -101,6 +106,8 @@ class AuthorizedRedrives:
         if most is not None:
             spec = msgspec.structs.replace(spec, limit=min(most, spec.limit or most))
         principal = self._guard.access.principal
+        if job_id is not None and not self._guard.covers_all_topics:
+            job_id = job_of_topics(self._guard.mailbox, job_id, spec.topics)
         return await self._mailbox.start_redrive(spec, job_id=job_id, principal=principal)
 
     async def _change(self, job_id: str, action: JobAction) -> RedriveReport:

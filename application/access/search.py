@@ -32,7 +32,7 @@ class AuthorizedSearch:
         Raises: Unauthenticated, Forbidden, Saturated; what the search raises.
         """
         check_type("The filter", filter_, EventFilter)
-        return await self._auditor.read(
+        return await self._auditor.run(
             Operation.READ_HEADERS,
             lambda: self._run(filter_),
             lambda page: len(page.items),

@@ -44,7 +44,9 @@ class AuthorizedSearchQueries:
         """Return a page of unsettled messages; see `SearchQueries.search_unsettled`."""
         return await AuthorizedSearch(self._queries.search_unsettled, self._guard, self._auditor)(filter_)
 
-    async def suggest(self, field: SuggestionField, start: str, /) -> tuple[str, ...]:
+    async def suggest(
+        self, field: SuggestionField, start: str, /, *, covers: Callable[[str], bool] = lambda value: True
+    ) -> tuple[str, ...]:
         """Return values of a field; see `SearchQueries.suggest`.
 
         A capability that is limited to topics gets only the topics that it covers, and no other values.
@@ -56,10 +58,12 @@ class AuthorizedSearchQueries:
             if field != SuggestionField.TOPIC:
                 guard.check_all_topics()
             guard.charge()
-            values = await self._queries.suggest(field, start)
-            return tuple(filter(guard.covers, values)) if field == SuggestionField.TOPIC else values
+            if field != SuggestionField.TOPIC:
+                return await self._queries.suggest(field, start, covers=covers)
+            # Those of other topics would fill the answer.
+            return await self._queries.suggest(field, start, covers=guard.covers)
 
-        return await self._auditor.read(READ_HEADERS, read, lambda _: 0, criteria=["suggestions", str(field)])
+        return await self._auditor.run(READ_HEADERS, read, lambda _: 0, criteria=["suggestions", str(field)])
 
     @asynccontextmanager
     async def export(
@@ -83,7 +87,7 @@ class AuthorizedSearchQueries:
             return own
 
         async def audit(criterion: str, read: Callable[[], Awaitable[T]]) -> T:
-            return await self._auditor.read(
+            return await self._auditor.run(
                 operation,
                 read,
                 lambda _: messages,
@@ -126,7 +130,7 @@ class AuthorizedSearchQueries:
         async def run() -> T:
             return await read(await check_filter(self._guard, filter_))
 
-        return await self._auditor.read(
+        return await self._auditor.run(
             READ_HEADERS,
             run,
             count,

@@ -42,7 +42,7 @@ class RedriveDeadLetters:
         check_topic(topic)
         check_int("limit", limit, 1)
         check_optional_text("reason", reason)
-        only = None if message_ids is None else self._streams(check_items("message_ids", message_ids))
+        only = None if message_ids is None else self._streams(topic, check_items("message_ids", message_ids))
         with tracer().span(REDRIVE, (topic,)):
             return await self._redrive(topic, limit, reason, only)
 
@@ -63,8 +63,11 @@ class RedriveDeadLetters:
                 break
         return done
 
-    def _streams(self, message_ids: Sequence[object]) -> frozenset[bytes]:
-        return frozenset(message_stream(self._owner.name, id_) for id_ in message_ids)
+    def _streams(self, topic: str, message_ids: Sequence[object]) -> frozenset[bytes]:
+        mailbox = self._owner.name
+        return frozenset(
+            message_stream(mailbox, id_, unique_in) for id_ in message_ids for unique_in in (None, topic)
+        )
 
 
 class PurgeTopic:

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,6 +26,13 @@ from postroom.domain.record import Record
 _SETTLING = (Ack, Nack, Extend)
 
 
+class _Existing(NamedTuple):
+    """An existing message: its payload's hash, empty if it can't be read any more, and its topic."""
+
+    payload_hash: bytes
+    topic: str | None
+
+
 class CommandEnricher:
     """Enricher of commands with facts from the log and from earlier commands of their group."""
 
@@ -36,10 +44,10 @@ class CommandEnricher:
         self._protection = protection
         self._cache = cache
         self._committer = committer
-        # Payload hashes by stream id of messages: of this group, and of earlier groups whose appends may be
-        # in progress and therefore missing from the log.
-        self._sent: dict[bytes, bytes] = {}
-        self._in_progress: deque[dict[bytes, bytes]] = deque()
+        # Messages by stream id: of this group, and of earlier groups whose appends may be in progress and
+        # therefore missing from the log.
+        self._sent: dict[bytes, _Existing] = {}
+        self._in_progress: deque[dict[bytes, _Existing]] = deque()
         self._mailbox: Mailbox | None = None
         self._removed: dict[bytes, Message] = {}
 
@@ -53,11 +61,11 @@ class CommandEnricher:
 
     def note_sent(self, command: Send) -> None:
         """Record a message that the group sent."""
-        self._sent[command.message] = command.payload_hash
+        self._sent[command.message] = _Existing(command.payload_hash, command.topic)
 
     def note_all_sent(self, commands: Sequence[Send]) -> None:
         """Record messages that the group sent."""
-        self._sent.update([(command.message, command.payload_hash) for command in commands])
+        self._sent.update([(each.message, _Existing(each.payload_hash, each.topic)) for each in commands])
 
     def note_all_removed(self, messages: Sequence[Message]) -> None:
         """Record messages that the group acked or expired."""
@@ -65,7 +73,7 @@ class CommandEnricher:
 
     def has_sent(self, commands: Sequence[Command]) -> bool:
         """Return whether the group sent messages of these sends before; see `from_batch`."""
-        return not self._sent.keys().isdisjoint([each.message for each in commands if type(each) is Send])
+        return bool(self._sent) and not self._sent.keys().isdisjoint(_streams_of(commands))
 
     def note_removed(self, message: Message) -> None:
         """Record a message that the group acked or expired."""
@@ -74,9 +82,8 @@ class CommandEnricher:
     def from_batch(self, command: Command) -> Command:
         """Enrich a command with the effects of earlier commands of its group."""
         if type(command) is Send:
-            if command.message in self._sent:
-                return msgspec.structs.replace(command, existing_hash=self._sent[command.message])
-        elif self._removed and isinstance(command, _SETTLING) and command.receipt.message in self._removed:
+            return _with_existing(command, self._sent)
+        if self._removed and isinstance(command, _SETTLING) and command.receipt.message in self._removed:
             return msgspec.structs.replace(command, stored_message=self._removed[command.receipt.message])
         return command
 
@@ -104,22 +111,21 @@ class CommandEnricher:
                 message = fold_message(stored.get(settle.receipt.message, ()))
                 enriched[index] = msgspec.structs.replace(settle, stored_message=message)
         if sends:
-            hashes = await asyncio.to_thread(self._stored_hashes, [send.message for _, send in sends])
+            messages = await asyncio.to_thread(self._stored, _streams_of([send for _, send in sends]))
             # Answers wait for earlier appends: if one fails, no caller has been sent a duplicate answer.
             for sent in self._in_progress:
-                hashes |= sent
+                messages |= sent
             for index, send in sends:
-                if send.message in hashes:
-                    enriched[index] = msgspec.structs.replace(send, existing_hash=hashes[send.message])
+                enriched[index] = _with_existing(send, messages)
         return enriched
 
-    def _stored_hashes(self, streams: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return the payload hash of each stored message; empty if retention removed its `MessageSent`."""
-        hashes = dict.fromkeys(self._log.existing_streams(streams), b"")
-        for event in self._log.replay_first(hashes):
+    def _stored(self, streams: Sequence[bytes]) -> dict[bytes, _Existing]:
+        """Return the messages that are stored; without what retention removed of them."""
+        messages = dict.fromkeys(self._log.existing_streams(streams), _Existing(b"", None))
+        for event in self._log.replay_first(messages):
             if type(event) is MessageSent:
-                hashes[event.stream] = event.payload_hash
-        return hashes
+                messages[event.stream] = _Existing(event.payload_hash, event.topic)
+        return messages
 
     async def load_payloads(
         self, command: Receive, group: Group, now: int
@@ -207,3 +213,20 @@ class CommandEnricher:
                 with suppress(BrokenLog):
                     records |= self._log.at_positions([position])
             return records
+
+
+def _streams_of(commands: Sequence[Command]) -> list[bytes]:
+    """Return the streams that messages with the ids of sends may have."""
+    sends = [each for each in commands if type(each) is Send]
+    others = [each.other_stream for each in sends if each.other_stream is not None]
+    return [each.message for each in sends] + others
+
+
+def _with_existing(send: Send, messages: Mapping[bytes, _Existing]) -> Send:
+    """Return a send with the payload hash of the message that has its id, if there is one."""
+    existing = messages.get(send.message)
+    if existing is None and send.other_stream is not None:
+        other = messages.get(send.other_stream)
+        # An id of a topic says nothing about other topics, not even that they have it.
+        existing = other if other is not None and other.topic == send.topic else None
+    return send if existing is None else msgspec.structs.replace(send, existing_hash=existing.payload_hash)

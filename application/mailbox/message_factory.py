@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from postroom.application.caller import is_limited
 from postroom.application.correlation import current_corr_id
 from postroom.application.mailbox.outgoing import OutgoingMessage
 from postroom.application.messages import NewMessage
@@ -123,7 +124,7 @@ class MessageFactory:
         _check_content(new)
         if new.message_id is None:
             return OutgoingMessage(msgspec.structs.replace(new, message_id=str(self._new_id())), True)
-        self._stream(new.message_id)
+        self._streams(new.message_id, new.topic)
         return OutgoingMessage(new, False)
 
     def from_message(self, message: object) -> SendRequest:
@@ -167,10 +168,11 @@ class MessageFactory:
         headers = common.headers
         if new.message_id is None:
             id_ = self._new_id()
-            stream, shown = id_.bytes, str(id_)
+            stream, shown, other = id_.bytes, str(id_), None
         else:
-            stream, shown = self._stream(new.message_id), new.message_id
-            headers = msgspec.structs.replace(headers, message_id=external_id(shown))
+            shown = new.message_id
+            stream, other = self._streams(shown, new.topic)
+            headers = msgspec.structs.replace(headers, message_id=external_id(stream, shown))
         if attrs:
             texts = {name: extension_text(value) for name, value in attrs.items()}
             headers = msgspec.structs.replace(headers, custom_headers=texts)
@@ -190,6 +192,7 @@ class MessageFactory:
             new.message_id is not None,
             None,
             new.priority,
+            other,
         )
         return SendRequest(command, shown)
 
@@ -247,10 +250,10 @@ class MessageFactory:
         item = extract_mailbox_item(blob, received_at=self._wall() // 1_000, envelope=envelope)
         self._check_topic(item.topic)
         content = OpenedEnvelope(envelope)
-        stream = self._stream(item.message_id)
+        stream, other = self._streams(item.message_id, item.topic)
         headers = Headers(
             item.timestamp,
-            external_id(item.message_id),
+            external_id(stream, item.message_id),
             item.content_type,
             item.schema_url,
             item.schema_version,
@@ -276,6 +279,7 @@ class MessageFactory:
             ttl_ms=content.ttl_seconds * SECOND_MS if content.ttl_seconds > 0 else None,
             has_external_id=True,
             priority=min(max(content.priority, 0), MAX_PRIORITY),
+            other_stream=other,
         )
         return SendRequest(command, item.message_id)
 
@@ -314,13 +318,19 @@ class MessageFactory:
             if len(self._valid_topics) < 10_000:
                 self._valid_topics.add(topic)
 
-    def _stream(self, message_id: str) -> bytes:
-        stream = message_stream(self._mailbox, message_id)
-        if stream == self._reserved:
+    def _streams(self, message_id: str, topic: str) -> tuple[bytes, bytes]:
+        """Return the stream of a message, and that of one with the same id of a sender of the other kind.
+
+        Ids are unique in the mailbox, and those of senders that are limited to topics in their topic: what
+        such a sender sends must neither show nor prevent a message of another topic (ADR 0106).
+        """
+        of_mailbox = message_stream(self._mailbox, message_id)
+        if of_mailbox == self._reserved:
             raise InvalidRequest(
                 f"The message id {message_id} is reserved for the mailbox itself; use another."
             )
-        return stream
+        of_topic = message_stream(self._mailbox, message_id, topic)
+        return (of_topic, of_mailbox) if is_limited() else (of_mailbox, of_topic)
 
 
 def _trace_context(new: NewMessage) -> TraceContext | None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from time import time_ns
 
+from postroom.application.caller import Caller, current_caller
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.mailbox.settle import Settler, make_settler
 from postroom.application.message_stream import MAX_WAIT_MS
@@ -59,7 +60,7 @@ class ReceiveMessages:
         if len(topics) > 1:
             self._turn = (self._turn + 1) % len(topics)
             topics = (*topics[self._turn :], *topics[: self._turn])
-        command = make_receive(topics, max_messages, max_bytes, visibility_ms, consumer)
+        command = make_receive(topics, max_messages, max_bytes, visibility_ms, consumer, current_caller())
         started_ns = time_ns()
         deliveries = await self._owner.receive(command, wait_ms, is_stream=is_stream)
         received = [ReceivedMessage(each, self._settler) for each in deliveries]
@@ -85,10 +86,12 @@ def make_receive(
     max_bytes: int,
     visibility_ms: int | None,
     consumer: str | None,
+    caller: Caller | None = None,
 ) -> Receive:
     """Return the command of a receive.
 
     Arguments: see `ReceiveMessages.__call__`.
+        caller: to whom the messages are delivered; see `MessageReceived`.
 
     Raises: InvalidRequest naming the first argument of a wrong type or out of range.
     """
@@ -100,4 +103,6 @@ def make_receive(
         check_int("max_bytes", max_bytes, 1),
         visibility_ms if visibility_ms is None else check_visibility(visibility_ms),
         check_optional_text("consumer", consumer),
+        principal=None if caller is None else caller.principal,
+        capability=None if caller is None else caller.capability,
     )

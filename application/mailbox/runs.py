@@ -135,6 +135,8 @@ class ReceivedRun(Run, frozen=True, tag="MessageReceived.1"):
     attempts: Ints
     due: Ints
     consumers: OptionalTexts
+    principals: OptionalTexts = None
+    capabilities: OptionalTexts = None
 
 
 class ExtendedRun(Run, frozen=True, tag="MessageVisibilityExtended.1"):

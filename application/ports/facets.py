@@ -1,6 +1,6 @@
 """Port: facets, timeline and suggestions of a search in the read models."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Literal, Protocol
 
@@ -128,7 +128,13 @@ class SearchStatistics(Protocol):
         """
 
     def suggest(
-        self, field: SuggestionField, start: str, limit: int = SUGGESTIONS, *, mailbox: str | None = None
+        self,
+        field: SuggestionField,
+        start: str,
+        limit: int = SUGGESTIONS,
+        *,
+        mailbox: str | None = None,
+        covers: Callable[[str], bool] = lambda value: True,
     ) -> tuple[str, ...]:
         """Return values of a field that begin with a text, sorted.
 
@@ -136,6 +142,7 @@ class SearchStatistics(Protocol):
             limit: maximum number of values, 1 to 100.
             mailbox: only values of its messages. Of a store with several mailboxes, these are the values of
                 its newest 10,000 messages, and no header names.
+            covers: returns whether a value may be suggested.
         """
 
 

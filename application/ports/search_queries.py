@@ -1,6 +1,6 @@
 """Port: the queries around a search, for surfaces that people look at."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from typing import Protocol
@@ -69,7 +69,9 @@ class SearchQueries(Protocol):
         Raises: NotFound where another process has them in memory.
         """
 
-    async def suggest(self, field: SuggestionField, start: str, /) -> tuple[str, ...]:
+    async def suggest(
+        self, field: SuggestionField, start: str, /, *, covers: Callable[[str], bool] = lambda value: True
+    ) -> tuple[str, ...]:
         """Return values of a field that begin with a text; see `SearchStatistics.suggest`."""
 
     def export(

@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 from postroom.application.mailbox.fold import refuse_altered_records
 from postroom.application.ports.event_log import EventLogReader, Head
+from postroom.application.queries.message_records import streams_with_id
 from postroom.application.queries.read_events import EVERY_EVENT, EventFilter, LoggedEvent, ReadEvents
 from postroom.domain.arguments import check_int
 from postroom.domain.commit import GENESIS, POSITIONS_PER_MAILBOX, Commit, link
 from postroom.domain.errors import NotFound
-from postroom.domain.names import message_stream
 
 MAX_LIMIT = 200
 MAX_POSITION = POSITIONS_PER_MAILBOX - 1
@@ -167,10 +167,11 @@ class BrowseLog:
         return self._log.position_before(at) + 1
 
     def _events_of_message(self, criteria: EventFilter, first: int, last: int, limit: int) -> EventPage:
-        stream = message_stream(self._log.mailbox, criteria.message_id)
+        streams = list(streams_with_id(self._log, criteria.message_id or ""))
         read = ReadEvents(self._log)
         events: list[LoggedEvent] = []
-        positions = [each.position for each in self._log.read_streams([stream]).get(stream, ())]
+        histories = self._log.read_streams(streams)
+        positions = [each.position for stream in streams for each in histories.get(stream, ())]
         for position in sorted(positions, reverse=True):
             if first <= position <= last:
                 events += read(criteria, position - 1, position)

@@ -32,13 +32,16 @@ class ExplainMessage:
         self._now = now
 
     @refuse_altered_records
-    def __call__(self, id_: str) -> Explanation:
+    def __call__(self, id_: str, covers: Callable[[str], bool] = lambda topic: True) -> Explanation:
         """Return the explanation of the message.
+
+        Arguments:
+            covers: returns whether a topic is considered; see `read_message`.
 
         Raises: NotFound if the log has no such message, or retention removed its `MessageSent`.
         """
         log = self._log
-        sent, records = read_message(log, id_)
+        sent, records = read_message(log, id_, covers)
         own = log.read_stream(mailbox_stream(log.mailbox))
         items = merge(
             ((r.position, r.epoch, r.event) for r in records),

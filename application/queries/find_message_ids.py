@@ -37,16 +37,20 @@ class FindMessageIds:
         digits = prefix.replace("-", "")
         if not is_prefix(prefix) or len(digits) < MIN_PREFIX_DIGITS:
             return []
-        first = bytes.fromhex(digits.ljust(2 * STREAM_BYTES, "0"))
-        last = bytes.fromhex(digits.ljust(2 * STREAM_BYTES, "f"))
-        return list(self._candidates(self._log.streams_between(first, last, limit)))
+        # An id that is unique in its topic shares the first half with its stream.
+        start = digits[:STREAM_BYTES]
+        first = bytes.fromhex(start.ljust(2 * STREAM_BYTES, "0"))
+        last = bytes.fromhex(start.ljust(2 * STREAM_BYTES, "f"))
+        return list(self._candidates(prefix, self._log.streams_between(first, last, limit)))
 
-    def _candidates(self, streams: Sequence[bytes]) -> Iterator[MessageCandidate]:
+    def _candidates(self, prefix: str, streams: Sequence[bytes]) -> Iterator[MessageCandidate]:
         sent_by_stream = {event.stream: event for event in self._log.replay_first(streams)}
         for stream in streams:
             sent = sent_by_stream.get(stream)
-            if isinstance(sent, MessageSent) and sent.headers.message_id is None:
-                yield MessageCandidate(message_id(stream), sent.topic, rfc3339(sent.at) or "")
+            if isinstance(sent, MessageSent):
+                id_ = message_id(stream, sent.headers.message_id)
+                if id_.startswith(prefix):
+                    yield MessageCandidate(id_, sent.topic, rfc3339(sent.at) or "")
 
 
 def is_prefix(text: str) -> bool:

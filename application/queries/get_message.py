@@ -9,13 +9,14 @@ from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.fold import fold_message, refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
+from postroom.application.queries.message_records import read_message
 from postroom.application.queries.redrive_lineage import RedriveLink, find_redrive
 from postroom.application.query_results import HistoryEntry, MessageDetail
 from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.errors import NotFound
 from postroom.domain.integrity import has_intact_headers
 from postroom.domain.message import READY, Message, MessageSent, Status
-from postroom.domain.names import message_id, message_stream
+from postroom.domain.names import message_id
 from postroom.domain.record import Record
 
 
@@ -31,19 +32,16 @@ class GetMessage:
         self._protection = protection
 
     @refuse_altered_records
-    def __call__(self, id_: str) -> MessageDetail:
+    def __call__(self, id_: str, covers: Callable[[str], bool] = lambda topic: True) -> MessageDetail:
         """Return the message with its history; `intact` says whether headers and payload match the envelope.
+
+        Arguments:
+            covers: returns whether a topic is considered; see `read_message`.
 
         Raises: NotFound when the log has no such message, or retention removed it; Unavailable when it is
             encrypted and the key store can't be used.
         """
-        records = self._log.read_stream(message_stream(self._log.mailbox, id_))
-        sent = records[0].event if records else None
-        if not isinstance(sent, MessageSent):
-            raise NotFound(
-                f"Mailbox {self._log.mailbox} has no message {id_}; check the id, and the mailbox it was "
-                "sent to."
-            )
+        sent, records = read_message(self._log, id_, covers)
         if not records[0].envelope_hash:
             raise NotFound(
                 f"Message {id_} of mailbox {self._log.mailbox} is settled; in amnesia mode the content of "
@@ -67,6 +65,7 @@ class GetMessage:
             message_item(content if isinstance(content, MessageSent) else sent),
             [_entry(record, find_redrive(self._log, record)) for record in records],
             content == "erased",
+            message_id(sent.stream),
         )
 
 

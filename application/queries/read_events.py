@@ -12,7 +12,7 @@ from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.commit import Commit
 from postroom.domain.event import Event
 from postroom.domain.message import Headers, MessageAcked, MessageExpired, MessageSent
-from postroom.domain.names import message_id, message_stream
+from postroom.domain.names import may_have_id, message_id, message_stream
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Record
 from postroom.domain.search import topic_matches
@@ -89,14 +89,15 @@ class ReadEvents:
         Raises: BrokenLog when a commit can't be decoded.
         """
         id_ = criteria.message_id
-        stream = None if id_ is None else message_stream(self._log.mailbox, id_)
+        # The streams of an id that several topics have begin alike; see `may_have_id`.
+        start = b"" if id_ is None else message_stream(self._log.mailbox, id_)[:8]
         for commit in self._log.commits(after, envelopes=False):
             if through is not None and commit.first > through:
                 return
-            if stream is None or stream in commit.events:
+            if start in commit.events:
                 yield from (
                     each
-                    for each in self._describe(commit, criteria, stream, after, through)
+                    for each in self._describe(commit, criteria, after, through)
                     if criteria.topic is None
                     or (each.topic is not None and topic_matches(criteria.topic, each.topic))
                 )
@@ -129,17 +130,17 @@ class ReadEvents:
                 after = head.position
 
     def _describe(
-        self, commit: Commit, criteria: EventFilter, stream: bytes | None, after: int, through: int | None
+        self, commit: Commit, criteria: EventFilter, after: int, through: int | None
     ) -> Iterator[LoggedEvent]:
         """Yield the events of a commit that match all criteria but the topic, which takes the most time."""
-        records = list(to_records(commit))
+        records, id_ = list(to_records(commit)), criteria.message_id
         self._sent |= {each.stream: each.event for each in records if isinstance(each.event, MessageSent)}
         matches = [
             each
             for each in records
             if each.position > after
             and (through is None or each.position <= through)
-            and stream in (None, each.stream)
+            and (id_ is None or may_have_id(each.stream, self._log.mailbox, id_))
             and (not criteria.events or each.type in criteria.events)
         ]
         unknown = {each.stream for each in matches if _is_later(each)} - self._sent.keys()
@@ -150,8 +151,8 @@ class ReadEvents:
         for record in matches:
             sent = self._sent.get(record.stream) if record.type.startswith("Message") else None
             topic = sent.topic if sent is not None else getattr(record.event, "topic", None)
-            id_ = None if sent is None else message_id(sent.stream, sent.headers.message_id)
-            yield LoggedEvent(record, topic, id_)
+            shown = None if sent is None else message_id(sent.stream, sent.headers.message_id)
+            yield LoggedEvent(record, topic, shown)
         for record in records:
             if isinstance(record.event, MessageAcked | MessageExpired):
                 self._sent.pop(record.stream, None)

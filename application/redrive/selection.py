@@ -34,10 +34,10 @@ async def find_candidates(
         cursor, cutoff: positions; only messages dead-lettered after `cursor` and up to `cutoff` match.
     """
     candidates: list[Candidate] = []
-    streams = spec.streams(mailbox.name)
     for topic in list(mailbox.topics.values()):
         if not topic.dead or not spec.covers_topic(topic.name):
             continue
+        streams = spec.streams(mailbox.name, topic.name)
         messages = iter(list(topic.dead.values()))
         while chunk := list(islice(messages, CHUNK)):
             candidates += (

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from postroom.domain.capability.rights import (
+    BindPrincipal,
     Caveat,
     Expires,
     Mailboxes,
@@ -15,10 +16,11 @@ from postroom.domain.capability.rights import (
     Quota,
     Topics,
 )
-from postroom.domain.capability.token import Identifier, Token, verify_tag
+from postroom.domain.capability.token import Identifier, RootKey, Token, not_issued_here, verify_tag
 from postroom.domain.errors import Forbidden, Unauthenticated
 from postroom.domain.search import topic_matches
 
+US_PER_MS = 1_000
 ANY = "*"
 """The glob that every name matches."""
 
@@ -31,6 +33,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         not_before, expires: when it is valid, ms since 1970 UTC, from the former to before the latter.
         max_messages: maximum number of messages a call; None is no limit.
         quotas: all apply.
+        binds_principal: whether messages that it sends have its principal.
     """
 
     key_id: bytes
@@ -44,6 +47,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     expires: int
     max_messages: int | None
     quotas: tuple[Quota, ...]
+    binds_principal: bool = False
 
     def covers_mailbox(self, name: str) -> bool:
         """Return whether it covers a mailbox."""
@@ -80,6 +84,7 @@ def combine(identifier: Identifier, caveats: Iterable[Caveat]) -> Access:
     not_before, expires = 0, None
     max_messages: int | None = None
     quotas: list[Quota] = []
+    binds_principal = False
     for caveat in caveats:
         match caveat:
             case Mailboxes(patterns):
@@ -96,6 +101,8 @@ def combine(identifier: Identifier, caveats: Iterable[Caveat]) -> Access:
                 max_messages = messages if max_messages is None else min(max_messages, messages)
             case Quota():
                 quotas.append(caveat)
+            case BindPrincipal():
+                binds_principal = True
     if expires is None:
         raise Unauthenticated("The capability never expires; issue one with an expiry.", "malformed")
     return Access(
@@ -110,12 +117,20 @@ def combine(identifier: Identifier, caveats: Iterable[Caveat]) -> Access:
         expires=expires,
         max_messages=max_messages,
         quotas=tuple(quotas),
+        binds_principal=binds_principal,
     )
 
 
-def limit_time(access: Access, expires: int) -> Access:
-    """Return rights that end at `expires`, ms since 1970 UTC, or earlier if they do."""
-    return msgspec.structs.replace(access, expires=min(access.expires, expires))
+def limit_to_key(access: Access, key: RootKey | None) -> Access:
+    """Return rights that end when the key retires that signed them, or earlier if they do.
+
+    Raises: Unauthenticated when there is no such key any more.
+    """
+    if key is None:
+        raise not_issued_here()
+    if key.retire_at is None:
+        return access
+    return msgspec.structs.replace(access, expires=min(access.expires, key.retire_at // US_PER_MS))
 
 
 def check_time(access: Access, now: int) -> None:

@@ -105,7 +105,11 @@ class MaxMessages(_Caveat, frozen=True, tag="max-messages"):
     messages: int
 
 
-Caveat = Mailboxes | Topics | Operations | Quota | NotBefore | Expires | MaxMessages
+class BindPrincipal(_Caveat, frozen=True, tag="bind-principal"):
+    """Only messages in the name of the principal: those that name none get it."""
+
+
+Caveat = Mailboxes | Topics | Operations | Quota | NotBefore | Expires | MaxMessages | BindPrincipal
 
 _encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.Decoder[Caveat](Caveat).decode
@@ -126,6 +130,8 @@ def check_caveat(caveat: Caveat) -> Caveat:
             check_int(caveat.__struct_config__.tag, at_ms, 0, MAX_TIME_MS)  # type: ignore[arg-type] # its name
         case MaxMessages(messages):
             check_int("max-messages", messages, 1)
+        case BindPrincipal():
+            pass
         case _:
             raise InvalidRequest(f"{type(caveat).__name__} is not a caveat; see `Caveat`.")
     return caveat

@@ -19,6 +19,8 @@ class Send(msgspec.Struct, frozen=True, gc=False):
         ttl_ms: age at which it is dead-lettered if undelivered; None uses the topic's retention.
         envelope: the `PrismEnvelope` bytes, stored unchanged.
         has_external_id: whether the sender chose the message's id; such ids are never reused (RFC-037).
+        other_stream: the stream id of a message with this id that a sender of the other kind sent, limited to
+            topics or not; one on the same topic is the same message (ADR 0106). None if the id is new.
         existing_hash: payload hash of the existing message with this id, empty if it can't be read any more;
             None if the id is new.
         priority: of the envelope, 0 to 10.
@@ -38,6 +40,7 @@ class Send(msgspec.Struct, frozen=True, gc=False):
     has_external_id: bool = False
     existing_hash: bytes | None = None
     priority: int = DEFAULT_PRIORITY
+    other_stream: bytes | None = None
 
 
 class Receive(msgspec.Struct, frozen=True, gc=False):
@@ -49,6 +52,7 @@ class Receive(msgspec.Struct, frozen=True, gc=False):
         max_messages, max_bytes: bounds of this delivery; at least one ready message is always delivered.
         corrupt: messages to quarantine instead, as their stored bytes failed the hash check.
         erased: messages to remove instead, as the key of their subject was destroyed.
+        principal, capability: of the caller; see `MessageReceived`.
     """
 
     topics: tuple[str, ...]
@@ -58,6 +62,8 @@ class Receive(msgspec.Struct, frozen=True, gc=False):
     consumer: str | None = None
     corrupt: frozenset[bytes] = frozenset()
     erased: frozenset[bytes] = frozenset()
+    principal: str | None = None
+    capability: str | None = None
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False):

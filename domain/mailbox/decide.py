@@ -17,7 +17,6 @@ from postroom.domain.errors import (
     WrongMode,
 )
 from postroom.domain.event import Event
-from postroom.domain.integrity import b3
 from postroom.domain.mailbox.commands import (
     Ack,
     Command,
@@ -160,10 +159,10 @@ def _check_duplicate(command: Send) -> list[Event]:
     """Accept a message whose id exists, if its payload is the same."""
     if not command.existing_hash or command.existing_hash == command.payload_hash:
         return []
+    # Without the hash of what exists, from which a short payload could be computed.
     raise IdempotencyConflict(
-        f"Message id {message_id(command.message, command.headers.message_id)} exists with payload hash "
-        f"{b3(command.existing_hash)}, but was sent again with {b3(command.payload_hash)} on topic "
-        f"{command.topic}; send the other payload under another id."
+        f"Message id {message_id(command.message, command.headers.message_id)} exists with another payload "
+        f"than the one sent now to topic {command.topic}; send this payload under another id."
     )
 
 
@@ -225,9 +224,20 @@ def _receive(command: Receive, mailbox: Mailbox, now: int) -> list[MessageEvent]
         )
     policies = {name: mailbox.policy(name) for name in command.topics}
     visibilities = {name: command.visibility_ms or each.visibility_ms for name, each in policies.items()}
-    corrupt, erased, consumer = command.corrupt, command.erased, command.consumer
+    corrupt, erased = command.corrupt, command.erased
+
+    def deliver(message: Message) -> MessageEvent:
+        return receive(
+            message,
+            visibilities[message.topic],
+            command.consumer,
+            now,
+            principal=command.principal,
+            capability=command.capability,
+        )
+
     if not corrupt and not erased:
-        return [receive(message, visibilities[message.topic], consumer, now) for message in messages]
+        return list(map(deliver, messages))
     return [
         dead_letter(
             message, "integrity", "stored bytes do not match their hash", policies[message.topic], now
@@ -235,7 +245,7 @@ def _receive(command: Receive, mailbox: Mailbox, now: int) -> list[MessageEvent]
         if message.stream in corrupt
         else expire(message, "erased", now)
         if message.stream in erased
-        else receive(message, visibilities[message.topic], consumer, now)
+        else deliver(message)
         for message in messages
     ]
 

@@ -1,5 +1,7 @@
 """Decisions about topics: their policies, and whether their messages are delivered."""
 
+from collections.abc import Collection
+
 from postroom.domain.errors import InvalidRequest, NotFound, Saturated
 from postroom.domain.mailbox.commands import Pause, Resume, SetPolicy
 from postroom.domain.mailbox.events import TopicPaused, TopicPolicySet, TopicResumed
@@ -16,7 +18,7 @@ def find_topic(name: str, mailbox: Mailbox) -> Topic:
     """
     topic = mailbox.topics.get(name)
     if topic is None:
-        raise _not_found(name, mailbox)
+        raise unknown_topic(name, mailbox.name, mailbox.topic_names())
     return topic
 
 
@@ -64,12 +66,16 @@ def resume(command: Resume, mailbox: Mailbox, now: int) -> list[TopicResumed]:
 
 def _check_exists(name: str, mailbox: Mailbox) -> None:
     if name not in mailbox.topic_names():
-        raise _not_found(name, mailbox)
+        raise unknown_topic(name, mailbox.name, mailbox.topic_names())
 
 
-def _not_found(name: str, mailbox: Mailbox) -> NotFound:
-    choices = mailbox.topic_names() - {name}
-    return NotFound(f"Mailbox {mailbox.name} has no topic {name}; {describe_choices(name, choices)}")
+def unknown_topic(name: str, mailbox: str, topics: Collection[str]) -> NotFound:
+    """Return the error for a topic that a mailbox does not have.
+
+    Arguments:
+        topics: those that it has, as far as the caller may know.
+    """
+    return NotFound(f"Mailbox {mailbox} has no topic {name}; {describe_choices(name, {*topics} - {name})}")
 
 
 def _next_event(mailbox: Mailbox, now: int) -> tuple[bytes, int, int]:

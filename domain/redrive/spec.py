@@ -195,11 +195,13 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Return whether a message meets the criteria of what it was sent with."""
         return self.filter().matches(message, _ALL_BODIES)
 
-    def streams(self, mailbox: str) -> frozenset[bytes] | None:
-        """Return the streams of the messages that are named; None if none is."""
+    def streams(self, mailbox: str, topic: str) -> frozenset[bytes] | None:
+        """Return the streams of the messages on a topic that are named; None if none is."""
         if not self.message_ids:
             return None
-        return frozenset(message_stream(mailbox, id_) for id_ in self.message_ids)
+        return frozenset(
+            message_stream(mailbox, id_, unique_in) for id_ in self.message_ids for unique_in in (None, topic)
+        )
 
 
 def is_dead(message: Message | None) -> bool:

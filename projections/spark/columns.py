@@ -71,7 +71,7 @@ ENVELOPE = SourceColumn(
 )
 
 _MAILBOX = SourceColumn("mailbox", "text", "Name of the mailbox, `namespace@proxy`.", required=True)
-_MESSAGE_ID = SourceColumn("message_id", "text", "Id of the message, unique in its mailbox.", required=True)
+_MESSAGE_ID = SourceColumn("message_id", "text", "Id of the message, unique in its topic.", required=True)
 _TOPIC = SourceColumn("topic", "text", "Topic of the message.", required=True)
 _SENT_AT = SourceColumn("sent_at", "time", "Log time at which the message was sent.", required=True)
 _POSITION = SourceColumn(
@@ -93,6 +93,11 @@ EVENTS = (
     SourceColumn("reason", "text", "Why the message was requeued, dead-lettered or removed."),
     SourceColumn("last_error", "text", "Error that the consumer reported."),
     SourceColumn("consumer", "text", "Name of the consumer that received the message."),
+    SourceColumn(
+        "capability",
+        "text",
+        "Root nonce of the capability that received it, to which `principal` belongs.",
+    ),
     SourceColumn("priority", "number", "Urgency of the message, 0 to 10."),
     SourceColumn("size", "number", "Size of the payload in bytes."),
     SourceColumn("idem_key", "text", "The sender's idempotency key."),

@@ -12,7 +12,14 @@ from postroom.domain.capability.rights import Expires, Quota, Rights, Topics, de
 from postroom.domain.capability.token import Identifier, Token, mint
 from postroom.domain.errors import InvalidRequest, Unauthenticated
 from postroom.domain.message import Receipt
-from postroom.domain.names import check_mailbox, check_topic, external_id, message_id, message_stream
+from postroom.domain.names import (
+    check_mailbox,
+    check_topic,
+    external_id,
+    may_have_id,
+    message_id,
+    message_stream,
+)
 from postroom.domain.search import Cursor
 from tests.fuzz.target import Check
 
@@ -74,7 +81,10 @@ def check(data: bytes) -> None:
     with suppress(InvalidRequest):
         assert Cursor.decode(text).encode() == text
     with suppress(InvalidRequest):
-        assert message_id(message_stream("acme@one", text), external_id(text)) == text
+        for topic in (None, "orders"):
+            stream = message_stream("acme@one", text, topic)
+            assert message_id(stream, external_id(stream, text)) == text
+            assert may_have_id(stream, "acme@one", text)
     for parse in (check_mailbox, check_topic):
         with suppress(InvalidRequest):
             assert parse(text) == text

@@ -10,7 +10,7 @@ from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.application.messages import Sent
 from postroom.domain.envelope.validation import ValidationMode
 from postroom.domain.errors import IdempotencyConflict, WrongMode
-from postroom.domain.integrity import b3, payload_hash
+from postroom.domain.integrity import payload_hash
 from postroom.domain.policy import MailboxLimits
 from tests.support.stores import MAILBOX, envelope, memory_place, message
 
@@ -35,14 +35,13 @@ async def test_a_repeated_key_answers_with_the_own_id_of_the_first_message(mailb
     assert await mailbox.send_message(message(idem_key="made")) == Sent(made.message_id, True)
 
 
-async def test_an_own_id_with_another_payload_is_a_conflict_that_names_both_hashes(mailbox: Postroom) -> None:
+async def test_an_own_id_with_another_payload_is_a_conflict_that_shows_no_hash(mailbox: Postroom) -> None:
     await mailbox.send_message(message(b"first", message_id="own-1"))
     with pytest.raises(IdempotencyConflict) as raised:
         await mailbox.send_message(message(b"second", message_id="own-1"))
     assert raised.value.code == "E_DUPLICATE"
     assert "own-1" in str(raised.value)
-    for payload in (b"first", b"second"):
-        assert b3(payload_hash(payload)) in str(raised.value)
+    assert payload_hash(b"first").hex() not in str(raised.value)
     assert await mailbox.send_message(message(b"first", message_id="own-1")) == Sent("own-1", True)
 
 

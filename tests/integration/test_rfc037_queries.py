@@ -9,6 +9,7 @@ from pathlib import Path
 from string import ascii_letters
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
@@ -231,14 +232,14 @@ def test_a_message_id_is_unique_in_its_mailbox(store: str, query: Query, execute
 def test_records_altered_to_the_same_id_are_reported(store: str) -> None:
     send(store, MESSAGES[0])
     following.build(store)
-    send(store, MESSAGES[1])
+    send(store, msgspec.structs.replace(MESSAGES[0], message_id="m-2"))
     alter(store, "events", lambda events: events.replace(b"m-2", b"m-1"))
     with (
         closing(new_follower(store)) as follower,
-        pytest.raises(IntegrityFailure, match="another message of its mailbox has the same id"),
+        pytest.raises(IntegrityFailure, match="another message of its topic has the same id"),
     ):
         follower.advance()
-    with pytest.raises(IntegrityFailure, match="another message of its mailbox has the same id"):
+    with pytest.raises(IntegrityFailure, match="another message of its topic has the same id"):
         rebuild(store, runner=LocalRunner())
 
 

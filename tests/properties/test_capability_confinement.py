@@ -132,6 +132,6 @@ def test_a_capability_changes_and_shows_topics_that_it_covers_only(
 
 def test_the_property_notices_a_guard_that_covers_every_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Guard, "covers", lambda self, topic: True)
-    for name in ("ack", "redrive", "purge", "get", "topics", "receive"):
+    for name in ("ack", "redrive", "purge", "peek", "topics", "receive"):
         with pytest.raises(AssertionError):
             asyncio.run(check([["y"]], [(name, "orders", 1, 2)]))

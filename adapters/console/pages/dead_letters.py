@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from postroom.adapters.console.form_values import MS, parse_time, split_lines, text_of, write_time
 from postroom.adapters.console.page import NavEntry, Page, route
-from postroom.application.access.dead_letters import covered_filter
+from postroom.application.access.dead_letters import read_dead_letters
 from postroom.application.ports.dead_letters import (
     BARS,
     DEFAULT_GROUP,
@@ -61,7 +61,12 @@ async def groups(page: Page) -> Response:
     )
     try:
         result, lag = await _read(
-            page, filter_, lambda models: models.dead_letter_groups, DeadLetterGroupPage(())
+            page,
+            filter_,
+            lambda models: models.dead_letter_groups,
+            DeadLetterGroupPage(()),
+            lambda result: result.letters,
+            "dead_letter_groups",
         )
     except NotFound as error:
         return await _show_without_read_models(page, values, error)
@@ -86,7 +91,14 @@ async def letters(page: Page) -> Response:
     values = _values(page)
     filter_ = DeadLetterFilter(**_criteria(values), limit=PAGE_SIZE, cursor=page.query.get("cursor") or None)
     try:
-        result, lag = await _read(page, filter_, lambda models: models.dead_letters, DeadLetterPage(()))
+        result, lag = await _read(
+            page,
+            filter_,
+            lambda models: models.dead_letters,
+            DeadLetterPage(()),
+            lambda result: len(result.items),
+            "dead_letters",
+        )
     except NotFound as error:
         return await _show_without_read_models(page, values, error)
     return await page.render(
@@ -117,19 +129,22 @@ async def _read(
     filter_: Filter,
     query: Callable[[ReadModels], Callable[[Filter], Result]],
     nothing: Result,
+    count: Callable[[Result], int],
+    criterion: str,
 ) -> tuple[Result, int]:
     """Return the result of a query, and the number of log records that the read models lack.
 
-    Arguments:
-        nothing: result for callers whose topics the filter excludes.
+    Arguments: see `read_dead_letters`.
 
     Raises: NotFound if the store has no read models.
     """
     models = page.data.read_models
     if models is None:
         raise NotFound("This store has no read models, which group dead letters.")
-    visible = await covered_filter(page.session, filter_)
-    result = nothing if visible is None else await page.blocking(query(models), visible)
+    run = query(models)
+    result = await read_dead_letters(
+        page.session, filter_, lambda visible: page.blocking(run, visible), nothing, count, criterion
+    )
     status = await page.blocking(models.status, 1)
     return result, sum(each.lag for each in status.lags if each.mailbox == page.mailbox.name)
 

@@ -2,9 +2,10 @@
 -- Indexes for search end with the columns of the search order.
 -- An entry of a B-tree is limited to 2,700 bytes: of unbounded columns, B-trees have the values of up to {indexed_bytes}
 -- bytes. They are on the columns themselves, so that rows are counted without reading them.
--- SP-GiST has no such limit: it serves longer values, and equality in queries of one's own.
+-- SP-GiST has no such limit: it serves longer values, and equality in queries of one's own. An id is unique in its topic,
+-- whose name would be too long beside the others.
 
-CREATE {unique} INDEX mailbox_v{version}_message_id ON postroom.mailbox_v{version} (message_id, mailbox);
+CREATE {unique} INDEX mailbox_v{version}_message_id ON postroom.mailbox_v{version} (message_id, mailbox, md5(topic));
 CREATE INDEX idx_topic_v{version} ON postroom.mailbox_v{version} (topic, timestamp, id);
 CREATE INDEX idx_correlation_id_v{version} ON postroom.mailbox_v{version}
     USING spgist (correlation_id) WHERE correlation_id IS NOT NULL;

@@ -3,7 +3,7 @@
 CREATE INDEX idx_timestamp_v{version} ON mailbox_v{version} (timestamp, id);
 CREATE INDEX idx_topic_v{version} ON mailbox_v{version} (topic, timestamp, id);
 CREATE INDEX mailbox_v{version}_mailbox ON mailbox_v{version} (mailbox, timestamp, id);
-CREATE {unique} INDEX mailbox_v{version}_message_id ON mailbox_v{version} (message_id, mailbox);
+CREATE {unique} INDEX mailbox_v{version}_message_id ON mailbox_v{version} (message_id, mailbox, topic);
 CREATE INDEX idx_principal_v{version} ON mailbox_v{version} (principal, timestamp, id) WHERE principal IS NOT NULL;
 CREATE INDEX idx_correlation_id_v{version} ON mailbox_v{version} (correlation_id, timestamp, id)
     WHERE correlation_id IS NOT NULL;

@@ -29,7 +29,7 @@ class FullAuditLog:
 async def read(log: MemoryAuditLog | FullAuditLog, answer: Callable[[], Awaitable[list[int]]]) -> list[int]:
     """Read through an auditor."""
     auditor = Auditor(log, ACCESS, "acme@one", lambda: 7)
-    return await auditor.read(Operation.READ_PAYLOAD, answer, len, topics=["orders"], criteria=["text"])
+    return await auditor.run(Operation.READ_PAYLOAD, answer, len, topics=["orders"], criteria=["text"])
 
 
 async def three() -> list[int]:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from postroom.domain.errors import FrameTooLarge, IdempotencyConflict, InvalidRequest, Saturated
-from postroom.domain.integrity import b3, payload_hash
+from postroom.domain.integrity import payload_hash
 from postroom.domain.mailbox.commands import Purge
 from postroom.domain.mailbox.decide import shard_of
 from postroom.domain.message import MS, MessageSent
@@ -111,11 +111,11 @@ def test_an_external_id_that_is_stored_is_a_duplicate_for_ever() -> None:
         given(NOTHING).when(repeated, at=99 * DAY_MS).then_nothing_happens()
 
 
-def test_an_external_id_that_is_stored_with_another_payload_is_a_conflict_that_names_both_hashes() -> None:
+def test_an_external_id_that_is_stored_with_another_payload_is_a_conflict_that_shows_no_hash() -> None:
     changed = Life("a").send(b"new", has_external_id=True, existing_hash=payload_hash(b"old"))
-    hashes = f"{b3(payload_hash(b'old'))}, but was sent again with {b3(payload_hash(b'new'))}"
+    without_hash = r"^Message id \S+ exists with another payload than the one sent now to topic \S+; \D+\.$"
     given(NOTHING).when(changed, at=0).then_rejected(
-        IdempotencyConflict, hashes, code="E_DUPLICATE", status=409
+        IdempotencyConflict, without_hash, code="E_DUPLICATE", status=409
     )
 
 
