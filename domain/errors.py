@@ -27,6 +27,7 @@
     ├── BrokenProjection           500 E_PROJECTION, a defect in the code of a read model
     └── Unavailable                503 E_UNAVAILABLE, with retry_after_ms
         ├── MailboxClosed          503 E_UNAVAILABLE, this process closed it
+        ├── Unusable               503 E_UNAVAILABLE, until rights, settings or tables are changed
         ├── MailboxOwned           503 E_OWNED, another process owns the mailbox
         ├── DuplicateRecord        503 E_UNAVAILABLE, the log has the record's version of its stream
         ├── WrongPosition          503 E_WRONG_POSITION, another process appended
@@ -272,6 +273,10 @@ class Unavailable(PostroomError):
 
 class MailboxClosed(Unavailable):
     """A mailbox was used after this process closed it; only opening it again helps."""
+
+
+class Unusable(Unavailable):
+    """A server or store can't be used until rights, settings or tables are changed; a retry doesn't help."""
 
 
 class MailboxOwned(Unavailable):

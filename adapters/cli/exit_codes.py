@@ -3,7 +3,7 @@
 from typing import Any
 
 from postroom.adapters.cli.values import WrongUsage
-from postroom.domain.errors import IntegrityFailure, NotFound, PostroomError, Saturated, Unavailable
+from postroom.domain.errors import IntegrityFailure, NotFound, PostroomError, Saturated, Unavailable, Unusable
 
 DONE, REFUSED, USAGE, NOTHING, TRY_AGAIN, INTEGRITY, DIFFERS = range(7)
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -30,6 +30,8 @@ def exit_code(error: PostroomError) -> int:
             return USAGE
         case NotFound():
             return NOTHING
+        case Unusable():
+            return REFUSED
         case Saturated() | Unavailable():
             return TRY_AGAIN
         case IntegrityFailure():
@@ -41,6 +43,6 @@ def exit_code(error: PostroomError) -> int:
 def describe(error: PostroomError) -> dict[str, Any]:
     """Return an error as JSON: `{code, message, retry_after_ms?}`."""
     facts: dict[str, Any] = {"code": error.code, "message": str(error)}
-    if isinstance(error, Saturated | Unavailable):
+    if isinstance(error, Saturated | Unavailable) and not isinstance(error, Unusable):
         facts["retry_after_ms"] = error.retry_after_ms
     return facts
