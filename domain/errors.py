@@ -23,11 +23,11 @@
     │   └── Saturated              429 E_SATURATED, with retry_after_ms
     ├── IntegrityFailure           422 E_INTEGRITY
     │   └── BrokenLog              422 E_INTEGRITY, the log itself was altered
+    ├── UnusableStore              503 E_STORE, the store's format, file or rights must be changed first
     ├── ImplausibleClock           503 E_CLOCK, the wall clock is implausibly far ahead
     ├── BrokenProjection           500 E_PROJECTION, a defect in the code of a read model
     └── Unavailable                503 E_UNAVAILABLE, with retry_after_ms
         ├── MailboxClosed          503 E_UNAVAILABLE, this process closed it
-        ├── Unusable               503 E_UNAVAILABLE, until rights, settings or tables are changed
         ├── MailboxOwned           503 E_OWNED, another process owns the mailbox
         ├── DuplicateRecord        503 E_UNAVAILABLE, the log has the record's version of its stream
         ├── WrongPosition          503 E_WRONG_POSITION, another process appended
@@ -250,6 +250,15 @@ class BrokenLog(IntegrityFailure):
         self.position = position
 
 
+class UnusableStore(PostroomError):
+    """The store can't be used as it is: repetition does not help, an operator must change it or use another.
+
+    Its format is of another version, its file has another name, owner or mode, or a right is missing.
+    """
+
+    code = "E_STORE"
+
+
 class BrokenProjection(PostroomError):
     """The fold of a read model failed, or returned rows that its projection does not declare."""
 
@@ -273,10 +282,6 @@ class Unavailable(PostroomError):
 
 class MailboxClosed(Unavailable):
     """A mailbox was used after this process closed it; only opening it again helps."""
-
-
-class Unusable(Unavailable):
-    """A server or store can't be used until rights, settings or tables are changed; a retry doesn't help."""
 
 
 class MailboxOwned(Unavailable):

@@ -3,7 +3,14 @@
 from typing import Any
 
 from postroom.adapters.cli.values import WrongUsage
-from postroom.domain.errors import IntegrityFailure, NotFound, PostroomError, Saturated, Unavailable, Unusable
+from postroom.domain.errors import (
+    IntegrityFailure,
+    NotFound,
+    PostroomError,
+    Saturated,
+    Unavailable,
+    UnusableStore,
+)
 
 DONE, REFUSED, USAGE, NOTHING, TRY_AGAIN, INTEGRITY, DIFFERS = range(7)
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -11,7 +18,7 @@ INTERRUPTED, BROKEN_PIPE = 130, 141
 MEANINGS = {
     DONE: "done",
     REFUSED: "refused, or failed",
-    USAGE: "wrong usage, or invalid settings",
+    USAGE: "wrong usage, invalid settings, or a store that this version or user can't use",
     NOTHING: "not found, or nothing to receive",
     TRY_AGAIN: "temporary failure, retry: saturated or unavailable",
     INTEGRITY: "stored data is not intact",
@@ -26,12 +33,10 @@ HELP = "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in MEANI
 def exit_code(error: PostroomError) -> int:
     """Return the exit code for a kind of error."""
     match error:
-        case WrongUsage():
+        case WrongUsage() | UnusableStore():
             return USAGE
         case NotFound():
             return NOTHING
-        case Unusable():
-            return REFUSED
         case Saturated() | Unavailable():
             return TRY_AGAIN
         case IntegrityFailure():
@@ -43,6 +48,6 @@ def exit_code(error: PostroomError) -> int:
 def describe(error: PostroomError) -> dict[str, Any]:
     """Return an error as JSON: `{code, message, retry_after_ms?}`."""
     facts: dict[str, Any] = {"code": error.code, "message": str(error)}
-    if isinstance(error, Saturated | Unavailable) and not isinstance(error, Unusable):
+    if isinstance(error, Saturated | Unavailable):
         facts["retry_after_ms"] = error.retry_after_ms
     return facts

@@ -18,7 +18,7 @@ from postroom.adapters.cli.outbox_target import (
     scheme_of,
     target_from_url,
 )
-from postroom.adapters.cli.running import opened, running
+from postroom.adapters.cli.running import running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage
 from postroom.application.extras import explain_missing_extra
@@ -75,18 +75,16 @@ async def capture(
         raise WrongUsage("No context is configured; pass --context, or set context under [messaging].")
     target = target_from_url(session, settings.to)
     async with (
-        opened(
-            lambda: open_monitored_capture(messaging, captured, target, settings), is_patient=not once
-        ) as (capture, monitor),
-        running(session, capture.stop),
+        open_monitored_capture(messaging, captured, target, settings) as (opened, monitor),
+        running(session, opened.stop),
     ):
         if once:
-            await capture.run_once()
+            await opened.run_once()
         else:
             session.out.note(f"Capturing {captured.table} for {target.shown_url}.")
             with monitoring(session, metrics_port, monitor):
-                await capture.run()
-    counts = capture.counts
+                await opened.run()
+    counts = opened.counts
     session.out.result(counts, f"{counts.published:,} published, {counts.held:,} held in the outbox table")
 
 

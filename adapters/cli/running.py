@@ -3,12 +3,11 @@
 import asyncio
 import logging
 import os
-import random
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import NamedTuple, TypeVar
+from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,16 +15,11 @@ from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import Settings
 from postroom.adapters.compose.running import ServiceManager
 from postroom.application.background import background_task
-from postroom.application.backoff import OutageBackoff
 from postroom.application.garbage_collection import exempt_heap
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.telemetry import ROOT, logger, summarize
-from postroom.domain.errors import PostroomError, Unavailable, Unusable
-from postroom.domain.policy import SECOND_MS, backoff_ms
+from postroom.domain.errors import PostroomError
 
-BACKOFF = OutageBackoff(250, 15_000)
-"""Backoff while what a command uses is unavailable at its start."""
-T = TypeVar("T")
 LIVE = ("log_level",)
 """Settings that every long-running command applies at a reload."""
 
@@ -82,41 +76,6 @@ async def running(
                 yield
         finally:
             manager.stopping()
-
-
-@asynccontextmanager
-async def opened(
-    open_: Callable[[], AbstractAsyncContextManager[T]], *, is_patient: bool = True
-) -> AsyncIterator[T]:
-    """Open what a long-running command uses, and wait while a server or the store is unavailable.
-
-    The service manager is told that the command is ready when it begins to wait, as it is during an outage.
-
-    Arguments:
-        open_: returns a new context for each attempt.
-        is_patient: wait; otherwise the first failure is raised.
-
-    Raises: Unusable, and every other error that a later attempt would raise as well.
-    """
-    async with AsyncExitStack() as stack:
-        async with AsyncExitStack() as waiting:
-            failures = 0
-            context: T | None = None
-            while context is None:
-                try:
-                    context = await stack.enter_async_context(open_())
-                except Unavailable as error:
-                    if not is_patient or isinstance(error, Unusable):
-                        raise
-                    if not failures:
-                        manager = ServiceManager()
-                        await waiting.enter_async_context(background_task(manager.watch()))
-                        manager.ready()
-                    failures += 1
-                    pause_ms = backoff_ms(BACKOFF, failures, random.random())
-                    logger().warning("start.unavailable", error=str(error), pause_ms=pause_ms)
-                    await asyncio.sleep(pause_ms / SECOND_MS)
-        yield context
 
 
 def topic_policies(session: Session, mailbox: Mailbox) -> Reload:

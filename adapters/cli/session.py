@@ -134,9 +134,9 @@ class Session:
                 f"The store memory: ends with the command, so postroom {self.command} has nothing to read; "
                 "name a file with --store or POSTROOM_STORE."
             )
-        from postroom.adapters.compose import is_database
+        from postroom.adapters.compose.store import has_store
 
-        if not is_database(self.store) and not Path(self.store).is_file():
+        if not has_store(self.store):
             raise NotFound(
                 f"There is no store at {self.store}; send or import a message to create it, "
                 "or name another with --store or POSTROOM_STORE."
@@ -145,11 +145,11 @@ class Session:
 
     def _check_folder(self) -> None:
         """Check that a store can be created at its path: a retry would not help, as with an outage."""
-        from postroom.adapters.compose import is_database
+        from postroom.adapters.compose.store import has_store
 
-        path = Path(self.store)
-        if self.store == MEMORY or is_database(self.store) or path.is_file():
+        if has_store(self.store):
             return
+        path = Path(self.store)
         problem = f"{path} is a folder" if path.is_dir() else None
         if problem is None and not path.parent.is_dir():
             problem = f"The folder {path.parent} does not exist"

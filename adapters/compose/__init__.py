@@ -20,6 +20,7 @@ from postroom.adapters.local.server import listening
 from postroom.adapters.memory.amnesia_log import AmnesiaEventLog
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.database import Durability
+from postroom.adapters.sqlite.store import SqliteStore
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.background import background_task
 from postroom.application.cluster.lease_term import LeaseTerm, own_by_lease
@@ -203,10 +204,14 @@ async def open_mailbox(
 def open_owner_store(store: str, settings: OwnerSettings) -> Store:
     """Return the store of a mailbox that is owned with these settings.
 
-    Raises: as `open_store` does; InvalidRequest when amnesia is to be written to a disk.
+    Raises: as `open_store` does; InvalidRequest when amnesia is to be written to a disk; UnusableStore when
+        this process may not write the file.
     """
     if not settings.amnesia:
-        return open_store(store)
+        opened = open_store(store)
+        if isinstance(opened, SqliteStore):  # before its owner's socket is looked for
+            opened.check_writer()
+        return opened
     if store != MEMORY:
         raise InvalidRequest(
             f"A mailbox in amnesia mode is in memory only, not in {shown_store(store)}; name the store "

@@ -5,7 +5,7 @@ from contextlib import closing
 
 from postroom.adapters.compose.access import open_key_ring
 from postroom.adapters.compose.store import MEMORY, open_store
-from postroom.adapters.local.paths import MAX_PATH_BYTES
+from postroom.adapters.local.paths import fits
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.postgres.capture.settings import CaptureSettings
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
@@ -51,7 +51,7 @@ def store_checks(address: str, durability: Durability, seconds: float) -> list[C
     own = (
         [database_check(address, "store", "database", seconds)]
         if is_url(address)
-        else sqlite_checks(address, durability, MAX_PATH_BYTES)
+        else sqlite_checks(address, durability, fits)
     )
     owners = [_owners_check(address, seconds)] if is_url(address) else []
     return [*own, *owners, Check("logs", lambda: _check_logs(address))]

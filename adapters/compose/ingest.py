@@ -130,8 +130,6 @@ def _settings(namespace: Namespace) -> IngestSettings:
         namespace.envelope_validation,
         namespace.max_retries,
         isinstance(namespace.source, NatsSource),
-        namespace.mapping,
-        not isinstance(namespace.source, RabbitmqSource) or namespace.source.stream is not None,
     )
 
 

@@ -23,6 +23,7 @@ from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.backup import STORE_TABLES, SqliteStoreSnapshot
 from postroom.adapters.sqlite.restore import check_side_files, finish, log_ends, replace_store
 from postroom.adapters.sqlite.store import SqliteStore
+from postroom.adapters.sqlite.store_file import has_file
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.backup.comparison import Loss, check_losses, compare
 from postroom.application.backup.copy_store import copy_store
@@ -106,7 +107,7 @@ async def _own(place: Store, existing: list[str], manifest: Manifest, opened: As
 def _existing_in_file(path: Path) -> list[str]:
     """Return the logs of a file, which need not exist."""
     check_side_files(path)
-    return SqliteStoreSnapshot(path).mailboxes() if path.exists() else []
+    return SqliteStoreSnapshot(path).mailboxes() if has_file(path) else []
 
 
 def _replace_file(
@@ -125,7 +126,7 @@ def _replace_file(
         copy_from(backup, STORE, snapshot.path)
         check_files(backup, manifest, folder)
         verify_logs(snapshot, str(backup), manifest, progress)
-        ends = log_ends(path) if path.exists() else None
+        ends = log_ends(path) if has_file(path) else None
         losses = [] if ends is None else _losses(place, SqliteStoreSnapshot(path).mailboxes(), snapshot)
         unsent = 0 if ends is None else _count_unsent(SqliteStoreSnapshot(path), snapshot)
         check_losses(losses, unsent, str(path), discard_newer)

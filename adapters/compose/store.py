@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sqlite.store import SqliteStore
+from postroom.adapters.sqlite.store_file import has_file
 from postroom.application.extras import explain_missing_extra
 from postroom.application.ports.event_log import EventLog, EventLogReader
 from postroom.application.ports.message_outbox import MessageOutbox
@@ -111,6 +112,14 @@ def open_store(address: str) -> Store:
             f"The store begins with {scheme}://; a store is a file, memory: or postgresql://user@host/database."
         )
     return SqliteStore(address)
+
+
+def has_store(address: str) -> bool:
+    """Return whether there is a store at an address; that of a database is not looked for.
+
+    Raises: UnusableStore when this process may not see it.
+    """
+    return address == MEMORY or is_url(address) or (has_file(Path(address)) and Path(address).is_file())
 
 
 def open_log_reader(

@@ -11,7 +11,7 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, CommitProperties, create_table_with_add_actions
 
-from postroom.adapters.export.folder import whole_folder, writing
+from postroom.adapters.export.folder import make_private, whole_folder, writing
 from postroom.adapters.export.parquet import ParquetFile
 from postroom.adapters.export.partitions import Part, Partitions
 from postroom.application.ports.export import ExportedMessage, ExportSize, ExportSource
@@ -129,6 +129,7 @@ class DeltaExport:
             self._table.create_write_transaction(
                 [*actions], "overwrite", schema, by, commit_properties=properties
             )
+            make_private(self._folder)
 
 
 def _partition_columns(by_topic: bool) -> list[str]:

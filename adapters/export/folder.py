@@ -32,7 +32,7 @@ class Manifest(msgspec.Struct, frozen=True):
 def whole_folder(target: Path, kind: str, overwrite: bool) -> Iterator[Path]:
     """Yield an empty folder that is renamed to `target` when the context ends, and removed on an error.
 
-    Its mode is 0700. Incomplete folders of killed processes are removed.
+    Its mode is 0700, and its files have the mode 0600. Incomplete folders of killed processes are removed.
 
     Arguments:
         kind: the format.
@@ -48,6 +48,7 @@ def whole_folder(target: Path, kind: str, overwrite: bool) -> Iterator[Path]:
         try:
             with _locked(folder):
                 yield folder
+                make_private(folder)
                 _sync_all(folder)
                 _check(target, kind, overwrite)
                 _replace(folder, target)
@@ -66,6 +67,15 @@ def writing(target: Path) -> Iterator[None]:
             f"The export {target} can't be written: {error.strerror or error}. Check that the folder is "
             "writable and its disk has space. No partial export remains."
         ) from error
+
+
+def make_private(folder: Path) -> None:
+    """Give all files in a folder the mode 0600, and the folders in it 0700, whatever the umask is."""
+    for at, folders, files in os.walk(folder):
+        for name in folders:
+            os.chmod(Path(at, name), 0o700)
+        for name in files:
+            os.chmod(Path(at, name), 0o600)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -22,9 +22,13 @@ from postroom.domain.errors import Forbidden, InvalidRequest
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-_NAT64 = ip_network("64:ff9b::/96")
-# Not public, although some Python versions classify them as global: cloud metadata services, NAT64 and 6to4
-# relays, benchmark networks, and shared address space.
+# IPv6 addresses that end in the IPv4 address that they lead to: IPv4-compatible (RFC 4291; not :: and ::1),
+# IPv4-mapped, IPv4-translated (SIIT, RFC 2765) and NAT64 (RFC 6052).
+_EMBEDDING = tuple(map(ip_network, ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96")))
+_ISATAP = bytes.fromhex("00005efe")
+"""Begin of the interface id of an ISATAP address, without the bit of global uniqueness (RFC 5214)."""
+# Not public, although some Python versions classify them as global: cloud metadata services, local NAT64 and
+# 6to4 relays, benchmark networks, and shared address space.
 _NOT_PUBLIC = tuple(
     map(
         ip_network,
@@ -211,7 +215,8 @@ def _embedded_address(address: Address) -> Address:
     """Return the IPv4 address embedded in an IPv6 address, or else the address."""
     if not isinstance(address, IPv6Address):
         return address
-    if address in _NAT64:
-        return IPv4Address(address.packed[-4:])
-    teredo = address.teredo
-    return address.ipv4_mapped or address.sixtofour or (teredo[1] if teredo else None) or address
+    packed = address.packed
+    is_embedding = any(address in network for network in _EMBEDDING) and int(address) > 1
+    if is_embedding or bytes([packed[8] & 0xFD]) + packed[9:12] == _ISATAP:
+        return IPv4Address(packed[-4:])
+    return address.sixtofour or (address.teredo[1] if address.teredo else None) or address

@@ -1,6 +1,7 @@
 """The addresses at which the owner of a mailbox is called: the local socket, or TLS from another host."""
 
 import asyncio
+import os
 import socket
 import ssl
 from contextlib import suppress
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from postroom.adapters.local.certificate import NAME, trust_certificate
-from postroom.adapters.local.paths import bound_path
+from postroom.adapters.local.paths import bound_path, socket_address
 from postroom.adapters.sockets.address import split_address
 from postroom.adapters.sockets.peers import is_own_or_root
 from postroom.application.ports.owner_directory import OwnerAddress, OwnerDirectory
@@ -69,7 +70,8 @@ class LocalEndpoint:
         connected = socket.socket(socket.AF_UNIX)
         try:
             connected.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(connected, str(self._path))
+            with socket_address(self._path) as address:
+                await asyncio.get_running_loop().sock_connect(connected, address)
             self._bound_at = connected.getpeername()  # the kernel knows it also of an owner that hangs
         except (FileNotFoundError, ConnectionError, BlockingIOError):
             connected.close()
@@ -93,7 +95,8 @@ class LocalEndpoint:
     async def incumbent(self) -> str | None:
         """Compare the ownership with the one that the socket was created for; see `Endpoint.incumbent`."""
         incumbent = await self._ownership.incumbent(self._mailbox)
-        if incumbent is None or self._bound_at != str(bound_path(self._path, incumbent)):
+        # The owner may know the folder by another path.
+        if incumbent is None or os.path.basename(self._bound_at) != bound_path(self._path, incumbent).name:
             return None
         return incumbent
 

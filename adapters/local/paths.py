@@ -3,13 +3,19 @@
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
 from postroom.domain.errors import Unavailable
 
+_ADDRESS_BYTES = 107
 MAX_PATH_BYTES = 100
 """Room in a socket's address, 107 bytes on Linux, for the path and the suffix of `bound_path`."""
+_BY_FOLDER = "/proc/self/fd/{folder}/{name}"
+MAX_NAME_BYTES = MAX_PATH_BYTES - len(_BY_FOLDER.format(folder=99_999, name=""))
+"""Room in a socket's address for its name in the folder of a descriptor."""
 
 
 def socket_path(store: str, mailbox: str, preferred: Path | None) -> Path:
@@ -17,12 +23,12 @@ def socket_path(store: str, mailbox: str, preferred: Path | None) -> Path:
 
     Arguments:
         store: identity of the store.
-        preferred: the path beside the store; None, or one that is too long for a socket, is replaced by one
-            in the runtime folder, named by a hash of store and mailbox.
+        preferred: the path beside the store; None, or one with a name that is too long for a socket, is
+            replaced by one in the runtime folder, named by a hash of store and mailbox.
 
     Raises: Unavailable when the runtime folder is not this user's alone, or its path is too long.
     """
-    if preferred is not None and len(os.fsencode(preferred)) <= MAX_PATH_BYTES:
+    if preferred is not None and fits(preferred):
         return preferred
     name = sha256(f"{store}\0{mailbox}".encode("utf-8", "surrogateescape")).hexdigest()[:24]
     path = _runtime_folder() / f"{name}.socket"
@@ -43,6 +49,30 @@ def bound_path(path: Path, incumbent: str | None) -> Path:
         incumbent: see `Ownership.incumbent`.
     """
     return path.with_name(f"{path.name}.{sha256((incumbent or '').encode()).hexdigest()[:6]}")
+
+
+def fits(path: Path) -> bool:
+    """Return whether a socket can be at a path: itself or, where there is /proc, its name is short enough."""
+    has_short_name = len(os.fsencode(path.name)) <= MAX_NAME_BYTES and hasattr(os, "O_PATH")
+    return has_short_name or len(os.fsencode(path)) <= MAX_PATH_BYTES
+
+
+@contextmanager
+def socket_address(path: Path) -> Iterator[str]:
+    """Yield an address for a socket's path, which names the folder by a descriptor if the path is long.
+
+    Other processes may know the folder by another path, so each finds its own address of the same socket.
+
+    Raises: OSError when the folder can't be opened.
+    """
+    if len(os.fsencode(path)) <= _ADDRESS_BYTES:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield _BY_FOLDER.format(folder=folder, name=path.name)
+    finally:
+        os.close(folder)
 
 
 def _runtime_folder() -> Path:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from postroom.adapters.local import protocol
-from postroom.adapters.local.paths import bound_path
+from postroom.adapters.local.paths import bound_path, socket_address
 from postroom.adapters.local.protocol import FRAME_BYTES, Frames, Hello, MalformedFrame, frame, wire_error
 from postroom.adapters.sockets.peers import is_own_or_root
 from postroom.application.background import cancel_and_wait
@@ -93,9 +93,10 @@ class LocalServer:
         try:
             temporary.unlink(missing_ok=True)
             # In two steps: the first is not interrupted, so that a cancellation leaks no socket.
-            self._server = await asyncio.get_running_loop().create_unix_server(
-                lambda: _Connection(self), str(temporary), backlog=BACKLOG, start_serving=False
-            )
+            with socket_address(temporary) as address:
+                self._server = await asyncio.get_running_loop().create_unix_server(
+                    lambda: _Connection(self), address, backlog=BACKLOG, start_serving=False
+                )
             await self._server.start_serving()
             for listening_socket in self._server.sockets:
                 set_close_on_fork(listening_socket.fileno(), True)

@@ -35,7 +35,7 @@ from postroom.adapters.postgres.database import connect, describe, follow_lock, 
 from postroom.adapters.sql.read_models import SqlReadModels
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import ReadModelTables
-from postroom.domain.errors import Unavailable, Unusable
+from postroom.domain.errors import Unavailable
 from postroom.domain.tokenizer import Word
 
 STATEMENT_TIMEOUT = "60s"
@@ -119,7 +119,7 @@ class PostgresReadModels(SqlReadModels):
     def _unavailable(self, error: object) -> Unavailable:
         assert isinstance(error, psycopg.Error)
         if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName):
-            return Unusable(
+            return Unavailable(
                 f"The database {self._shown} lacks tables of this version of Postroom; run "
                 "`postroom migrate --store URL` as a user who may create tables."
             )

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from postroom.domain.errors import InvalidRequest, Unusable
+from postroom.domain.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     import psycopg
@@ -54,7 +54,7 @@ class DatabaseRefused(Exception):
         self.constraint = constraint
 
 
-class MissingTable(Unusable):
+class MissingTable(Unavailable):
     """A table or column that a statement names does not exist.
 
     Arguments:

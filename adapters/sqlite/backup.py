@@ -11,6 +11,7 @@ from msgspec.structs import astuple
 from postroom.adapters.sql.statements import read_text, statements
 from postroom.adapters.sqlite.database import connect_reader, create_file, open_file
 from postroom.adapters.sqlite.event_log import SqliteEventLog
+from postroom.adapters.sqlite.store_file import has_file
 from postroom.application.mailbox.compression import compress
 from postroom.application.ports.backup import MailboxHead, RecordedRow
 from postroom.application.ports.event_log import Seal, StoredSnapshot
@@ -37,7 +38,7 @@ def copy_file(source: Path, target: Path, progress: Callable[[int, int], None] =
 
     Raises: NotFound when there is no store, Unavailable when it can't be copied.
     """
-    if not source.is_file():
+    if not has_file(source):
         raise NotFound(f"There is no store at {source}; name an existing file.")
     try:
         create_file(target)

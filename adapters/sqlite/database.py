@@ -4,29 +4,88 @@ import os
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 from weakref import WeakSet
 
 from postroom.adapters.sql.statements import read_text
-from postroom.domain.errors import InvalidRequest, Unavailable
+from postroom.adapters.sqlite.store_file import (
+    FileId,
+    check_reader,
+    check_writer,
+    file_id,
+    is_frozen,
+    lock_name,
+    name_byte,
+)
+from postroom.application.forks import set_close_on_fork
+from postroom.domain.errors import InvalidRequest, Unavailable, UnusableStore
 
 Durability = Literal["full", "relaxed"]
 
 BUSY_TIMEOUT_MS, BULK_BUSY_TIMEOUT_MS = 5_000, 30_000
-_open: "WeakSet[_Connection]" = WeakSet()
-_inherited: dict[tuple[int, int], list["_Connection"]] = {}
-"""Files that were open in the process from which this one was forked, with connections not to be closed."""
 CHECKPOINT_PAGES, BULK_CHECKPOINT_PAGES = 4_000, 10_000
 
 
-class _Connection(sqlite3.Connection):
-    """A connection that is listed while it is open."""
+class _File:
+    """A file that is open in this process.
 
-    path: Path
+    Its descriptors hold the lock of its name. They are closed after its last connection: closing any
+    descriptor of a file ends all locks that SQLite has on it in this process.
+    """
+
+    def __init__(self, name: int) -> None:
+        self.name = name
+        self.connections: WeakSet[_Connection] = WeakSet()
+        self.descriptors: list[int] = []
 
     def close(self) -> None:
-        _open.discard(self)
+        while self.descriptors:
+            descriptor = self.descriptors.pop()
+            set_close_on_fork(descriptor, False)
+            os.close(descriptor)
+
+
+_files: dict[FileId, _File] = {}
+_inherited: dict[FileId, list["_Connection"]] = {}
+"""Files that were open in the process from which this one was forked, with connections not to be closed."""
+_mutex = Lock()
+"""Guards `_files`."""
+
+
+class _Connection(sqlite3.Connection):
+    """A connection that counts as a use of its file until it is closed."""
+
+    file: FileId | None = None
+
+    def close(self) -> None:
         super().close()
+        with _mutex:
+            file = None if self.file is None else _files.get(self.file)
+            if file is not None:
+                file.connections.discard(self)
+                if not file.connections:
+                    del _files[self.file]  # type: ignore[arg-type]  # not None, as there is a file
+                    file.close()
+
+
+class _FrozenConnection(_Connection):
+    """A connection to a file that SQLite takes for immutable; it fails when the file changes nevertheless."""
+
+    path: Path
+    version: tuple[object, ...]
+
+    def cursor(self, *arguments: Any, **options: Any) -> Any:
+        self._check()
+        return super().cursor(*arguments, **options)
+
+    def execute(self, *arguments: Any) -> sqlite3.Cursor:
+        self._check()
+        return super().execute(*arguments)
+
+    def _check(self) -> None:
+        if _version(self.path) != self.version:
+            raise sqlite3.OperationalError("another process has changed the file; open it again")
 
 
 def create(path: Path, *, can_shrink: bool = False) -> None:
@@ -67,7 +126,10 @@ def connect(
         can_shrink: see `create`; ignored for a file that has tables.
         cache_kib: page cache in KiB for bulk writes, which also have a longer busy timeout and fewer
             checkpoints; None for ordinary writes.
+
+    Raises: UnusableStore as `check_writer`.
     """
+    check_writer(path)
     is_bulk = cache_kib is not None
     connection = open_file(path, isolation_level=None, check_same_thread=False, cached_statements=128)
     return _configure(
@@ -83,13 +145,21 @@ def connect(
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    """Open a read-only connection; readers and the writer don't block each other."""
-    connection = open_file(path, "ro", isolation_level=None, check_same_thread=False)
+    """Open a read-only connection; readers and the writer don't block each other.
+
+    Raises: UnusableStore as `check_reader` and `is_frozen`.
+    """
+    check_reader(path)
+    mode: Mode = "ro&immutable=1" if is_frozen(path) else "ro"
+    connection = open_file(path, mode, isolation_level=None, check_same_thread=False)
     return _configure(connection, f"busy_timeout = {BUSY_TIMEOUT_MS}")
 
 
-def open_file(path: Path, mode: Literal["ro", "rw", "rwc"] = "rwc", **options: Any) -> sqlite3.Connection:
-    """Open a file.
+Mode = Literal["ro", "rw", "rwc", "ro&immutable=1"]
+
+
+def open_file(path: Path, mode: Mode = "rwc", **options: Any) -> sqlite3.Connection:
+    """Open a file, of a store or of a user.
 
     SQLite counts a process's locks in its memory, which a forked process inherits without the locks: if it
     opened a file that was open at the fork, the two would overwrite each other.
@@ -97,39 +167,69 @@ def open_file(path: Path, mode: Literal["ro", "rw", "rwc"] = "rwc", **options: A
     Arguments:
         options: see `sqlite3.connect`.
 
-    Raises: InvalidRequest for a file that was open when this process was forked.
+    Raises: InvalidRequest for a file that was open when this process was forked, UnusableStore for one that
+        a process uses under another name.
     """
     if _inherited and file_id(path) in _inherited:
         raise InvalidRequest(
             f"The file {path} was open in the process from which this one was forked, so SQLite can't use it "
             "here; fork before it is opened, or start the process with `spawn`."
         )
+    is_immutable = mode.endswith("immutable=1")
+    version = _version(path) if is_immutable else ()
     uri = f"{path.absolute().as_uri()}?mode={mode}"
-    connection = sqlite3.connect(uri, uri=True, factory=_Connection, **options)
-    connection.path = path
-    _open.add(connection)
+    with _mutex:
+        connection = sqlite3.connect(
+            uri, uri=True, factory=_FrozenConnection if is_immutable else _Connection, **options
+        )
+        is_sole_name = _use(connection, path)
+    if not is_sole_name:
+        connection.close()
+        raise UnusableStore(
+            f"The file {path} is open in a process that uses another name of it, and each name has its own "
+            "write-ahead log; use one name, or mount the folder instead of the file."
+        )
+    if isinstance(connection, _FrozenConnection):
+        connection.path, connection.version = path, version
     return connection
 
 
-def file_id(path: Path) -> tuple[int, int] | None:
-    """Return the identity of a file, or None if it can't be found."""
+def _use(connection: _Connection, path: Path) -> bool:
+    """Count the use of a file, and lock its name; return False if another name of it is in use."""
+    id_, name = file_id(path), name_byte(path)
+    is_locked = True
+    if id_ not in _files:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        set_close_on_fork(descriptor, True)
+        status = os.fstat(descriptor)
+        id_ = status.st_dev, status.st_ino
+        _files.setdefault(id_, _File(name)).descriptors.append(descriptor)
+        is_locked = lock_name(descriptor, name)
+    connection.file = id_
+    _files[id_].connections.add(connection)
+    return is_locked and _files[id_].name == name
+
+
+def _version(path: Path) -> tuple[object, ...]:
+    """Return what changes when a file is written, or replaced, or opened in WAL mode."""
     try:
         status = path.stat()
     except OSError:
-        return None
-    return status.st_dev, status.st_ino
+        return ()
+    is_open = os.path.exists(f"{os.path.realpath(path)}-wal")
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, is_open
 
 
-def _list_inherited() -> None:
-    for connection in list(_open):
-        file = file_id(connection.path)
-        if file is not None:
-            _inherited.setdefault(file, []).append(connection)
-    _open.clear()
+def _forget_files() -> None:
+    global _mutex
+    _mutex = Lock()  # a thread of the parent may hold the former one
+    for id_, file in _files.items():
+        _inherited.setdefault(id_, []).extend(file.connections)
+    _files.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_list_inherited)
+    os.register_at_fork(after_in_child=_forget_files)
 
 
 def _configure(connection: sqlite3.Connection, *pragmas: str) -> sqlite3.Connection:

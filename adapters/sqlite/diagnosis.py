@@ -3,12 +3,14 @@
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 from postroom.adapters.sqlite.database import Durability, connect_reader
+from postroom.adapters.sqlite.store_file import has_file
 from postroom.application.diagnosis import Check, Finding, shown_bytes
+from postroom.domain.errors import UnusableStore
 
 LOW_BYTES, LOW_SHARE = 1 << 30, 0.05
 FULL_BYTES = 64 << 20
@@ -18,12 +20,12 @@ _MOUNTS = Path("/proc/self/mountinfo")
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
-def store_checks(path: str, durability: Durability, max_socket_bytes: int) -> list[Check]:
+def store_checks(path: str, durability: Durability, has_socket: Callable[[Path], bool]) -> list[Check]:
     """Return the checks of a store.
 
     Arguments:
         path: of the SQLite file, which need not exist.
-        max_socket_bytes: length of a socket's path, at most.
+        has_socket: returns whether a socket can be at a path.
     """
     store = Path(os.path.realpath(path))
     return [
@@ -31,7 +33,7 @@ def store_checks(path: str, durability: Durability, max_socket_bytes: int) -> li
         Check("file modes", lambda: check_modes(_files(store))),
         Check("file system", lambda: check_file_system(store)),
         Check("disk", lambda: check_disk(store)),
-        Check("socket", lambda: check_socket(store, max_socket_bytes)),
+        Check("socket", lambda: check_socket(store, has_socket)),
     ]
 
 
@@ -46,15 +48,20 @@ def check_store(path: str, durability: Durability) -> Iterator[Finding]:
         advice = f"Let user {os.geteuid()} write there."
         yield Finding("store", "failure", f"the folder {folder} is not writable", advice)
         return
-    if not file.exists():
+    if not has_file(file):
         yield Finding("store", "warning", f"{path} does not exist yet", "The first send creates it.")
         return
     if not os.access(file, os.R_OK | os.W_OK):
         advice = f"Let user {os.geteuid()} read and write it."
         yield Finding("store", "failure", f"{path} is not readable and writable", advice)
         return
-    with closing(connect_reader(file)) as connection:
-        ((mode,),) = connection.execute("PRAGMA journal_mode").fetchall()
+    try:
+        with closing(connect_reader(file)) as connection:
+            ((mode,),) = connection.execute("PRAGMA journal_mode").fetchall()
+    except UnusableStore as error:
+        finding, _, advice = str(error).partition("; ")
+        yield Finding("store", "failure", finding, advice[:1].upper() + advice[1:])
+        return
     yield Finding("store", "ok", f"{path}, {_shown_size(file)}")
     if mode != "wal":
         advice = "The next owner switches to WAL; see that no other program opens the file."
@@ -117,18 +124,18 @@ def check_disk(store: Path) -> Iterator[Finding]:
         yield Finding("disk", "ok", text)
 
 
-def check_socket(store: Path, max_bytes: int) -> Iterator[Finding]:
+def check_socket(store: Path, has_socket: Callable[[Path], bool]) -> Iterator[Finding]:
     """Find where the owners of mailboxes answer other processes."""
     path = store.with_name(f"{store.name}-socket-{'x' * 40}")  # names of mailboxes differ in length
-    if len(os.fsencode(path)) <= max_bytes:
+    if has_socket(path):
         yield Finding("socket", "ok", "beside the store")
         return
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime is None:
-        advice = "Set XDG_RUNTIME_DIR to the same folder for all processes, or shorten the store's path."
-        yield Finding("socket", "warning", "the store's path is too long for it; it is in /tmp", advice)
+        advice = "Set XDG_RUNTIME_DIR to the same folder for all processes, or shorten the store's name."
+        yield Finding("socket", "warning", "the store's name is too long for it; it is in /tmp", advice)
     else:
-        yield Finding("socket", "ok", f"in {runtime}, as the store's path is too long for it")
+        yield Finding("socket", "ok", f"in {runtime}, as the store's name is too long for it")
 
 
 def file_system(path: Path, mounts: Path = _MOUNTS) -> str | None:
@@ -159,7 +166,7 @@ def _files(store: Path) -> list[Path]:
 
 def _existing(path: Path) -> Path:
     """Return the path, or the closest folder above it that exists."""
-    while not path.exists() and path != path.parent:
+    while not os.path.exists(path) and path != path.parent:
         path = path.parent
     return path
 

@@ -12,7 +12,8 @@ import msgspec
 from msgspec.structs import asdict
 
 from postroom.adapters.sql.statements import statements
-from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create, file_id
+from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create
+from postroom.adapters.sqlite.store_file import file_id, has_file
 from postroom.application.mailbox.codec import stream_ids
 from postroom.application.mailbox.compression import compress, decompress, decompress_envelopes
 from postroom.application.mailbox.records import Records
@@ -65,7 +66,7 @@ class SqliteEventLog(Records):
         self._end: int | None = None
         if create_missing:
             create(self.path, can_shrink=can_shrink)
-        elif not self.path.exists():
+        elif not has_file(self.path):
             raise NotFound(
                 f"There is no store at {path}; name an existing file, or send a message to create it."
             )
@@ -361,7 +362,7 @@ def mailbox_names(path: str | Path) -> list[str]:
 
     Raises: Unavailable when the file is not a store.
     """
-    if not Path(path).exists():
+    if not has_file(Path(path)):
         return []
     try:
         reader = connect_reader(Path(path))

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from postroom.adapters.sql.log_reader import Driver, Rows, envelopes_column, rows_of, to_commits
 from postroom.adapters.sql.statements import statements
-from postroom.adapters.sqlite.database import BUSY_TIMEOUT_MS, open_file
+from postroom.adapters.sqlite.database import BUSY_TIMEOUT_MS, connect_reader
+from postroom.adapters.sqlite.store_file import check_reader, has_file, is_frozen
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.commit_columns import read_ranges
@@ -85,7 +86,9 @@ class SqliteLogReader:
 
     @property
     def _uri(self) -> str:
-        return f"{Path(self.store).absolute().as_uri()}?mode=ro"
+        path = Path(self.store)
+        check_reader(path)
+        return f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * is_frozen(path)}"
 
     @property
     def _uses_adbc(self) -> bool:
@@ -94,7 +97,7 @@ class SqliteLogReader:
     @contextmanager
     def _open(self) -> Iterator[Callable[[str], list[tuple[Any, ...]]]]:
         """Open the store while the context lasts; yield a function that runs a statement."""
-        if not Path(self.store).is_file():
+        if not has_file(Path(self.store)):
             raise NotFound(f"There is no store at {self.store}; name one with --store or POSTROOM_STORE.")
         if self._uses_adbc:
             with self._adbc() as cursor:
@@ -136,7 +139,7 @@ class SqliteLogReader:
     @contextmanager
     def _sqlite3(self) -> Iterator[sqlite3.Connection]:
         try:
-            with closing(open_file(Path(self.store), "ro", isolation_level=None)) as connection:
+            with closing(connect_reader(Path(self.store))) as connection:
                 yield connection
         except sqlite3.Error as error:
             raise self._unreadable(error) from error

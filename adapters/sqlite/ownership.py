@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import quote
 
+from postroom.adapters.sqlite.store_file import check_own_file, check_writer
 from postroom.application.forks import set_close_on_fork
-from postroom.domain.errors import MailboxOwned, Unavailable
+from postroom.domain.errors import MailboxOwned, Unavailable, UnusableStore
 
 POLL_SECONDS = 0.02
 
@@ -33,6 +34,7 @@ class FileOwnership:
     async def acquire(self, mailbox: str, owner: str, wait_ms: int) -> AsyncIterator[None]:
         """Own the mailbox while the context lasts; see `Ownership.acquire`."""
         path = self._path(mailbox)
+        check_writer(self._store)
         now = asyncio.get_running_loop().time
         deadline = now() + wait_ms / 1_000
         while (descriptor := self._lock(path)) is None:
@@ -73,6 +75,11 @@ class FileOwnership:
     def _lock(self, path: Path) -> int | None:
         try:
             return _lock(path)
+        except PermissionError as error:
+            raise UnusableStore(
+                f"User {os.geteuid()} may not open the file {path}; run as the user of the store, or name "
+                "another store."
+            ) from error
         except OSError as error:
             raise Unavailable(
                 f"The store {self._store} can't be opened: {error}. Check the path and its permissions."
@@ -85,7 +92,7 @@ class FileOwnership:
 def _read(path: Path) -> str:
     try:
         return path.read_bytes()[:1_000].decode("utf-8", "replace")
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return ""
 
 
@@ -93,7 +100,7 @@ def _is_locked(path: Path) -> bool:
     """Return whether a process has the lock, by a shared lock that is released at once."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -106,8 +113,10 @@ def _is_locked(path: Path) -> bool:
 
 def _lock(path: Path) -> int | None:
     """Return the descriptor of the locked file; None while another process has the lock."""
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    # Not through a symbolic link, which another user may have made: the file is truncated.
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
+        check_own_file(path, os.fstat(descriptor))
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), path.stat()):
             return descriptor

@@ -27,6 +27,7 @@ from postroom.adapters.sql.staging import (
 from postroom.adapters.sql.versions import OF_MESSAGES, Versions
 from postroom.adapters.sqlite.database import connect_reader
 from postroom.adapters.sqlite.read_model_file import CatalogFile, open_catalog, rebuild_lock_path, views_path
+from postroom.adapters.sqlite.store_file import has_file
 from postroom.domain.errors import NotFound
 from postroom.projections.fold import MESSAGES
 from postroom.projections.plan import Plan, Truncated, bucket_parts, log_parts
@@ -45,14 +46,14 @@ class SqliteReadModelStore:
         store: path of the store.
     """
 
-    def __init__(self, store: str) -> None:
+    def __init__(self, store: str | Path) -> None:
         self._store = store
         self._path = views_path(store)
         self.where = str(self._path)
 
     def active_version(self) -> ActiveVersion | None:
         """Return the active version; see `ReadModelStore.active_version`."""
-        if not self._path.exists():
+        if not has_file(self._path):
             return None
         with self._catalog() as catalog:
             return Versions(catalog).active_version()
@@ -70,7 +71,7 @@ class SqliteReadModelStore:
 
     def roll_back(self, to: int | None = None) -> int:
         """Make an earlier version active again; see `ReadModelStore.roll_back`."""
-        if not self._path.exists():
+        if not has_file(self._path):
             raise NotFound(
                 f"The store {self._store} has no read models; build them with `postroom project rebuild`."
             )

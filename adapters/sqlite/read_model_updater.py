@@ -15,6 +15,7 @@ from postroom.adapters.sql.read_model_updater import CursorConflict, SqlReadMode
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import connect, connect_reader
 from postroom.adapters.sqlite.read_model_file import follow_lock_path, is_locked, views_path
+from postroom.adapters.sqlite.store_file import has_file
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.incremental.cursors import Version
 from postroom.projections.ports.read_model_store import LockTimeout
@@ -27,7 +28,7 @@ _SQL = statements("postroom.adapters.sqlite", "sql/update.sql")
 class SqliteReadModelUpdater(SqlReadModelUpdater):
     """An updater of a SQLite file, which does not block readers; see `ReadModelUpdater`."""
 
-    def __init__(self, store: str) -> None:
+    def __init__(self, store: str | Path) -> None:
         super().__init__(str(views_path(store)))
         self._store = Path(store)
         self._db: sqlite3.Connection | None = None
@@ -78,7 +79,7 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
 
     def _connect(self) -> sqlite3.Connection:
         for path in (self._store, Path(self.where)):
-            if not path.is_file():
+            if not has_file(path):
                 raise NotFound(
                     f"The store {self._store} has no read models yet; build them with `postroom project "
                     "rebuild`."

@@ -32,6 +32,7 @@ from postroom.adapters.sqlite.read_model_file import (
     rebuild_lock_path,
     views_path,
 )
+from postroom.adapters.sqlite.store_file import has_file
 from postroom.domain.errors import Unavailable
 from postroom.domain.tokenizer import Word
 
@@ -66,7 +67,7 @@ class SqliteReadModels(SqlReadModels):
         self._engine.dispose()
 
     def _exists(self) -> bool:
-        return self._path.exists()
+        return has_file(self._path)
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
@@ -91,7 +92,7 @@ class SqliteReadModels(SqlReadModels):
 
     def log_heads(self) -> list[tuple[str, int]]:
         """Return the mailboxes of the store; see `SqlReadModels.log_heads`."""
-        if not self._store.exists():
+        if not has_file(self._store):
             return []
         with closing(connect_reader(self._store)) as log:
             return log.execute(_SQL["heads"]).fetchall()

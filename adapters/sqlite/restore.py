@@ -10,10 +10,9 @@ from postroom.adapters.files.durable import sync
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import open_file
 from postroom.adapters.sqlite.read_model_file import views_path
+from postroom.adapters.sqlite.store_file import SIDE_FILES
 from postroom.domain.errors import InvalidRequest, Unavailable
 
-SIDE_FILES = ("-wal", "-shm", "-journal")
-"""Suffixes of the files that SQLite reads together with a database."""
 WAIT_MS = 2_000
 _NO_DATABASE = b"replaced by postroom restore".ljust(100)
 """Header that SQLite refuses."""

@@ -15,6 +15,7 @@ from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sqlite.event_log import SqliteEventLog, mailbox_names
 from postroom.adapters.sqlite.message_outbox import SqliteMessageOutbox
 from postroom.adapters.sqlite.ownership import FileOwnership
+from postroom.adapters.sqlite.store_file import check_writer
 from postroom.domain.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -52,9 +53,13 @@ class SqliteStore:
         """Return the path of a mailbox's socket, beside the file; see `Store.socket_path`."""
         return self._file.with_name(f"{self._file.name}-socket-{quote(mailbox, safe='@$')}")
 
+    def check_writer(self) -> None:
+        """Check that this process may write the file, if it exists; raises UnusableStore."""
+        check_writer(self._file)
+
     @property
     def identity(self) -> str:
-        """Return the file's path; see `Store.identity`."""
+        """Return the file's path, without symbolic links; see `Store.identity`."""
         return str(self._file)
 
     def message_outbox(self, mailbox: str) -> SqliteMessageOutbox:
@@ -67,37 +72,37 @@ class SqliteStore:
 
     def mailboxes(self) -> list[str]:
         """Return the names of all mailboxes; see `Store.mailboxes`."""
-        return mailbox_names(self.where)
+        return mailbox_names(self._file)
 
     def log_reader(self, driver: "Driver" = "auto", *, allow_gaps: bool = False) -> "SqliteLogReader":
         """Return the log reader; see `Store.log_reader`."""
         from postroom.adapters.sqlite.log_reader import SqliteLogReader
 
-        return SqliteLogReader(self.where, driver, allow_gaps)
+        return SqliteLogReader(str(self._file), driver, allow_gaps)
 
     def read_models(self) -> "SqliteReadModels":
         """Open the read models for queries; see `Store.read_models`."""
         from postroom.adapters.sqlite.read_models import SqliteReadModels  # SQLAlchemy is slow to import
 
-        return SqliteReadModels(self.where)
+        return SqliteReadModels(self._file)
 
     def read_model_store(self) -> "SqliteReadModelStore":
         """Return the read model store; see `Store.read_model_store`."""
         from postroom.adapters.sqlite.read_model_store import SqliteReadModelStore
 
-        return SqliteReadModelStore(self.where)
+        return SqliteReadModelStore(self._file)
 
     def read_model_updater(self) -> "SqliteReadModelUpdater":
         """Open the read models for updates; see `Store.read_model_updater`."""
         from postroom.adapters.sqlite.read_model_updater import SqliteReadModelUpdater
 
-        return SqliteReadModelUpdater(self.where)
+        return SqliteReadModelUpdater(self._file)
 
     def save_context_backlog(self, backlog: "Sequence[ContextBacklog]") -> None:
         """Save the backlog of a context; see `Store.save_context_backlog`."""
         from postroom.adapters.sqlite.read_model_file import connect_catalog, views_path
 
-        path = views_path(self.where)
+        path = views_path(self._file)
         statement = statements("postroom.adapters.sql", "contexts.sql")["save"].format(schema="")
         try:
             with closing(connect_catalog(path)) as file:

@@ -12,7 +12,7 @@ import pytest
 
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.postgres.event_log import PARTITION_POSITIONS, PostgresEventLog
-from postroom.adapters.sqlite.database import Durability, connect
+from postroom.adapters.sqlite.database import Durability, connect, create
 from postroom.adapters.sqlite.event_log import SqliteEventLog, mailbox_names
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.errors import NotFound, Unavailable
@@ -127,6 +127,7 @@ def test_the_store_and_its_side_files_are_for_their_owner_only(sqlite_store: Sql
 def test_commits_are_synced_unless_the_operator_relaxes_that(
     tmp_path: Path, durability: Durability, synchronous: int, said: str
 ) -> None:
+    create(tmp_path / "store.db")
     connection = connect(tmp_path / "store.db", durability)
     assert connection.execute("PRAGMA synchronous").fetchone() == (synchronous,)
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
@@ -140,6 +141,7 @@ def test_a_file_that_is_no_store_is_refused_and_left_alone(tmp_path: Path) -> No
     path = tmp_path / "notes.txt"
     text = "Dear diary, this is not a database. " * 100
     path.write_text(text)
+    path.chmod(0o600)
     with pytest.raises(Unavailable, match=r"notes.txt can't be opened: file is not a database"):
         SqliteEventLog(path, ONE)
     with pytest.raises(Unavailable, match=r"notes.txt can't be read: file is not a database"):

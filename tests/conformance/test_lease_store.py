@@ -181,6 +181,7 @@ def test_a_store_of_mailboxes_is_no_lease_store(tmp_path: Path) -> None:
 def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a database, but some notes " * 100)
+    path.chmod(0o600)
     with pytest.raises(Unavailable, match=r"notes\.txt can't be opened: file is not a database"):
         open_lease_store(str(path))
     assert path.read_text().startswith("not a database")

@@ -31,6 +31,7 @@ from postroom.domain.errors import (
     Rejected,
     StaleReceipt,
     Unavailable,
+    UnusableStore,
 )
 from postroom.domain.names import AUDIT_LOG
 from postroom.domain.policy import DAY_MS, MailboxLimits
@@ -353,13 +354,15 @@ async def test_a_process_that_opened_the_old_file_while_it_was_replaced_does_not
         os.close(late)
 
 
-async def test_a_link_to_a_replaced_store_keeps_its_content(store: str) -> None:
+async def test_a_store_with_a_hard_link_is_not_replaced(store: str) -> None:
     await send(store, b"one")
     manifest = back_up(store, Path("backup"))
     os.link(store, "kept.db")
-    await restore(Path("backup"), store, replace=True)
+    with pytest.raises(UnusableStore, match="2 names"):
+        await restore(Path("backup"), store, replace=True)
 
-    check_head("kept.db", manifest)
+    os.unlink("kept.db")
+    check_head(store, manifest)
 
 
 async def test_the_write_ahead_log_of_a_removed_store_is_not_applied_to_the_next(store: str) -> None:

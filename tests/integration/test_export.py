@@ -3,7 +3,9 @@
 import asyncio
 import csv
 import json
+import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +54,18 @@ def ids(format_: Format, folder: Path) -> set[str]:
 def is_left(folder: Path) -> bool:
     """Tell whether there is anything beside `folder` that an export left."""
     return any(each.name.startswith(".") for each in folder.parent.iterdir())
+
+
+@BY_FORMAT
+def test_the_files_of_an_export_are_for_its_owner_only(store: Path, format_: Format, tmp_path: Path) -> None:
+    folder, umask = tmp_path / "out", os.umask(0o022)
+    try:
+        export(store, format_, folder, "topic-1")
+        export(store, format_, folder, "topic-1", overwrite=True)
+    finally:
+        os.umask(umask)
+    modes = {(each.is_dir(), stat.S_IMODE(each.stat().st_mode)) for each in (folder, *folder.rglob("*"))}
+    assert modes == {(True, 0o700), (False, 0o600)}
 
 
 @BY_FORMAT

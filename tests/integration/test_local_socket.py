@@ -278,21 +278,33 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder, "postroom")
 
 
-async def test_a_store_whose_path_is_too_long_for_a_socket_is_shared(
-    tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_store_whose_path_is_too_long_for_a_socket_is_shared_at_one_beside_it(
+    tmp_path: Path, runtime: Path
 ) -> None:
     folder = tmp_path / ("f" * 200)
     folder.mkdir()
     (tmp_path / "link").symlink_to(folder)
     async with connect(str(folder / "store.db")), connect(str(tmp_path / "link" / "store.db")) as client:
         await client.send_message(NewMessage(topic="orders", payload=b""))
+        assert stat.S_ISSOCK((folder / f"store.db-socket-{MAILBOX}").stat().st_mode)
+    assert not (folder / f"store.db-socket-{MAILBOX}").exists()
+    assert not os.listdir(runtime.parent)
+
+
+async def test_a_store_whose_name_is_too_long_for_a_socket_is_shared(
+    tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, name = tmp_path, "s" * 120
+    (tmp_path / "link").symlink_to(folder)
+    async with connect(str(folder / name)), connect(str(tmp_path / "link" / name)) as client:
+        await client.send_message(NewMessage(topic="orders", payload=b""))
         assert len(os.listdir(runtime)) == 1
     assert stat.S_IMODE(os.stat(runtime).st_mode) == 0o700
     os.chmod(runtime, 0o777)
     with pytest.raises(Unavailable, match="must be a folder of user"):
-        async with connect(str(folder / "store.db")):
+        async with connect(str(folder / name)):
             pytest.fail("connected")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     with pytest.raises(Unavailable, match="too long for a socket"):
-        async with connect(str(folder / "store.db")):
+        async with connect(str(folder / name)):
             pytest.fail("connected")

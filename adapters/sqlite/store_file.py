@@ -1,0 +1,189 @@
+"""The file of a store: the name, the user and the mode with which it may be used (ADR 0100)."""
+
+import fcntl
+import os
+import stat
+import struct
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+
+from postroom.domain.errors import UnusableStore
+
+OTHERS = 0o077
+SIDE_FILES = ("-wal", "-shm", "-journal")
+"""Suffixes of the files that SQLite reads together with a database."""
+FileId = tuple[int, int]
+"""Device and inode of a file, which are not used again while it is open."""
+
+_FIRST, _END = 1 << 62, (1 << 62) + (1 << 61)
+"""Bytes that stand for the names of a file, far behind those that SQLite locks."""
+_FLOCK = struct.Struct("hhqqi4x")
+"""`struct flock` on 64-bit Linux: type, whence, start, length, process."""
+
+
+def file_id(path: Path) -> FileId | None:
+    """Return the identity of a file, or None if it can't be found."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def has_file(path: Path) -> bool:
+    """Return whether there is a file; raise UnusableStore when the folder may not be searched."""
+    try:
+        return path.exists()
+    except PermissionError as error:
+        raise UnusableStore(
+            f"The store {path} is in a folder that user {os.geteuid()} may not search; run as the user of "
+            "the store, or name another store."
+        ) from error
+
+
+def check_reader(path: Path) -> None:
+    """Check that a file has one name and may be read by this process; a missing one is accepted.
+
+    Raises: UnusableStore.
+    """
+    if not has_file(path):
+        return
+    check_name(path)
+    status = path.stat()
+    if not os.access(path, os.R_OK):
+        raise UnusableStore(
+            f"The store {path} belongs to user {status.st_uid} and has the mode {_mode(status)}, so user "
+            f"{os.geteuid()} may not read it; run as user {status.st_uid}, or name another store."
+        )
+
+
+def check_writer(path: Path) -> None:
+    """Check that a file and those beside it belong to this user alone, and may be written.
+
+    Whoever else may write the file decides what it contains, and whoever may read it sees all messages.
+
+    Raises: UnusableStore.
+    """
+    check_reader(path)
+    for file in (path, *(Path(f"{path}{suffix}") for suffix in SIDE_FILES)):
+        try:
+            check_own_file(file, file.stat() if file == path else file.lstat())
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+    if has_file(path) and not os.access(path, os.W_OK):
+        raise UnusableStore(
+            f"The store {path} can't be written by user {os.geteuid()}; make it writable, or only read it."
+        )
+
+
+def check_own_file(file: Path, status: os.stat_result) -> None:
+    """Check that a file is a regular one, of this user or root, and that no other user may use it.
+
+    Raises: UnusableStore.
+    """
+    if not stat.S_ISREG(status.st_mode):
+        raise UnusableStore(f"{file} is not a file; remove it, or name another store.")
+    if status.st_uid not in (os.geteuid(), 0):
+        raise UnusableStore(
+            f"The file {file} belongs to user {status.st_uid}, not to user {os.geteuid()} of this process; "
+            f"run as user {status.st_uid}, or name another store."
+        )
+    if status.st_mode & OTHERS:
+        raise UnusableStore(
+            f"Other users may use the file {file}, whose mode is {_mode(status)}; run chmod 600 on it if no "
+            "other user has written it, or name another store."
+        )
+
+
+def check_name(path: Path) -> None:
+    """Check that an existing file has no second name, under which another write-ahead log would be beside it.
+
+    Raises: UnusableStore for a file with hard links, and for one that is mounted by itself.
+    """
+    real = Path(os.path.realpath(path))
+    links = real.stat().st_nlink
+    if links > 1:
+        raise UnusableStore(
+            f"The store {path} has {links} names (hard links), each with a write-ahead log and an owner of "
+            f"its own; remove the others, which `find / -xdev -samefile {path}` lists, or use symbolic links."
+        )
+    mount = _mount_id(real)
+    if mount is not None and mount != _mount_id(real.parent):
+        raise UnusableStore(
+            f"The store {path} is mounted as a single file, so its write-ahead log is not shared, and is "
+            "lost with the container; mount its folder instead, and name the file in it."
+        )
+
+
+def is_frozen(path: Path) -> bool:
+    """Return whether a closed file is where nobody can write through this path, such as on read-only media.
+
+    SQLite can read a file in WAL mode there only as immutable, which ignores a write-ahead log.
+
+    Raises: UnusableStore when the file was not closed, and can't be recovered there.
+    """
+    if not has_file(path):
+        return False
+    real = os.path.realpath(path)
+    if os.access(os.path.dirname(real), os.W_OK) or os.path.exists(f"{real}-shm"):
+        return False
+    with suppress(FileNotFoundError):
+        if os.path.getsize(f"{real}-wal"):
+            raise UnusableStore(
+                f"The store {path} was not closed, and can't be recovered where nothing can be written; copy "
+                f"it and {real}-wal to a writable folder."
+            )
+    return True
+
+
+def name_byte(path: Path) -> int:
+    """Return the byte that stands for the name of a file: the folder, by any path, and the name in it."""
+    real = Path(os.path.realpath(path))
+    folder = real.parent.stat()
+    name = f"{folder.st_dev} {folder.st_ino} ".encode() + os.fsencode(real.name)
+    return _FIRST + (int.from_bytes(blake2b(name, digest_size=8).digest()) >> 3)
+
+
+def lock_name(descriptor: int, name: int) -> bool:
+    """Lock the byte of a file's name; return False if a process has locked that of another name.
+
+    The lock is shared by all processes that use this name, and ends with the descriptor. It is an OFD lock,
+    which does not end with other descriptors, as SQLite's do.
+    """
+    if not hasattr(fcntl, "F_OFD_SETLK"):
+        return True
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, name, 1, 0))
+        others = ((_FIRST, name), (name + 1, _END))
+        return not any(_is_locked(descriptor, start, end) for start, end in others if start < end)
+    except OSError:  # a file system without locks
+        return True
+
+
+def _is_locked(descriptor: int, start: int, end: int) -> bool:
+    """Return whether another descriptor has a lock on any of these bytes."""
+    lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
+    kind = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, lock))[0]
+    return bool(kind != fcntl.F_UNLCK)
+
+
+def _mount_id(path: Path) -> str | None:
+    """Return the id of the mount that a path leads to, or None where the system does not tell."""
+    # Closing such a descriptor does not end the locks of this process, as that of any other would.
+    flag = getattr(os, "O_PATH", None)
+    if flag is None:
+        return None
+    try:
+        descriptor = os.open(path, flag | os.O_CLOEXEC)
+        try:
+            text = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return None
+    return next((line.split()[1] for line in text.splitlines() if line.startswith("mnt_id:")), None)
+
+
+def _mode(status: os.stat_result) -> str:
+    return f"{stat.S_IMODE(status.st_mode):04o}"
