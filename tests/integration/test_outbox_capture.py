@@ -392,6 +392,33 @@ async def test_tables_of_any_types_are_published(server: PostgresServer) -> None
     assert len(set(message_ids(stream))) == 3
 
 
+async def test_rows_before_and_after_a_column_was_renamed_are_published_under_all_its_names(
+    database: ServiceDatabase,
+) -> None:
+    stream = MemoryStream()
+    async with capturing(database, stream) as capture:  # it has read the table before it is altered
+        database.insert("o-1", 0)
+        await capture.run_once()
+        database.insert("o-1", 1)
+        database.execute("ALTER TABLE events RENAME COLUMN payload TO body")
+        database.execute(
+            'INSERT INTO events (aggregate_id, body) VALUES (\'o-1\', \'{"n": 2, "order": "o-1"}\')'
+        )
+        with pytest.raises(InvalidRequest, match="no column payload for payload"):
+            await capture.run_once()
+    assert numbers(stream.payloads, "o-1") in ([0], [0, 1])
+    old = database.settings
+    new = msgspec.structs.replace(old.columns, payload="body")
+    database.settings = msgspec.structs.replace(old, columns=new)
+    with pytest.raises(InvalidRequest, match="have no column body for payload: it was renamed"):
+        await capture_all(database, stream)
+    new = msgspec.structs.replace(old.columns, payload=("payload", "body"))
+    database.settings = msgspec.structs.replace(old, columns=new)
+    await capture_all(database, stream)
+    assert list(dict.fromkeys(numbers(stream.payloads, "o-1"))) == [0, 1, 2]
+    assert column(database.url, "id") == []  # nothing was parked
+
+
 async def test_the_rows_of_partitions_are_published(server: PostgresServer) -> None:
     table = """
     CREATE TABLE events (id text, aggregate_type text, aggregate_id text, event_type text, payload json)
@@ -524,7 +551,16 @@ def test_a_name_that_postgresql_would_refuse_is_refused(settings: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    "columns", [{"id": "=1"}, {"id": ""}, {"headers": ""}, {"id": 5}, {"event_type": None}]
+    "columns",
+    [
+        {"id": "=1"},
+        {"id": ""},
+        {"headers": ""},
+        {"id": 5},
+        {"event_type": None},
+        {"payload": ()},
+        {"headers": ("a", "=b")},
+    ],
 )
 def test_a_column_that_no_table_can_have_is_refused(columns: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="must be"):

@@ -10,7 +10,7 @@ import msgspec
 from postroom.adapters.postgres.capture.settings import CaptureColumns
 from postroom.application.outbox.attributes import check_attributes
 from postroom.application.ports.outbox_repository import OutboxRow
-from postroom.domain.errors import InvalidOutboxEvent
+from postroom.domain.errors import InvalidOutboxEvent, InvalidRequest
 from postroom.domain.outbox import OutboxEvent, OutboxEventRecorded, RecordOutboxEvent, decide, evolve
 from postroom.domain.subject import CorrelationContext
 
@@ -58,7 +58,10 @@ class EventRows:
         self._encoding = encoding
 
     def read(self, row: Row) -> OutboxRow:
-        """Return the event of a row, or an unreadable one with what could be read and the row as JSON."""
+        """Return the event of a row, or an unreadable one with what could be read and the row as JSON.
+
+        Raises: InvalidRequest if the row lacks a column of the settings.
+        """
         try:
             return self._read(row)
         except (InvalidOutboxEvent, _InvalidColumn) as error:
@@ -78,7 +81,9 @@ class EventRows:
             CorrelationContext(self._text(row, "correlation_id"), self._text(row, "causation_id")),
             self._text(row, "traceparent"),
             self._headers(row, id_),
-            row.types[self._names["payload"]] not in _JSON_TYPES,
+            row.types[self._name(row, "payload")] not in _JSON_TYPES,
+            tracestate=self._text(row, "tracestate"),
+            baggage=self._text(row, "baggage"),
         )
         # `now` is not checked here: the row is committed, and its time was compared with that of its commit.
         (recorded,) = decide(command, None, max(row.committed_at, command.occurred_at))
@@ -113,12 +118,24 @@ class EventRows:
         return OutboxRow(event, payload, has_history=False, unreadable=reason)
 
     def _value(self, row: Row, field: str) -> bytes | None:
-        name = self._names.get(field)
+        return row.values[self._name(row, field)] if field in self._names else None
+
+    def _name(self, row: Row, field: str) -> str:
+        """Return the name of a column in a row: of several, the first that the row has.
+
+        Raises: InvalidRequest if it has none, as the settings are wrong then, and not the row.
+        """
+        names = self._names[field]
+        name = next((name for name in names if name in row.values), None)
         if name is None:
-            return None
-        if name not in row.values:
-            raise _InvalidColumn(f"the table has no column {name}")
-        return row.values[name]
+            raise InvalidRequest(
+                f"Rows of the table {row.table} have no column {' or '.join(names)} for {field}: it was "
+                f"renamed. Set {field} under [capture.columns] to a list of all its names; no row is lost."
+            )
+        return name
+
+    def _shown(self, field: str) -> str:
+        return " or ".join(self._names.get(field, (field,)))
 
     def _text(self, row: Row, field: str) -> str | None:
         if field in self._constants:
@@ -127,12 +144,12 @@ class EventRows:
         try:
             return None if value is None else value.decode(self._encoding)
         except UnicodeDecodeError:
-            raise _InvalidColumn(f"its {self._names[field]} is not text in {self._encoding}") from None
+            raise _InvalidColumn(f"its {self._shown(field)} is not text in {self._encoding}") from None
 
     def _required(self, row: Row, field: str) -> str:
         text = self._text(row, field)
         if text is None:
-            raise _InvalidColumn(f"its {self._names.get(field, field)} is NULL")
+            raise _InvalidColumn(f"its {self._shown(field)} is NULL")
         return text
 
     def _readable(self, row: Row, field: str) -> str:
@@ -151,7 +168,7 @@ class EventRows:
 
     def _payload(self, row: Row) -> bytes:
         value = self._value(row, "payload")
-        name = self._names["payload"]
+        name = self._name(row, "payload")
         if value is None:
             raise _InvalidColumn(f"its {name} is NULL")
         if row.types[name] == BYTEA:
@@ -168,7 +185,7 @@ class EventRows:
         text = self._text(row, "occurred_at")
         if text is None:
             return row.committed_at
-        name = self._names.get("occurred_at", "occurred_at")
+        name = self._shown("occurred_at")
         try:
             at = datetime.fromisoformat(text)
             at = at if at.tzinfo else at.replace(tzinfo=UTC)
@@ -184,7 +201,7 @@ class EventRows:
         try:
             headers = {} if text is None else msgspec.json.decode(text, type=dict[str, str])
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            raise _InvalidColumn(f"its {self._names.get('headers')} is not a JSON object of texts") from None
+            raise _InvalidColumn(f"its {self._shown('headers')} is not a JSON object of texts") from None
         return check_attributes(id_, headers, self._text(row, "content_type"))
 
 

@@ -10,11 +10,14 @@ from postroom.domain.errors import InvalidRequest
 _NAME = re.compile(r"[a-z0-9_]{1,63}\Z")
 _COLUMNS = ("id", "aggregate_id", "payload")
 """Fields that can't be constants."""
+Names = str | tuple[str, ...]
 _REQUIRED = (*_COLUMNS, "aggregate_type", "event_type")
 
 
 class CaptureColumns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the fields of an event are: names of columns, or `=` and a constant.
+
+    Several names are those that a column has had: the write-ahead log has rows under the name at their time.
 
     Arguments:
         id: identifies the event; what is no UUID becomes one.
@@ -23,37 +26,50 @@ class CaptureColumns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         headers: a JSON object of texts, published as headers.
     """
 
-    id: str = "id"
-    aggregate_type: str = "aggregate_type"
-    aggregate_id: str = "aggregate_id"
-    event_type: str = "event_type"
-    payload: str = "payload"
-    event_version: str | None = None
-    occurred_at: str | None = None
-    correlation_id: str | None = None
-    causation_id: str | None = None
-    traceparent: str | None = None
-    content_type: str | None = None
-    headers: str | None = None
+    id: Names = "id"
+    aggregate_type: Names = "aggregate_type"
+    aggregate_id: Names = "aggregate_id"
+    event_type: Names = "event_type"
+    payload: Names = "payload"
+    event_version: Names | None = None
+    occurred_at: Names | None = None
+    correlation_id: Names | None = None
+    causation_id: Names | None = None
+    traceparent: Names | None = None
+    tracestate: Names | None = None
+    baggage: Names | None = None
+    content_type: Names | None = None
+    headers: Names | None = None
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
-            name = getattr(self, field)
-            if (name is not None or field in _REQUIRED) and not check_type(field, name, str):
+            value = getattr(self, field)
+            names = _as_tuple(value)
+            if (value is not None or field in _REQUIRED) and not (
+                names and all(check_type(field, name, str) for name in names)
+            ):
                 raise InvalidRequest(f"The column of {field} must be named.")
-            if field in _COLUMNS and name.startswith("="):
+            has_constant = any(name.startswith("=") for name in names)
+            if has_constant and (field in _COLUMNS or len(names) > 1):
                 raise InvalidRequest(f"The column of {field} must be the name of a column, not a constant.")
 
-    def names(self) -> dict[str, str]:
-        """Return the columns by field, without constants."""
-        return {field: name for field, name in self._all().items() if not name.startswith("=")}
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """Return the names of columns by field, without constants."""
+        return {field: names for field, names in self._all().items() if not names[0].startswith("=")}
 
     def constants(self) -> dict[str, str]:
         """Return the constants by field."""
-        return {field: name[1:] for field, name in self._all().items() if name.startswith("=")}
+        return {field: names[0][1:] for field, names in self._all().items() if names[0].startswith("=")}
 
-    def _all(self) -> dict[str, str]:
-        return {field: name for field, name in msgspec.structs.asdict(self).items() if name is not None}
+    def _all(self) -> dict[str, tuple[str, ...]]:
+        values = msgspec.structs.asdict(self).items()
+        return {field: _as_tuple(value) for field, value in values if value is not None}
+
+
+def _as_tuple(value: Names | None) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
 class CaptureSettings(msgspec.Struct, frozen=True):

@@ -127,11 +127,11 @@ class ReplicationSlot:
             )
         if columns is None:
             raise InvalidRequest(f"The database {where} has no table {table}; correct table under [capture].")
-        for field, column in settings.columns.names().items():
-            if column not in columns:
+        for field, names in settings.columns.names().items():
+            if not any(each in columns for each in names):
                 raise InvalidRequest(
-                    f"The table {table} has no column {column} for {field}; set {field} under "
-                    "[capture.columns]."
+                    f"The table {table} has no column {' or '.join(names)} for {field}; set {field} under "
+                    "[capture.columns], to a list of all its names if it was renamed."
                 )
         if publishes_inserts is None:
             return None
