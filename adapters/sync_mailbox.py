@@ -41,19 +41,17 @@ MAX_THREADS = 32
 class SyncReceivedMessage(DeliveredMessage):
     """Delivery of a message whose methods return when they are done; see `ReceivedMessage`."""
 
-    _mailbox: "SyncMailbox"
-
     def ack(self) -> None:
         """Settle this delivery; see `ReceivedMessage.ack`."""
-        raise_refusal(self._mailbox.ack_messages([self.receipt]))
+        raise_refusal(self._settler.ack_messages([self.receipt]))
 
     def nack(self, *, reason: str | None = None, delay_ms: int | None = None) -> None:
         """Fail this delivery; see `ReceivedMessage.nack`."""
-        raise_refusal(self._mailbox.nack_messages([self.receipt], reason=reason, delay_ms=delay_ms))
+        raise_refusal(self._settler.nack_messages([self.receipt], reason=reason, delay_ms=delay_ms))
 
     def extend(self, visibility_ms: int) -> None:
         """Hide the message for longer; see `ReceivedMessage.extend`."""
-        raise_refusal(self._mailbox.extend_visibility([self.receipt], visibility_ms))
+        raise_refusal(self._settler.extend_visibility([self.receipt], visibility_ms))
 
 
 class SyncMessageStream:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from postroom.domain.errors import PostroomError
 
@@ -57,6 +58,9 @@ class MissingExtra(PostroomError, ImportError):
 
     code = "E_MISSING_EXTRA"
     status = 501
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        return ImportError.__reduce__(self)  # also copies the attributes of an import error
 
 
 @contextmanager

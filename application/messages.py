@@ -2,8 +2,9 @@
 
 from base64 import b64encode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping, Sequence
+from copy import copy
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import msgspec
 
@@ -112,7 +113,7 @@ class DeliveredMessage(msgspec.Struct, gc=False, eq=False):
 
     Arguments:
         delivery: what the owner handed over.
-        mailbox: what settles it, if anything does.
+        mailbox: what settles it, if anything does; a pickled message leaves it behind.
     """
 
     _delivery: MessageDelivery
@@ -121,6 +122,25 @@ class DeliveredMessage(msgspec.Struct, gc=False, eq=False):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.message_id!r}, topic={self.topic!r}, attempt={self.attempt})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._delivery,)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return copy(self)  # content never changes, and the mailbox is shared
+
+    @property
+    def _settler(self) -> Any:
+        """Return the mailbox that settles this delivery: a `DeliverySettler`, or a `SyncMailbox`.
+
+        Raises: InvalidRequest when the message was pickled.
+        """
+        if self._mailbox is None:
+            raise InvalidRequest(
+                f"Message {self.message_id} was pickled, without its mailbox; pass its receipt to "
+                "ack_messages, nack_messages or extend_visibility of an open mailbox."
+            )
+        return self._mailbox
 
     @property
     def delivery(self) -> MessageDelivery:
@@ -308,15 +328,13 @@ class ReceivedMessage(DeliveredMessage):
         mailbox: the mailbox that delivered it, which settles it.
     """
 
-    _mailbox: DeliverySettler
-
     async def ack(self) -> None:
         """Settle this delivery: the message was processed (svc-mailbox I-3).
 
         Raises: StaleReceipt when the message was delivered again or is dead, Unavailable when the outcome is
             unknown.
         """
-        raise_refusal(await self._mailbox.ack_messages([self.receipt]))
+        raise_refusal(await self._settler.ack_messages([self.receipt]))
 
     async def nack(self, *, reason: str | None = None, delay_ms: int | None = None) -> None:
         """Fail this delivery: the message is retried, or dead-lettered after its last attempt.
@@ -327,14 +345,14 @@ class ReceivedMessage(DeliveredMessage):
 
         Raises: InvalidRequest, StaleReceipt when the delivery has ended, Unavailable.
         """
-        raise_refusal(await self._mailbox.nack_messages([self.receipt], reason=reason, delay_ms=delay_ms))
+        raise_refusal(await self._settler.nack_messages([self.receipt], reason=reason, delay_ms=delay_ms))
 
     async def extend(self, visibility_ms: int) -> None:
         """Hide the message for `visibility_ms` from now on, within the in-flight retention.
 
         Raises: InvalidRequest, StaleReceipt when the delivery has ended, Unavailable.
         """
-        raise_refusal(await self._mailbox.extend_visibility([self.receipt], visibility_ms))
+        raise_refusal(await self._settler.extend_visibility([self.receipt], visibility_ms))
 
 
 def raise_refusal(answers: list[Rejected | None]) -> None:

@@ -38,6 +38,9 @@ The text of an error says what was wrong, where, and what to do. Codes may be ad
 meaning.
 """
 
+import copyreg
+from typing import Any
+
 
 class PostroomError(Exception):
     """Base class of all Postroom errors, with the wire `code` and the HTTP `status` (svc-mailbox C-10).
@@ -48,6 +51,10 @@ class PostroomError(Exception):
     code = "E_UNAVAILABLE"
     status = 503
     is_counted = False
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # By default a copy is made by `__init__(*args)`, but `args` is only the text.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class Rejected(PostroomError):

@@ -17,7 +17,7 @@ def delivery(message: bytes, number: int = 1) -> ReceivedMessage:
         MessageDelivery(
             Receipt(message * 16, number, 1), "orders", 0, number, 0, None, None, bytes(32), bytes(32), b""
         ),
-        None,  # type: ignore[arg-type]  # nothing is settled
+        None,  # nothing is settled
     )
 
 
