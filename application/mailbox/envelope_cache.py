@@ -1,5 +1,6 @@
 """Bounded cache of recently sent messages, which saves reading them from the log."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from postroom.domain.message import MessageSent
@@ -13,7 +14,8 @@ class EnvelopeCache:
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity = capacity_bytes
         self._size = 0
-        self._events: dict[int, MessageSent] = {}
+        # Of a dict, the first key is found by a search over all that were removed before it.
+        self._events: OrderedDict[int, MessageSent] = OrderedDict()
 
     def put(self, position: int, event: MessageSent) -> None:
         """Add an event; it is not evicted by its own size."""
@@ -48,6 +50,6 @@ class EnvelopeCache:
         self._size = 0
 
     def _shrink(self) -> None:
-        # Down to half, so that the cost per evicted message is small.
-        while self._size > self._capacity // 2 and len(self._events) > 1:
-            self.pop(next(iter(self._events)))
+        while self._size > self._capacity and len(self._events) > 1:
+            _, event = self._events.popitem(last=False)
+            self._size -= len(event.envelope)

@@ -24,6 +24,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "sqlite.lives",
         "sqlite.bare_append",
         "sqlite.send_of_bare_append",
+        "sqlite.backlog",
         "memory",
     ),
     "history": ("sqlite.refold", "sqlite.open.empty", "sqlite.open.1m", "sqlite.search", "sqlite.retention"),

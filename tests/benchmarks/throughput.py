@@ -4,8 +4,10 @@ import asyncio
 import itertools
 import random
 import sqlite3
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -29,6 +31,10 @@ SERIAL_SIZE, SERIAL_COUNT = 100, 40_000
 SIZE_BESIDE_BARE, COUNT_BESIDE_BARE = 100, 100_000
 BARE_GOAL = 0.25
 """Sends do more than append: they check, hash and chain each message."""
+BACKLOGS = 1_000, 1_000_000
+BACKLOG_SIZE, BACKLOG_COUNT = 100, 100_000
+BACKLOG_GOAL = 1.3
+"""Nothing that a call does may depend on how many messages wait (ADR 0001)."""
 _stores = itertools.count()
 
 Work = Callable[[Postroom], Awaitable[dict[str, float]]]
@@ -182,6 +188,48 @@ def _beside_bare_appends(figures: Figures, folder: Path, _: int) -> None:
     figures.add("sqlite.send_of_bare_append.100", ratio, "times", BARE_GOAL)
 
 
+async def _stages_at_backlog(seed: int, postroom: Postroom) -> dict[str, float]:
+    """Return the CPU time in s that each stage takes while others wait, whose number stays the same."""
+    costs = dict.fromkeys(("send", "receive", "ack"), 0.0)
+    for batch in batches_of(new_messages(BACKLOG_COUNT, seed), 10 * BACKLOG_SIZE):
+        times = [time.process_time()]
+        await send_all(postroom, batch, BACKLOG_SIZE)
+        times.append(time.process_time())
+        receipts = await receive_all(postroom, len(batch), BACKLOG_SIZE, settle=False)
+        times.append(time.process_time())
+        await ack_all(postroom, receipts, BACKLOG_SIZE)
+        times.append(time.process_time())
+        for stage, (start, end) in zip(costs, itertools.pairwise(times), strict=True):
+            costs[stage] += end - start
+    return costs
+
+
+def _at_backlogs(figures: Figures, folder: Path, _: int) -> None:
+    """Measure the calls at a small and a large backlog, in turns, by CPU time: other load changes it less."""
+
+    async def main() -> list[Counter[str]]:
+        async with AsyncExitStack() as stack:
+            mailboxes = []
+            for each in BACKLOGS:
+                path = str(folder / f"backlog-{each}.db")
+                opened = open_mailbox(path, default_policy=POLICY, limits=LIMITS)
+                mailboxes.append(await stack.enter_async_context(opened))
+                await send_all(mailboxes[-1], new_messages(each, seed=0), BACKLOG_SIZE)
+            costs: list[Counter[str]] = [Counter(), Counter()]
+            for run in range(1, figures.runs + 1):
+                for mailbox, cost in zip(mailboxes, costs, strict=True):
+                    cost.update(await _stages_at_backlog(run, mailbox))
+            return costs
+
+    messages = figures.runs * BACKLOG_COUNT
+    few, many = asyncio.run(main())
+    for stage in few:
+        figures.add(f"sqlite.backlog.{stage}.1k", few[stage] / messages * 1e6, "us of CPU")
+        figures.add(f"sqlite.backlog.{stage}.1m", many[stage] / messages * 1e6, "us of CPU")
+        ratio = many[stage] / few[stage]
+        figures.add(f"sqlite.backlog.{stage}.1m_of_1k", ratio, "times as much", BACKLOG_GOAL)
+
+
 def _of_store(store: str, sizes: dict[int, int], figures: Figures, folder: Path, _: int) -> None:
     for size, count in sizes.items():
         if any(figures.wants(f"{store}.{stage}.{size}") for stage in ("send", "receive", "ack")):
@@ -201,5 +249,6 @@ MEASUREMENTS: dict[str, Callable[[Figures, Path, int], None]] = {
         partial(_of_store, "sqlite", BATCHES),
     ),
     **dict.fromkeys(("sqlite.bare_append.", "sqlite.send_of_bare_append."), _beside_bare_appends),
+    "sqlite.backlog.": _at_backlogs,
     "memory.": partial(_of_store, "memory", {100: BATCHES[100]}),
 }
