@@ -21,7 +21,7 @@ from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.projections.fold import MESSAGES, columns_read
 from postroom.projections.incremental.batch import Batch
 from postroom.projections.incremental.counts import FollowCounts
-from postroom.projections.incremental.cursors import Cursor, Head, Step, Version
+from postroom.projections.incremental.cursors import START, Cursor, Head, Step, Version, check_cursors
 from postroom.projections.incremental.sizing import (
     MAX_BYTES,
     MAX_EVENTS,
@@ -154,7 +154,7 @@ class Follower:
         Raises: NotFound before the first rebuild, Unavailable when the store can't be used.
         """
         version = self._current_version()
-        heads = self._updater.heads(self._cursors)
+        heads, unknown = self._heads()
         self.counts.update_lags(heads, self._cursors)
         self.progress.succeeded()
         if self._remove_truncated(version, heads):
@@ -163,11 +163,15 @@ class Follower:
         next_batch = self._take_next_fold(through)
         if next_batch is None:
             ranges = next_ranges(heads, self._cursors, self._size.events, through)
-            if not ranges:
+            if not ranges and not unknown:
                 return False
             next_batch = self._fold(self._reader(), ranges, self._cursors)
-        steps = next_batch.steps
-        cursors = self._cursors | {step.extent.id: Cursor(step.extent.last, step.extent.at) for step in steps}
+            self._heads()  # the log is still the same one after the read
+        moved = {step.extent.id for step in next_batch.steps}
+        steps = next_batch.steps + [
+            _standstill(id_, cursor) for id_, cursor in unknown.items() if id_ not in moved
+        ]
+        cursors = self._cursors | {step.extent.id: step.end for step in steps}
         self._start_next_fold(next_ranges(heads, cursors, self._size.events_ahead, through), cursors)
         if not self._updater.apply(version, steps, next_batch.batch, stop):
             self._version = None  # stopped, or another process moved the cursor, or changed the version
@@ -185,13 +189,13 @@ class Follower:
         self._current_version()
         return {
             head.name: self._cursors[head.id].position
-            for head in self._updater.heads(self._cursors)
+            for head in self._heads()[0]
             if head.id in self._cursors
         }
 
     def _catch_up(self, stop: Event) -> None:
         self._current_version()
-        heads = self._updater.heads(self._cursors)
+        heads, _ = self._heads()
         self.advance({head.name: head.last for head in heads}, stop)
 
     def _keep_up(self, stop: Event) -> None:
@@ -225,6 +229,15 @@ class Follower:
             self.counts.version = version.number
         return self._version
 
+    def _heads(self) -> tuple[list[Head], dict[int, Cursor]]:
+        """Return the ends of the logs after checking the cursors, and those whose chain hash was unknown.
+
+        Raises: BrokenLog when a log was replaced or cut since its cursor.
+        """
+        heads = self._updater.heads(self._cursors)
+        where, command = self._updater.where, self._updater.rebuild_command
+        return heads, check_cursors(self._cursors, heads, where, command)
+
     def _remove_truncated(self, version: Version, heads: Sequence[Head]) -> bool:
         """Remove messages that retention removed from the log, unless the version includes their archive."""
         if version.archive is not None:
@@ -253,7 +266,7 @@ class Follower:
         self._next_fold = None
         next_batch = future.result()
         for extent, first, last in ranges:
-            start = self._cursors.get(extent.id, Cursor(0, 0))
+            start = self._cursors.get(extent.id, START)
             if first != start.position + 1 or (through is not None and last > through.get(extent.name, 0)):
                 return None
         return next_batch if self._size.allows(next_batch.batch.events) else None
@@ -266,26 +279,38 @@ class Follower:
     def _fold(self, log: LogReader, ranges: Sequence[Range], cursors: Mapping[int, Cursor]) -> _PreparedBatch:
         """Read and fold ranges that begin at the cursors, or their beginning if the envelopes are large."""
         columns = columns_read(self._projections)
+        with_chain = tuple(dict.fromkeys((*columns, "chain")))
         batches, size = [], 0
-        for each in log.read(ranges, columns):
+        for each in log.read(ranges, with_chain):
             batches.append(each)
             size += each["envelope"].nbytes
             if size > self._max_bytes:
                 break
-        records = pl.DataFrame(pa.Table.from_batches(batches, arrow_schema(columns)))
+        records = pl.DataFrame(pa.Table.from_batches(batches, arrow_schema(with_chain)))
         if size > self._max_bytes:
             ranges = through_record(ranges, *records.select("mailbox", "position").row(-1))
-        at = dict(records.group_by("mailbox").agg(pl.col("at").max()).iter_rows())
-        steps = [_step(each, cursors, at.get(each.extent.name)) for each in ranges]
-        batch = Batch([step.extent for step in steps], records, self._projections)
+        ends = records.group_by("mailbox").agg(pl.col("at", "chain").last())
+        by_name = {name: (at, chain.hex()) for name, at, chain in ends.iter_rows()}
+        steps = [_step(each, cursors, by_name.get(each.extent.name)) for each in ranges]
+        batch = Batch([step.extent for step in steps], records.select(columns), self._projections)
         return _PreparedBatch(steps, batch, size)
 
 
-def _step(range_: Range, cursors: Mapping[int, Cursor], at: int | None) -> Step:
+def _step(range_: Range, cursors: Mapping[int, Cursor], end: tuple[int, str] | None) -> Step:
+    """Return the step through a range.
+
+    Arguments:
+        end: log time (µs) and chain hash of its last record; None if retention removed all of them.
+    """
     extent, first, last = range_
-    start = cursors.get(extent.id, Cursor(0, 0))
-    # When retention removed all of the records, log time does not advance.
-    return Step(start, LogExtent(extent.id, extent.name, first, last, start.at if at is None else at))
+    start = cursors.get(extent.id, START)
+    return Step(start, LogExtent(extent.id, extent.name, first, last, *(end or (start.at, ""))))
+
+
+def _standstill(id_: int, cursor: Cursor) -> Step:
+    """Return a step that changes nothing but the chain hash of a cursor."""
+    extent = LogExtent(id_, cursor.mailbox, cursor.position + 1, cursor.position, cursor.at, cursor.chain)
+    return Step(cursor, extent)
 
 
 def _projections_of(version: Version, where: str) -> dict[str, Projection]:

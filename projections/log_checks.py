@@ -1,7 +1,7 @@
 """Checks of the log that a rebuild reads: that no record is missing, and that none was altered."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import polars as pl
 from blake3 import blake3
@@ -10,6 +10,7 @@ from postroom.application.mailbox.codec import decode_events
 from postroom.domain.commit import GENESIS, POSITIONS_PER_MAILBOX, Commit, chained
 from postroom.domain.errors import BrokenLog
 from postroom.domain.mailbox.events import MailboxCreated
+from postroom.projections.incremental.cursors import Cursor, Head, check_cursors
 from postroom.projections.log_extent import Range, split
 from postroom.projections.ports.log_reader import POSITIONS_PER_READ, LogReader
 
@@ -61,6 +62,20 @@ def check_names(log: LogReader) -> None:
                     "names of mailboxes were altered. Restore the store from a backup.",
                     1,
                 )
+
+
+def check_same_log(
+    log: LogReader, cursors: Mapping[int, Cursor], where: str, command: str = "postroom project rebuild"
+) -> None:
+    """Check that no log was replaced or cut since cursors were set; see `check_cursors`.
+
+    Raises: BrokenLog naming the mailbox.
+    """
+    removed = {name: bounds.removed for name, bounds in log.bounds().items()}
+    ends = {name: Head(id_, name, removed[name] + 1, removed[name]) for name, id_ in log.mailboxes().items()}
+    for extent in log.extents({each.mailbox: each.position for each in cursors.values()}):
+        ends[extent.name] = Head(extent.id, extent.name, extent.first, extent.last, extent.chain, extent.at)
+    check_cursors(cursors, list(ends.values()), where, command)
 
 
 def check_positions(log: LogReader, ranges: Sequence[Range], places: pl.Series) -> None:

@@ -15,6 +15,7 @@ class LogExtent(msgspec.Struct, frozen=True):
         id, name: of the mailbox.
         first, last: positions, both included; retention may have removed those before `first`.
         at: log time (µs) of the record at `last`, which the read models use as the present time.
+        chain: chain hash, in hex, of the commit with the record at `last`; empty if unknown.
     """
 
     id: int
@@ -22,6 +23,7 @@ class LogExtent(msgspec.Struct, frozen=True):
     first: int
     last: int
     at: int
+    chain: str = ""
 
     def place(self, position: int) -> int:
         """Return the place of a position: the key of its record in the store."""

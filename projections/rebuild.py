@@ -20,7 +20,8 @@ from postroom.domain.names import describe_choices
 from postroom.domain.search import NO_BODIES, BodyRules
 from postroom.projections.fold import MESSAGES, check_folds
 from postroom.projections.follow import Follower
-from postroom.projections.log_checks import check_bounds, check_names
+from postroom.projections.incremental.cursors import Cursor
+from postroom.projections.log_checks import check_bounds, check_names, check_same_log
 from postroom.projections.log_extent import LogExtent
 from postroom.projections.plan import Part, Plan, Truncated, bucket_parts, log_parts, make_plan
 from postroom.projections.ports.log_reader import LogReader
@@ -156,6 +157,7 @@ def rebuild(
     clock.report("start")
     with store.build(plan, restart=restart) as build, _record_failure(build, store.where, runner):
         check_names(log)
+        check_same_log(log, _cursors(build.plan), store.where, "postroom project rebuild --restart")
         runner.start()
         clock.end("start")
         return _Rebuild(log, store, runner, build, clock).run(
@@ -232,6 +234,7 @@ class _Rebuild:
         if follow is not None and not is_shared:
             _advance(follow, build.version)
             clock.end("catch_up")
+        check_same_log(self._log, _cursors(build.plan), self._store.where)
         counts = build.counts()
         events = sum(extent.events for extent in build.plan.extents)
         clock.report("flip")
@@ -297,6 +300,11 @@ class _Rebuild:
             for extent in self._build.plan.extents
             if (now_first := first.get(extent.id, extent.last + 1)) > extent.first
         )
+
+
+def _cursors(plan: Plan) -> dict[int, Cursor]:
+    """Return the ends of the part of the log that a plan reads, by mailbox id."""
+    return {each.id: Cursor(each.last, each.at, each.chain, each.name) for each in plan.extents}
 
 
 def _models(only: Sequence[str]) -> tuple[str, ...]:

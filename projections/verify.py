@@ -18,11 +18,11 @@ from postroom.domain.errors import NotFound, PostroomError, Unavailable
 from postroom.domain.mailbox.counts import TopicCount
 from postroom.projections.comparison import Comparison, Difference, compare_rows, rows_by_id
 from postroom.projections.fold import MESSAGES, FoldResult, piece_schemas
-from postroom.projections.log_checks import check_bounds, check_names
+from postroom.projections.log_checks import check_bounds, check_names, check_same_log
 from postroom.projections.log_extent import LogExtent
 from postroom.projections.plan import Part, log_parts, make_plan, with_bucket
 from postroom.projections.ports.log_reader import LogReader
-from postroom.projections.ports.read_model_store import RowReader, VerifiableStore
+from postroom.projections.ports.read_model_store import ActiveVersion, RowReader, VerifiableStore
 from postroom.projections.ports.runner import Pair, Runner, Stage
 from postroom.projections.progress import Progress, Stopwatch
 from postroom.projections.projection import EventProjection, load_projections, merge_rows
@@ -85,15 +85,17 @@ def verify(
 ) -> VerifyReport:
     """Compare the active version of the read models with the log at the positions it has read.
 
+    Later records are checked, too, but not compared.
+
     Arguments:
         log: includes the archive if archived records are to be verified too.
         backlog_at: returns a mailbox's backlog as the live engine counts it.
-        chain: also check the hashes of all commits and envelopes of the log.
+        chain: also check the hashes of all commits and envelopes, to the end of the log.
         progress: called repeatedly, from this thread.
 
     Raises: NotFound when the store or an active version does not exist; BrokenLog when records are missing
-        from the log or were altered; Unavailable when the read models advanced during the verification, or
-        when the runner failed.
+        from the log or were altered, or when the log was replaced; Unavailable when the read models advanced
+        during the verification, or when the runner failed.
     """
     clock = Stopwatch(progress)
     clock.report("start")
@@ -107,6 +109,7 @@ def verify(
     if chain:
         check_names(log)
         check_bounds(log)
+    check_same_log(log, active.cursors, store.where)
     extents = log.extents(active.positions)
     projections = {name: each for name, each in load_projections().items() if name in active.models}
     skipped = []
@@ -119,6 +122,8 @@ def verify(
     try:
         runner.start()
         models = _compare(runner, tasks, clock)
+        if chain:
+            _check_rest(runner, tasks, active, clock)
     except PostroomError:
         raise
     except Exception as error:
@@ -174,6 +179,11 @@ class _VerifyTasks(FoldContext):
                     yield Pair(PIECES, int(bucket), (name, rows.drop("bucket")))
         yield from self._other_models(result)
 
+    def check_part(self, part: Part) -> Iterator[Result]:
+        """Check the hashes of a part of the log that the read models don't include yet."""
+        self.read(part)
+        return iter(())
+
     def compare_bucket(
         self, bucket: int, pairs: Iterable[tuple[str, pl.DataFrame]]
     ) -> Iterator[Result | Pair]:
@@ -222,6 +232,19 @@ def _compare(runner: Runner, tasks: _VerifyTasks, clock: Stopwatch) -> dict[str,
     for name, comparison in results:
         by_model[name] = by_model[name].plus(comparison)
     return by_model
+
+
+def _check_rest(runner: Runner, tasks: _VerifyTasks, active: ActiveVersion, clock: Stopwatch) -> None:
+    """Check the hashes of the log after the positions of a version."""
+    rest = [
+        msgspec.structs.replace(extent, first=max(extent.first, active.positions.get(extent.name, 0) + 1))
+        for extent in tasks.log.extents()
+    ]
+    parts = log_parts(make_plan([each for each in rest if each.events > 0], tuple(tasks.projections)))
+    if parts:
+        total = sum(part.size for part in parts)
+        count = clock.counter("check", "events")
+        runner.run(tasks.check_part, parts, progress=lambda done: count(done, total))
 
 
 def _compare_engine(

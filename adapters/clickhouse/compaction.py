@@ -44,7 +44,7 @@ def compact(database: ClickHouseDatabase) -> None:
             database.command("delete", table=table, condition=f"({key}, since) IN ({rows})")
             database.command("delete", table=ended_rows, condition=f"until <= {last}")
         database.command("delete", table=database.table(PARKED), condition=never_visible)
-        client.insert(CURSOR, [[0, 0, "", 0, 0, last]], database=database.name)
+        client.insert(CURSOR, [[0, last]], ["version", "revision"], database=database.name)
         newest = f"SELECT version, mailbox_id, max(revision) FROM {cursor} GROUP BY version, mailbox_id"
         condition = f"revision <= {last} AND (version, mailbox_id, revision) NOT IN ({newest})"
         database.command("delete", table=cursor, condition=condition)

@@ -22,6 +22,7 @@ from urllib3.exceptions import HTTPError
 
 from postroom.adapters.sql.ddl import SQLITE, script
 from postroom.adapters.sql.statements import statements
+from postroom.adapters.sql.version_row import chain_text
 from postroom.application.pluralize import pluralize
 from postroom.domain.errors import InvalidRequest, Unavailable
 from postroom.projections.projection import Projection
@@ -85,7 +86,7 @@ def _embedded(folder: str) -> "ClickHouseDatabase":
             time.sleep(OPEN_PAUSE_SECONDS)
 
     staging = path.with_name(f"{path.name}-staging")
-    return ClickHouseDatabase(connect, DEFAULT_DATABASE, str(path), staging, path.exists)
+    return ClickHouseDatabase(connect, DEFAULT_DATABASE, str(path), f"chdb:{path}", staging, path.exists)
 
 
 def _on_server(url: str) -> "ClickHouseDatabase":
@@ -115,7 +116,7 @@ def _on_server(url: str) -> "ClickHouseDatabase":
 
     staging = Path(gettempdir(), f"postroom-{blake3(where.encode()).hexdigest(8)}-staging")
     return ClickHouseDatabase(
-        connect, parts.path.strip("/") or DEFAULT_DATABASE, where, staging, lambda: True
+        connect, parts.path.strip("/") or DEFAULT_DATABASE, where, where, staging, lambda: True
     )
 
 
@@ -138,6 +139,7 @@ class ClickHouseDatabase:
     Arguments:
         connect: returns a client.
         where: its name for messages, without a password.
+        address: its address for `--into`, without a password.
         staging: prefix of the paths of a rebuild's temporary files and folders.
         may_exist: returns, without connecting, whether the database can exist.
     """
@@ -147,12 +149,14 @@ class ClickHouseDatabase:
         connect: Callable[[], Client],
         name: str,
         where: str,
+        address: str,
         staging: Path,
         may_exist: Callable[[], bool],
     ) -> None:
         self.connect = connect
         self.name = name
         self.where = where
+        self.address = address
         self.staging = staging
         self.may_exist = may_exist
         self._open_client: Client | None = None
@@ -268,11 +272,18 @@ class ClickHouseDatabase:
 
     def read_positions(self, client: Client, catalog: sqlite3.Connection) -> int:
         """Read the follower's cursors and parked records into a catalog; return the visible revision."""
-        cursors = client.query(SQL["read_cursors"].format(table=self.table(CURSOR))).result_rows
-        catalog.executemany(SQL["advance_cursor"], [row[:-1] for row in cursors if row[0]])
+        cursors = [*client.query(SQL["read_cursors"].format(table=self.table(CURSOR))).named_results()]
+        catalog.executemany(
+            SQL["advance_cursor"],
+            [
+                row | {"chain": chain_text(row["position"], row.get("chain", ""))}
+                for row in cursors
+                if row["version"]
+            ],
+        )
         parked = SQL["read_parked"].format(table=self.table(PARKED), visible=self.visible("since"))
         catalog.executemany(SQL["add_parked"], client.query(parked).result_rows)
-        return max((row[-1] for row in cursors), default=0)
+        return max((row["revision"] for row in cursors), default=0)
 
 
 def read_frames(

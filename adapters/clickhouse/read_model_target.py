@@ -56,6 +56,7 @@ class ClickHouseTarget:
             client.command(f"CREATE DATABASE IF NOT EXISTS {quoted(database.name)}")
             database.command("create_catalog", table=database.table(CATALOG))
             database.command("create_cursor", table=database.table(CURSOR))
+            database.command("add_chain", table=database.table(CURSOR))
             database.command("create_parked", table=database.table(PARKED))
             catalog = database.read_catalog(client, database.tables())
             with closing(catalog.connection):

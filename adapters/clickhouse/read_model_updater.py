@@ -13,16 +13,16 @@ from threading import Event
 import polars as pl
 
 from postroom.adapters.clickhouse.compaction import compact
-from postroom.adapters.clickhouse.database import ClickHouseDatabase
+from postroom.adapters.clickhouse.database import CURSOR, ClickHouseDatabase
 from postroom.adapters.clickhouse.revision import Revision, Stopped
 from postroom.adapters.sql.read_model_updater import SqlReadModelUpdater
 from postroom.adapters.sql.statements import statements
-from postroom.adapters.sql.version_row import to_version
+from postroom.adapters.sql.version_row import to_cursors, to_version
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.fold import MESSAGES, derive
 from postroom.projections.incremental.batch import Batch, Changes
-from postroom.projections.incremental.cursors import Cursor, Head, Step, Version
+from postroom.projections.incremental.cursors import START, Cursor, Head, Step, Version
 from postroom.projections.projection import load_projections
 
 COMPACT_SECONDS = 600.0
@@ -43,9 +43,11 @@ class ClickHouseReadModelUpdater:
 
     def __init__(self, database: ClickHouseDatabase, log: SqlReadModelUpdater) -> None:
         self.where = database.where
+        self.rebuild_command = f"postroom project rebuild --into {database.address}"
         self._database = database
         self._log = log
         self._compacted_at = -COMPACT_SECONDS
+        self._has_chains = False
 
     def close(self) -> None:
         """Close the connections to the store; see `ReadModelUpdater.close`."""
@@ -92,8 +94,7 @@ class ClickHouseReadModelUpdater:
                 for name, rows in changes.events.items():
                     revision.merge(load_projections()[name], rows)
                 revision.park(changes.parked, [step.extent for step in steps])
-                moved = [(each.id, each.name, each.last, each.at) for each in (step.extent for step in steps)]
-                return self._commit(revision, starts, moved)
+                return self._commit(revision, starts, {step.extent.id: step.end for step in steps})
             except Stopped:
                 return False
 
@@ -115,8 +116,8 @@ class ClickHouseReadModelUpdater:
                 )
             )
             id_ = before // POSITIONS_PER_MAILBOX
-            cursor = self.cursors(version).get(id_, Cursor(0, 0))
-            if not self._commit(revision, {}, [(id_, rows["mailbox"][0], cursor.position, cursor.at)]):
+            cursor = self.cursors(version).get(id_, START)._replace(mailbox=rows["mailbox"][0])
+            if not self._commit(revision, {}, {id_: cursor}):
                 return False
             revision.delete_search_rows(before, after)
             return True
@@ -159,13 +160,14 @@ class ClickHouseReadModelUpdater:
                 return None
             stored, cursors = _version(catalog, "version", version.number), _cursors(catalog, version)
         is_same = stored is not None and stored.status == version.status
-        positions = {id_: cursors.get(id_, Cursor(0, 0)).position for id_ in starts}
+        positions = {id_: cursors.get(id_, START).position for id_ in starts}
         return revision if is_same and positions == starts else None
 
-    def _commit(
-        self, revision: Revision, starts: dict[int, int], moved: Sequence[tuple[int, str, int, int]]
-    ) -> bool:
+    def _commit(self, revision: Revision, starts: dict[int, int], moved: dict[int, Cursor]) -> bool:
         """Make a revision visible, unless another process has made one visible in the meantime."""
+        if not self._has_chains:
+            self._database.command("add_chain", table=self._database.table(CURSOR))
+            self._has_chains = True
         if self._current_revision(revision.version, starts) != revision.before:
             return False
         if not revision.commit(moved):
@@ -182,5 +184,4 @@ def _version(catalog: sqlite3.Connection, statement: str, number: int = 0) -> Ve
 
 
 def _cursors(catalog: sqlite3.Connection, version: Version) -> dict[int, Cursor]:
-    rows = catalog.execute(_SQL["cursors"].format(**_CATALOG, version=version.number))
-    return {id_: Cursor(position, at) for id_, position, at in rows}
+    return to_cursors(catalog.execute(_SQL["cursors"].format(**_CATALOG, version=version.number)))

@@ -46,6 +46,7 @@ from postroom.domain.errors import NotFound, Unavailable
 from postroom.domain.search import EventFilter
 from postroom.domain.tokenizer import Word
 from postroom.projections.fold import MESSAGES
+from postroom.projections.incremental.cursors import Cursor, Head
 from postroom.projections.models.messages import PROJECTION
 from postroom.projections.projection import load_projections
 
@@ -89,9 +90,9 @@ class ClickHouseReadModels(SqlReadModels):
         """Return the backlog of the contexts; see `ReadModels.contexts`."""
         return self._log.contexts()
 
-    def log_heads(self) -> Iterable[tuple[str, int]]:
-        """Yield the mailboxes of the store; see `SqlReadModels.log_heads`."""
-        return self._log.log_heads()
+    def log_heads(self, cursors: Mapping[int, Cursor]) -> list[Head]:
+        """Return the ends of the mailbox logs of the store; see `SqlReadModels.log_heads`."""
+        return self._log.log_heads(cursors)
 
     def log_time_after(self, mailbox: str, position: int) -> int | None:
         """Return the log time of a record; see `SqlReadModels.log_time_after`."""

@@ -1,6 +1,6 @@
 """A revision of the rows in ClickHouse while it is written (ADR 0094)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from threading import Event
 from typing import Any
@@ -21,7 +21,7 @@ from postroom.adapters.sql.versions import parked_rows
 from postroom.domain.errors import Unavailable
 from postroom.projections.fold import MESSAGES, derive
 from postroom.projections.incremental.batch import CHANGEABLE_COLUMNS, STORED_COLUMNS, Changes, StoredRow
-from postroom.projections.incremental.cursors import Step, Version
+from postroom.projections.incremental.cursors import Cursor, Step, Version
 from postroom.projections.log_extent import LogExtent
 from postroom.projections.models import messages
 from postroom.projections.models.backlog import PROJECTION as BACKLOG
@@ -38,7 +38,13 @@ from postroom.projections.projection import (
 from postroom.projections.search_text import search_tables
 
 _STORED = {name: messages.PROJECTION.schema[name] for name in STORED_COLUMNS}
-_MOVED = {"mailbox_id": pl.Int64(), "mailbox": pl.String(), "position": pl.Int64(), "at": pl.Int64()}
+_MOVED = {
+    "mailbox_id": pl.Int64(),
+    "mailbox": pl.String(),
+    "position": pl.Int64(),
+    "at": pl.Int64(),
+    "chain": pl.String(),
+}
 _TYPES: dict[Any, Type] = {pl.Int64(): "int", pl.String(): "text", pl.Binary(): "bytes"}
 
 
@@ -150,13 +156,14 @@ class Revision:
         rows = parked_rows(parked, extents, self.version.number)
         self._database.insert(PARKED, rows.with_columns(self._since))
 
-    def commit(self, moved: Sequence[tuple[int, str, int, int]]) -> bool:
+    def commit(self, moved: Mapping[int, Cursor]) -> bool:
         """Make this revision visible; return False if another one became visible after `before`.
 
         Arguments:
-            moved: id, name, new position and log time (µs) of each mailbox.
+            moved: the new cursors, by mailbox id.
         """
-        self._stage(pl.DataFrame(moved, _MOVED, orient="row"))
+        rows = [(id_, each.mailbox, each.position, each.at, each.chain) for id_, each in moved.items()]
+        self._stage(pl.DataFrame(rows, _MOVED, orient="row"))
         cursor = self._database.table(CURSOR)
         # One statement checks and inserts, because it may be run late.
         self._database.command(

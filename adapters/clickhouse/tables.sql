@@ -22,11 +22,16 @@ CREATE TABLE {table} ({columns}, since UInt64 DEFAULT 0) ENGINE = MergeTree ORDE
 CREATE TABLE {table} ({columns}, since UInt64, until UInt64) ENGINE = MergeTree ORDER BY until;
 
 -- name: create_cursor
--- The positions of versions, of which the newest row of a mailbox counts. A revision is visible when it has a row, or
+-- The positions of versions, of which the newest row of a mailbox counts; `chain` is the chain hash of the commit with that
+-- position, or empty. A revision is visible when it has a row, or
 -- up to that of version 0, to which rows were compacted.
 CREATE TABLE IF NOT EXISTS {table} (
-    version UInt64, mailbox_id Int64, mailbox String, position Int64, at Int64, revision UInt64
+    version UInt64, mailbox_id Int64, mailbox String, position Int64, at Int64, revision UInt64, chain String
 ) ENGINE = MergeTree ORDER BY (version, mailbox_id, revision);
+
+-- name: add_chain
+-- The table of an earlier release has none.
+ALTER TABLE {table} ADD COLUMN IF NOT EXISTS chain String;
 
 -- name: create_parked
 CREATE TABLE IF NOT EXISTS {table} (
@@ -82,7 +87,8 @@ ENGINE = ReplacingMergeTree(revision) ORDER BY tuple();
 SELECT revision, image FROM {table} ORDER BY revision DESC LIMIT 1;
 
 -- name: read_cursors
-SELECT version, mailbox_id, mailbox, position, at, revision FROM {table} ORDER BY revision DESC LIMIT 1 BY version, mailbox_id;
+-- All columns: the table of an earlier release has no chain.
+SELECT * FROM {table} ORDER BY revision DESC LIMIT 1 BY version, mailbox_id;
 
 -- name: read_parked
 SELECT version, place, mailbox, position, type, error, parked_at FROM {table} WHERE {visible};
@@ -93,9 +99,10 @@ VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: advance_cursor
 -- The follower's cursors are newer than the catalog's.
-INSERT INTO projection_cursor (version, mailbox_id, mailbox, position, at) VALUES (?, ?, ?, ?, ?)
+INSERT INTO projection_cursor (version, mailbox_id, mailbox, position, at, chain) VALUES (:version, :mailbox_id, :mailbox, :position, :at, :chain)
 ON CONFLICT (version, mailbox_id) DO UPDATE
-SET position = max(position, excluded.position), at = max(at, excluded.at);
+SET position = excluded.position, at = max(at, excluded.at), chain = excluded.chain
+WHERE excluded.position >= position;
 
 -- name: stage
 -- Rows that the next statements of a batch join.
@@ -118,8 +125,8 @@ INNER JOIN {staged} AS staged ON message.id = staged.id;
 
 -- name: commit
 -- The cursors of a batch, unless another revision became visible after that which the batch continues.
-INSERT INTO {cursor} (version, mailbox_id, mailbox, position, at, revision)
-SELECT {version}, mailbox_id, mailbox, position, at, {revision} FROM {staged}
+INSERT INTO {cursor} (version, mailbox_id, mailbox, position, at, chain, revision)
+SELECT {version}, mailbox_id, mailbox, position, at, chain, {revision} FROM {staged}
 WHERE (SELECT coalesce(max(revision), 0) FROM {cursor}) = {before};
 
 -- name: is_committed

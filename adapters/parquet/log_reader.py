@@ -76,7 +76,7 @@ class ArchivedLogReader:
             if last == extent.last:
                 extents.append(extent)
             elif last >= extent.first:
-                extents.append(replace(extent, last=last, at=self._at(extent, last)))
+                extents.append(self._ending(extent, last))
         return extents
 
     def read(
@@ -109,8 +109,7 @@ class ArchivedLogReader:
         if archived is None:
             return stored
         if stored is None:
-            extent = LogExtent(id_, name, archived.first, archived.last, 0)
-            return replace(extent, at=self._at(extent, extent.last))
+            return self._ending(LogExtent(id_, name, archived.first, archived.last, 0), archived.last)
         self._check_history(archive, stored)
         return replace(stored, first=min(archived.first, stored.first))
 
@@ -123,12 +122,11 @@ class ArchivedLogReader:
         if stored.last < end.last or (held and not continues(end.last, end.chain, held[0])):
             raise another_history(stored.name, end.last)
 
-    def _at(self, extent: LogExtent, position: int) -> int:
-        """Return the log time of a record."""
-        for batch in self.read([Range(extent, position, position)], ["at"]):
-            for at in batch["at"].to_pylist():
-                return int(at)
-        raise missing(extent.name, Extent(position, position))
+    def _ending(self, extent: LogExtent, last: int) -> LogExtent:
+        """Return an extent that ends at a position, with the log time and chain hash of its commit."""
+        for commit in self.commits(Range(extent, last, last), envelopes=False):
+            return replace(extent, last=last, at=commit.at, chain=commit.chain.hex())
+        raise missing(extent.name, Extent(last, last))
 
     def _stored(self, range_: Range, *, envelopes: bool) -> Iterator[Commit]:
         """Yield commits of the store, or of the archive if retention removed them during the read."""

@@ -1,7 +1,7 @@
 """The read models port over the tables of a PostgreSQL store."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,11 +32,13 @@ from sqlalchemy.sql.compiler import SQLCompiler
 
 from postroom.adapters.postgres.columns import ESCAPE, INDEXED_BYTES, INDEXED_CHARS, escape, unescape
 from postroom.adapters.postgres.database import connect, describe, follow_lock, is_lost, shown
+from postroom.adapters.sql.log_heads import read_heads
 from postroom.adapters.sql.read_models import SqlReadModels
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import ReadModelTables
 from postroom.domain.errors import Unavailable
 from postroom.domain.tokenizer import Word
+from postroom.projections.incremental.cursors import Cursor, Head
 
 STATEMENT_TIMEOUT = "60s"
 INDEXED_BY_PREFIX = ("name", "value")
@@ -118,7 +120,8 @@ class PostgresReadModels(SqlReadModels):
 
     def _unavailable(self, error: object) -> Unavailable:
         assert isinstance(error, psycopg.Error)
-        if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName):
+        is_cursor = isinstance(error, psycopg.errors.UndefinedColumn) and "projection_cursor" in str(error)
+        if is_cursor or isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName):
             return Unavailable(
                 f"The database {self._shown} lacks tables of this version of Postroom; run "
                 "`postroom migrate --store URL` as a user who may create tables."
@@ -133,10 +136,11 @@ class PostgresReadModels(SqlReadModels):
     def _size(self, db: Connection) -> int:
         return int(db.exec_driver_sql(_SQL["size"]).scalar_one())
 
-    def log_heads(self) -> list[tuple[str, int]]:
-        """Return the mailboxes of the store; see `SqlReadModels.log_heads`."""
+    def log_heads(self, cursors: Mapping[int, Cursor]) -> list[Head]:
+        """Return the ends of the mailbox logs; see `SqlReadModels.log_heads`."""
+        tables = {"log": "postroom.log", "mailbox_names": "postroom.mailbox_names"}
         with self._transaction() as db:
-            return [(name, head) for name, head in db.exec_driver_sql(_SQL["heads"])]
+            return read_heads(lambda statement: [*map(tuple, db.exec_driver_sql(statement))], tables, cursors)
 
     def log_time_after(self, mailbox: str, position: int) -> int | None:
         """Return the log time of a record; see `SqlReadModels.log_time_after`."""

@@ -30,15 +30,6 @@ SELECT
     set_config('enable_hashjoin', 'on', true),
     set_config('enable_mergejoin', 'on', true);
 
--- name: heads
--- Logs whose names have no @ are not those of mailboxes.
-SELECT name, coalesce((
-    SELECT last FROM postroom.log
-    WHERE place > mailbox_names.id << 40 AND place < (mailbox_names.id + 1) << 40
-    ORDER BY place DESC LIMIT 1
-), 0)
-FROM postroom.mailbox_names WHERE strpos(name, '@') > 0 ORDER BY name COLLATE "C";
-
 -- name: size
 SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
 WHERE relnamespace = 'postroom'::regnamespace AND relkind = 'r'

@@ -10,8 +10,9 @@ from typing import Any
 
 import polars as pl
 
+from postroom.adapters.sql.log_heads import read_heads
 from postroom.adapters.sql.statements import statements
-from postroom.adapters.sql.version_row import to_version
+from postroom.adapters.sql.version_row import chain_text, to_cursors, to_version
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import NotFound
 from postroom.projections.fold import MESSAGES, derive
@@ -55,8 +56,6 @@ class _Stop(Exception):
 
 ROWS_PER_STATEMENT = 4_000
 """PostgreSQL works on some rows while the next are packed; a stop takes effect between two statements."""
-HEADS_PER_READ = 400
-"""Number of mailboxes whose ends one statement reads; SQLite limits the terms of a UNION to 500."""
 
 
 class SqlReadModelUpdater(ABC):
@@ -68,6 +67,7 @@ class SqlReadModelUpdater(ABC):
 
     min, max = "min", "max"
     """The SQL functions that return the lesser and the greater of two values."""
+    rebuild_command = "postroom project rebuild"
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -138,31 +138,11 @@ class SqlReadModelUpdater(ABC):
     def cursors(self, version: Version) -> dict[int, Cursor]:
         """Return the cursors of a version; see `ReadModelUpdater.cursors`."""
         rows = self._read(self._sql("cursors", version=version.number))
-        return {id_: Cursor(position, at) for id_, position, at in rows}
+        return to_cursors(rows)
 
     def heads(self, cursors: dict[int, Cursor]) -> list[Head]:
         """Return the ends of the mailbox logs; see `ReadModelUpdater.heads`."""
-        mailboxes = self._read_log(self._sql("mailboxes"))
-        if not mailboxes:
-            return []
-        positions = {id_: cursors[id_].position if id_ in cursors else 0 for id_, _ in mailboxes}
-        queries = [
-            self._sql(
-                "head",
-                id=id_,
-                base=id_ * POSITIONS_PER_MAILBOX,
-                end=(id_ + 1) * POSITIONS_PER_MAILBOX,
-            ).rstrip(";")
-            for id_ in positions
-        ]
-        ends = {
-            id_: (removed_through, positions[id_] if last is None else last)
-            for start in range(0, len(queries), HEADS_PER_READ)
-            for id_, removed_through, last in self._read_log(
-                " UNION ALL ".join(queries[start : start + HEADS_PER_READ])
-            )
-        }
-        return [Head(id_, name, ends[id_][0] + 1, ends[id_][1]) for id_, name in mailboxes]
+        return read_heads(self._read_log, {each: self._table(each) for each in LOG}, cursors)
 
     def apply(self, version: Version, steps: Sequence[Step], batch: Batch, stop: Event | None = None) -> bool:
         """Apply a batch; see `ReadModelUpdater.apply`."""
@@ -224,10 +204,13 @@ class SqlReadModelUpdater(ABC):
 
     def _move(self, version: Version, steps: Sequence[Step]) -> None:
         moves = [
-            (version.number, extent.id, extent.name, start.position, extent.last, extent.at)
+            (
+                *(version.number, extent.id, extent.name, start.position, extent.last, extent.at),
+                chain_text(extent.last, extent.chain),
+            )
             for start, extent in steps
         ]
-        names = ("version", "mailbox_id", "mailbox", "expected", "position", "at")
+        names = ("version", "mailbox_id", "mailbox", "expected", "position", "at", "chain")
         cursors = _frame(moves, names)
         self._write_rows("begin_cursors", cursors.filter(pl.col("expected") == 0))
         if len(self._fetch_rows("move_cursors", cursors)) < len(steps):

@@ -2,13 +2,13 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from operator import itemgetter
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, func, inspect, select
+from sqlalchemy import Connection, Row, func, inspect, literal, select
 
 from postroom.adapters.sql.access_path import choose, read_page
 from postroom.adapters.sql.dead_letters import DeadLetterQuery
@@ -24,6 +24,7 @@ from postroom.adapters.sql.tables import (
     projection_parked,
     tables_of,
 )
+from postroom.adapters.sql.version_row import to_cursors
 from postroom.application.ports.dead_letters import (
     DeadLetterFilter,
     DeadLetterGroupFilter,
@@ -57,6 +58,8 @@ from postroom.domain.search import (
     SearchPage,
     TableStats,
 )
+from postroom.projections.incremental.cursors import START, Head, find_difference
+from postroom.projections.incremental.cursors import Cursor as LogCursor
 
 AnyRow = Row[Any] | tuple[Any, ...]
 SHOWN_VERSIONS = 10
@@ -116,8 +119,8 @@ class SqlReadModels(SqlStatistics, ABC):
         """Return the size of the read models in bytes, including all versions."""
 
     @abstractmethod
-    def log_heads(self) -> Iterable[tuple[str, int]]:
-        """Yield the mailboxes of the store, sorted, with the last position of each log."""
+    def log_heads(self, cursors: Mapping[int, LogCursor]) -> list[Head]:
+        """Return the ends of the mailbox logs of the store; see `read_heads`."""
 
     @abstractmethod
     def log_time_after(self, mailbox: str, position: int) -> int | None:
@@ -151,7 +154,8 @@ class SqlReadModels(SqlStatistics, ABC):
             self._prepare_scan(db)
             catalog = self._catalog(db)
             version = catalog.execute(select(projection).where(projection.c.version == tables.version)).one()
-            yield Scan(tables.version, _positions(catalog, version), self._scan_pages(db, tables, filter_))
+            positions = {each.mailbox: each.position for each in _cursors(catalog, version).values()}
+            yield Scan(tables.version, positions, self._scan_pages(db, tables, filter_))
 
     def _scan_pages(
         self, db: Connection, tables: ReadModelTables, filter_: EventFilter
@@ -242,7 +246,7 @@ class SqlReadModels(SqlStatistics, ABC):
         active: list[Row[Any]] = []
         rows: list[Row[Any]] = []
         parked: tuple[ParkedRecord, ...] = ()
-        positions: dict[str, int] = {}
+        cursors: dict[int, LogCursor] = {}
         parked_count = 0
         if self._exists():
             with self._transaction() as session:
@@ -250,13 +254,13 @@ class SqlReadModels(SqlStatistics, ABC):
                 active = list(db.execute(select(projection).where(projection.c.status == "active")).all())
                 rows = list(db.execute(newest).all())
                 if active:
-                    positions = _positions(db, active[0])
+                    cursors = _cursors(db, active[0])
                     parked_count, parked = _parked(db, active[0].version, shown_parked)
         building = next((row for row in rows if row.status == "building"), None)
         is_running = building is not None and self._is_rebuild_running()
         return ProjectionStatus(
             _version(active[0]) if active else None,
-            tuple(self._lags(positions)),
+            tuple(self._lags(cursors)),
             bool(active) and self.is_following(),
             parked_count,
             parked,
@@ -295,22 +299,33 @@ class SqlReadModels(SqlStatistics, ABC):
             f"The store {self._shown} has no read models yet; build them with `postroom project rebuild`."
         )
 
-    def _lags(self, positions: Mapping[str, int]) -> Iterator[MailboxLag]:
+    def _lags(self, cursors: Mapping[int, LogCursor]) -> Iterator[MailboxLag]:
+        """Yield the lags of the mailboxes that have a log, and of those whose log is gone, by name."""
         now = time.time()
-        for name, head in self.log_heads():
-            position = positions.get(name, 0)
-            since = self.log_time_after(name, position) if head > position else None
+        heads = {head.id: head for head in self.log_heads(cursors)}
+        gone = [Head(id_, each.mailbox, 1, 0) for id_, each in cursors.items() if id_ not in heads]
+        for head in sorted([*heads.values(), *gone], key=lambda head: head.name):
+            cursor = cursors.get(head.id, START)
+            lag = max(0, head.last - cursor.position)
+            since = self.log_time_after(head.name, cursor.position) if lag else None
             seconds = 0.0 if since is None else max(0.0, round(now - since / 1e6, 3))
-            yield MailboxLag(name, position, head, max(0, head - position), seconds)
+            is_same_log = find_difference(cursor, heads.get(head.id)) is None
+            yield MailboxLag(head.name, cursor.position, head.last, lag, seconds, is_same_log)
 
 
-def _positions(db: Connection, version: Row[Any]) -> dict[str, int]:
-    """Return the positions that a version includes; one of an earlier release has only extents, no cursor."""
-    cursor = projection_cursor.c
-    rows = db.execute(select(cursor.mailbox, cursor.position).where(cursor.version == version.version)).all()
+def _cursors(db: Connection, version: Row[Any]) -> dict[int, LogCursor]:
+    """Return the cursors of a version by mailbox id; one of an earlier release has only extents."""
     if version.models is None:
-        return {extent["name"]: extent["last"] for extent in _decode_json(version.cuts)}
-    return {row.mailbox: row.position for row in rows}
+        extents = _decode_json(version.cuts)
+        return {each["id"]: LogCursor(each["last"], each["at"], "", each["name"]) for each in extents}
+    cursor = projection_cursor.c
+    # A file of an earlier release that was not followed since lacks the column.
+    has_chain = db.dialect.name != "sqlite" or any(
+        each["name"] == "chain" for each in inspect(db).get_columns(projection_cursor.name)
+    )
+    chain = cursor.chain if has_chain else literal(None).label("chain")
+    columns = (cursor.mailbox_id, cursor.position, cursor.at, chain, cursor.mailbox)
+    return to_cursors(map(tuple, db.execute(select(*columns).where(cursor.version == version.version))))
 
 
 def _parked(db: Connection, version: int, shown: int) -> tuple[int, tuple[ParkedRecord, ...]]:

@@ -26,6 +26,8 @@ projection_cursor = Table(
     Column("mailbox_id", BigInteger, primary_key=True),
     Column("mailbox", Text),
     Column("position", BigInteger),
+    Column("at", BigInteger),
+    Column("chain", Text),
 )
 """The log positions that a version includes."""
 

@@ -11,15 +11,19 @@ SELECT version, status, models, plan FROM {projection} WHERE version = {version}
 SELECT status FROM {projection} WHERE version = {version}{lock};
 
 -- name: cursors
-SELECT mailbox_id, position, at FROM {projection_cursor} WHERE version = {version};
+SELECT mailbox_id, position, at, chain, mailbox FROM {projection_cursor} WHERE version = {version};
 
 -- name: mailboxes
 -- Logs whose names have no @ are not those of mailboxes.
 SELECT id, name FROM {mailbox_names} WHERE replace(name, '@', '') <> name ORDER BY id;
 
 -- name: head
+-- With the chain hash and log time of the commit that holds the position of the cursor.
 SELECT {id}, (SELECT removed_through FROM {mailbox_names} WHERE id = {id}),
-    (SELECT last FROM {log} WHERE place > {base} AND place < {end} ORDER BY place DESC LIMIT 1);
+    (SELECT last FROM {log} WHERE place > {base} AND place < {end} ORDER BY place DESC LIMIT 1), chain, at
+FROM (SELECT 1) AS one LEFT JOIN (
+    SELECT last, chain, at FROM {log} WHERE place > {base} AND place <= {place} ORDER BY place DESC LIMIT 1
+) AS held ON last >= {position};
 
 -- name: begin_cursors
 INSERT INTO {projection_cursor} (version, mailbox_id, mailbox, position, at)
@@ -27,7 +31,7 @@ SELECT version, mailbox_id, mailbox, 0, 0 FROM ({rows}) AS source WHERE true
 ON CONFLICT (version, mailbox_id) DO NOTHING;
 
 -- name: move_cursors
-UPDATE {projection_cursor} AS moved SET position = source.position, at = source.at
+UPDATE {projection_cursor} AS moved SET position = source.position, at = source.at, chain = source.chain
 FROM ({rows}) AS source
 WHERE moved.version = source.version AND moved.mailbox_id = source.mailbox_id AND moved.position = source.expected
 RETURNING 1;

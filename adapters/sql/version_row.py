@@ -1,11 +1,12 @@
 """Versions of the read models, as the catalog stores them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from postroom.domain.search import BodyRules
-from postroom.projections.incremental.cursors import Version
+from postroom.projections.incremental.cursors import Cursor, Version
 
 _decode_models = msgspec.json.Decoder(dict[str, int]).decode
 
@@ -25,3 +26,19 @@ def to_version(row: tuple[Any, ...]) -> Version:
     return Version(
         number, status, tables, msgspec.json.decode(settings.bodies, type=BodyRules), settings.archive
     )
+
+
+def to_cursors(rows: Iterable[tuple[Any, ...]]) -> dict[int, Cursor]:
+    """Return the cursors of a version, by mailbox id, from rows of the catalog."""
+    return {id_: Cursor(position, at, _chain(text, position), name) for id_, position, at, text, name in rows}
+
+
+def chain_text(position: int, chain: str) -> str | None:
+    """Return the chain hash of a cursor as the catalog stores it; None if it is unknown."""
+    return f"{position}:{chain}" if chain else None
+
+
+def _chain(text: str | None, position: int) -> str:
+    """Return a chain hash from the catalog; empty if an earlier release has moved the cursor since."""
+    stored_position, _, chain = (text or "").partition(":")
+    return chain if stored_position == str(position) else ""

@@ -14,9 +14,11 @@ import polars as pl
 
 from postroom.adapters.sql.ddl import compare
 from postroom.adapters.sql.statements import statements
+from postroom.adapters.sql.version_row import chain_text, to_cursors
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.comparison import describe_changes
+from postroom.projections.incremental.cursors import Cursor
 from postroom.projections.log_extent import LogExtent
 from postroom.projections.models.messages import ParkedRecord
 from postroom.projections.plan import Plan
@@ -84,9 +86,7 @@ class Versions:
         for version, models in self.run("active"):
             if models is None:
                 return None
-            return ActiveVersion(
-                version, models_of(version, models), dict(self.run("cursor", version=version))
-            )
+            return ActiveVersion(version, models_of(version, models), self._cursors(version))
         return None
 
     def begin(self, plan: Plan, active: ActiveVersion | None, create: Callable[[Plan, int], None]) -> int:
@@ -160,6 +160,7 @@ class Versions:
                 name=extent.name,
                 last=extent.last,
                 at=extent.at,
+                chain=chain_text(extent.last, extent.chain),
             )
 
     def flip(self, version: int, plan: Plan, counts: Mapping[str, int], seconds: Mapping[str, float]) -> None:
@@ -167,11 +168,7 @@ class Versions:
         with self.database.transaction():
             active = self.active_version()
             shared = self._shared_models(version, active)
-            if (
-                shared
-                and active is not None
-                and active.positions != dict(self.run("cursor", version=version))
-            ):
+            if shared and active is not None and not _are_equal(active.cursors, self._cursors(version)):
                 raise Unavailable(
                     f"The read models {self.database.where} advanced while {', '.join(plan.models)} were "
                     f"built, and version {version} shares {', '.join(shared)} with them; stop "
@@ -256,10 +253,14 @@ class Versions:
         models = {number: models_of(number, text) for number, text in self.run("current")}[version]
         return sorted(name for name, number in models.items() if active.models.get(name) == number)
 
+    def _cursors(self, version: int) -> dict[int, Cursor]:
+        """Return the cursors of a version, by mailbox id."""
+        return to_cursors(self.run("cursors", version=version))
+
     def _check_cursor(self, version: int, models: Mapping[str, int]) -> None:
         """Check that the tables of an earlier version match its cursor; move the cursor if that suffices."""
         active = self.active_version()
-        if active is None or dict(self.run("cursor", version=version)) == active.positions:
+        if active is None or _are_equal(active.cursors, self._cursors(version)):
             return
         shared = {name for name, number in models.items() if active.models.get(name) == number}
         if shared == set(models):
@@ -273,6 +274,14 @@ class Versions:
                 f"rebuild {', '.join(others)} instead, with "
                 f"`postroom project rebuild --only {','.join(others)}`."
             )
+
+
+def _are_equal(some: Mapping[int, Cursor], others: Mapping[int, Cursor]) -> bool:
+    """Tell whether cursors are of the same commits, as far as is known."""
+    return some.keys() == others.keys() and all(
+        each.position == other.position and (each.chain == other.chain or "" in (each.chain, other.chain))
+        for each, other in ((each, others[id_]) for id_, each in some.items())
+    )
 
 
 def models_of(version: int, text: str | None) -> dict[str, int]:

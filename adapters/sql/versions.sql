@@ -56,19 +56,19 @@ DELETE FROM {schema}projection_parked WHERE version NOT IN (
     SELECT version FROM {schema}projection WHERE status IN ('building', 'active', 'retired')
 );
 
--- name: cursor
-SELECT mailbox, position FROM {schema}projection_cursor WHERE version = :version;
+-- name: cursors
+SELECT mailbox_id, position, at, chain, mailbox FROM {schema}projection_cursor WHERE version = :version;
 
 -- name: start_cursor
-INSERT INTO {schema}projection_cursor (version, mailbox_id, mailbox, position, at)
-VALUES (:version, :id, :name, :last, :at);
+INSERT INTO {schema}projection_cursor (version, mailbox_id, mailbox, position, at, chain)
+VALUES (:version, :id, :name, :last, :at, :chain);
 
 -- name: stop_cursor
 DELETE FROM {schema}projection_cursor WHERE version = :version;
 
 -- name: copy_cursor
-INSERT INTO {schema}projection_cursor (version, mailbox_id, mailbox, position, at)
-SELECT :version, mailbox_id, mailbox, position, at FROM {schema}projection_cursor WHERE version = :other;
+INSERT INTO {schema}projection_cursor (version, mailbox_id, mailbox, position, at, chain)
+SELECT :version, mailbox_id, mailbox, position, at, chain FROM {schema}projection_cursor WHERE version = :other;
 
 -- name: forget_cursors
 DELETE FROM {schema}projection_cursor WHERE version NOT IN (

@@ -139,7 +139,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         try:
             connection.execute("PRAGMA threads = 2")
             connection.executescript(script(SQLITE, "catalog.sql"))
-            _upgrade(connection)
+            upgrade_catalog(connection)
         except BaseException:
             connection.close()
             raise
@@ -152,9 +152,10 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _upgrade(connection: sqlite3.Connection) -> None:
+def upgrade_catalog(connection: sqlite3.Connection) -> None:
     """Add columns that are missing from the catalog of an earlier release."""
-    columns = {name for _, name, *_ in connection.execute("PRAGMA table_info(projection)")}
-    for name in ("plan", "models"):
-        if name not in columns:
-            connection.execute(f"ALTER TABLE projection ADD COLUMN {name} TEXT")
+    for table, names in {"projection": ("plan", "models"), "projection_cursor": ("chain",)}.items():
+        columns = {name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")}
+        for name in names:
+            if name not in columns:
+                connection.execute(f"ALTER TABLE {table} ADD COLUMN {name} TEXT")

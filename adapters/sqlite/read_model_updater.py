@@ -14,8 +14,8 @@ from postroom.adapters.sql.errors import check_ids
 from postroom.adapters.sql.read_model_updater import CursorConflict, SqlReadModelUpdater
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import connect, connect_reader
-from postroom.adapters.sqlite.read_model_file import follow_lock_path, is_locked, views_path
-from postroom.adapters.sqlite.store_file import has_file
+from postroom.adapters.sqlite.read_model_file import follow_lock_path, is_locked, upgrade_catalog, views_path
+from postroom.adapters.sqlite.store_file import FileId, file_id, has_file
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.incremental.cursors import Version
 from postroom.projections.ports.read_model_store import LockTimeout
@@ -33,7 +33,8 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
         self._store = Path(store)
         self._db: sqlite3.Connection | None = None
         self._log: sqlite3.Connection | None = None
-        self._file: int | None = None
+        self._file: FileId | None = None
+        self._log_file: FileId | None = None
 
     def close(self) -> None:
         """Close the files; see `ReadModelUpdater.close`."""
@@ -60,11 +61,15 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
         try:
-            if self._db is not None and not self._db.in_transaction and self._file != _file(self.where):
+            if (
+                self._db is not None
+                and not self._db.in_transaction
+                and self._file != file_id(Path(self.where))
+            ):
                 self.close()  # the file was deleted or replaced
             if self._db is None:
                 self._db = self._connect()
-                self._file = _file(self.where)
+                self._file = file_id(Path(self.where))
             yield self._db
         except sqlite3.Error as error:
             self.close()
@@ -85,7 +90,9 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
                     "rebuild`."
                 )
         # Batches undone by a power cut are applied again, as cursors are undone with the rows.
-        return connect(Path(self.where), "relaxed", cache_kib=CACHE_KIB)
+        connection = connect(Path(self.where), "relaxed", cache_kib=CACHE_KIB)
+        upgrade_catalog(connection)
+        return connection
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -105,8 +112,12 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
 
     def _read_log(self, statement: str) -> list[tuple[Any, ...]]:
         try:
+            if self._log is not None and self._log_file != file_id(self._store):
+                self._log.close()  # the file was replaced
+                self._log = None
             if self._log is None:
                 self._log = connect_reader(self._store)
+                self._log_file = file_id(self._store)
             return self._log.execute(statement).fetchall()
         except sqlite3.Error as error:
             self.close()
@@ -134,14 +145,6 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
     def _unindex_text(self, number: int, ids: pl.DataFrame) -> None:
         for name in ("unindex_text", "unindex_words"):
             self._write(_SQL[name].format(version=number, rows="{rows}"), ids)
-
-
-def _file(path: str) -> int | None:
-    """Return the inode number, which changes when the file is replaced."""
-    try:
-        return os.stat(path).st_ino
-    except FileNotFoundError:
-        return None
 
 
 def _with_rows(statement: str, rows: pl.DataFrame) -> str:

@@ -1,7 +1,7 @@
 """The read models port over the read-model file of a SQLite store."""
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from postroom.adapters.files.locks import is_file_locked
+from postroom.adapters.sql.log_heads import read_heads
 from postroom.adapters.sql.read_models import SqlReadModels
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import ReadModelTables
@@ -35,6 +36,7 @@ from postroom.adapters.sqlite.read_model_file import (
 from postroom.adapters.sqlite.store_file import has_file
 from postroom.domain.errors import Unavailable
 from postroom.domain.tokenizer import Word
+from postroom.projections.incremental.cursors import Cursor, Head
 
 TRIGRAM = 3
 """Minimum length of a part of text that the trigram index can find."""
@@ -90,12 +92,13 @@ class SqliteReadModels(SqlReadModels):
     def _size(self, db: Connection) -> int:
         return self._path.stat().st_size
 
-    def log_heads(self) -> list[tuple[str, int]]:
-        """Return the mailboxes of the store; see `SqlReadModels.log_heads`."""
+    def log_heads(self, cursors: Mapping[int, Cursor]) -> list[Head]:
+        """Return the ends of the mailbox logs; see `SqlReadModels.log_heads`."""
         if not has_file(self._store):
             return []
+        tables = {"log": "log", "mailbox_names": "mailbox_names"}
         with closing(connect_reader(self._store)) as log:
-            return log.execute(_SQL["heads"]).fetchall()
+            return read_heads(lambda statement: log.execute(statement).fetchall(), tables, cursors)
 
     def log_time_after(self, mailbox: str, position: int) -> int | None:
         """Return the log time of a record; see `SqlReadModels.log_time_after`."""

@@ -1,14 +1,5 @@
 -- Queries on the store for the status of the read models.
 
--- name: heads
--- Logs whose names have no @ are not those of mailboxes.
-SELECT name, coalesce((
-    SELECT last FROM log
-    WHERE place > mailbox_names.id << 40 AND place < (mailbox_names.id + 1) << 40
-    ORDER BY place DESC LIMIT 1
-), 0)
-FROM mailbox_names WHERE instr(name, '@') > 0 ORDER BY name;
-
 -- name: at
 -- The commit that holds the next position, if it is there.
 SELECT at FROM (

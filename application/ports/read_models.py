@@ -147,6 +147,8 @@ class MailboxLag(msgspec.Struct, frozen=True):
 
     Arguments:
         seconds: how long the oldest of those records has been waiting.
+        is_same_log: whether the log is the one that the read models were built from; if it was replaced or
+            cut, they must be rebuilt.
     """
 
     mailbox: str
@@ -154,6 +156,7 @@ class MailboxLag(msgspec.Struct, frozen=True):
     head: int
     lag: int
     seconds: float
+    is_same_log: bool = True
 
 
 class ParkedRecord(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from postroom.application.telemetry import logger
 from postroom.projections.incremental.batch import Batch
-from postroom.projections.incremental.cursors import Cursor, Head
+from postroom.projections.incremental.cursors import START, Cursor, Head
 
 
 class Lag(NamedTuple):
@@ -57,7 +57,7 @@ class FollowCounts:
         """Update the lag of each mailbox."""
         now = time.time()
         for head in heads:
-            cursor = cursors.get(head.id, Cursor(0, 0))
+            cursor = cursors.get(head.id, START)
             behind = head.last - cursor.position
             if behind <= 0:
                 self._caught_up[head.id] = now

@@ -13,6 +13,7 @@ import polars as pl
 
 from postroom.domain.errors import Unavailable
 from postroom.projections.fold import FoldResult
+from postroom.projections.incremental.cursors import Cursor
 from postroom.projections.plan import Plan, Truncated
 from postroom.projections.projection import Projection
 
@@ -36,12 +37,17 @@ class ActiveVersion(msgspec.Struct, frozen=True):
 
     Arguments:
         models: by model, the version whose table contains it.
-        positions: last applied position, by mailbox.
+        cursors: the last applied record of each mailbox, by mailbox id.
     """
 
     version: int
     models: dict[str, int]
-    positions: dict[str, int]
+    cursors: dict[int, Cursor]
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """Return the last applied position, by mailbox."""
+        return {each.mailbox: each.position for each in self.cursors.values()}
 
 
 class PartWriter(Protocol):

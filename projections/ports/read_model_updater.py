@@ -20,9 +20,11 @@ class ReadModelUpdater(Protocol):
 
     Arguments:
         where: display name of the read models, without a password.
+        rebuild_command: the command that rebuilds them.
     """
 
     where: str
+    rebuild_command: str
 
     def leader_lock(self) -> AbstractContextManager[bool]:
         """Try to hold the lock of the one process that follows; yield whether it was acquired."""
@@ -40,7 +42,7 @@ class ReadModelUpdater(Protocol):
         """Return the heads of the mailbox logs in the order of ids; empty logs end at 0.
 
         Arguments:
-            cursors: cursors by mailbox id; only later records are searched for.
+            cursors: cursors by mailbox id, at whose positions the commits are looked up.
         """
 
     def apply(self, version: Version, steps: Sequence[Step], batch: Batch, stop: Event | None = None) -> bool:

@@ -21,7 +21,8 @@ from tests.support.stores import copy_store
 from tests.support.waiting import SECONDS, wait_until
 
 POINTS = [
-    ("heads", "before", 2, 1),
+    ("heads", "before", 2, 0),
+    ("heads", "before", 3, 1),
     ("_affected_messages", "before", 2, 1),
     ("_affected_messages", "after", 2, 1),
     ("apply", "before", 2, 1),

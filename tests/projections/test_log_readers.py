@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from postroom.adapters.compose.store import open_store
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.domain.message import Headers, MessageSent
+from postroom.domain.record import Record
 from postroom.projections import commit_columns
 from postroom.projections.log_columns import COLUMNS, arrow_schema
 from postroom.projections.log_conditions import Bucket, Condition, IsIn
@@ -158,13 +159,13 @@ def test_cuts_reach_to_the_present_or_as_far_as_is_asked(kept: Kept) -> None:
         (name, 1, len(written), written[-1].at) for name, written in kept.records.items()
     ]
     for last in (1, ARCHIVED[ONE], ARCHIVED[ONE] + 1, len(records)):
-        assert kept.log.extents({ONE: last}) == [ending(extent, last=last, at=records[last - 1].at)]
+        assert kept.log.extents({ONE: last}) == [ending(extent, records[last - 1])]
     assert kept.log.extents({ONE: 10**6, "no@such": 5, TWO: 0}) == [extent]
 
 
-def ending(extent: LogExtent, *, last: int, at: int) -> LogExtent:
-    """Return a extent that ends elsewhere."""
-    return LogExtent(extent.id, extent.name, extent.first, last, at)
+def ending(extent: LogExtent, last: Record) -> LogExtent:
+    """Return an extent that ends with another record."""
+    return LogExtent(extent.id, extent.name, extent.first, last.position, last.at, last.chain.hex())
 
 
 def test_heads_are_the_last_positions(kept: Kept) -> None:

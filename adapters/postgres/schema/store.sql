@@ -155,13 +155,15 @@ CREATE TABLE postroom.projection (
 
 CREATE UNIQUE INDEX projection_active ON postroom.projection (status) WHERE status = 'active';
 
--- How far a version that is complete has come: the log time (µs) and the position of each mailbox's last record.
+-- How far a version that is complete has come: the log time (µs) and the position of each mailbox's last record, and that
+-- position with the chain hash of its commit in hex (`12:c0ffee...`), unless an earlier release moved the cursor.
 CREATE TABLE postroom.projection_cursor (
     version    BIGINT NOT NULL,
     mailbox_id BIGINT NOT NULL,
     mailbox    TEXT COLLATE "C" NOT NULL,
     position   BIGINT NOT NULL,
     at         BIGINT NOT NULL,
+    chain      TEXT COLLATE "C",
     PRIMARY KEY (version, mailbox_id)
 );
 

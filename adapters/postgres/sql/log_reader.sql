@@ -24,7 +24,7 @@ SELECT place - %(base)s FROM postroom.log
 WHERE place > %(base)s AND place <= %(base)s + %(through)s ORDER BY place LIMIT 1;
 
 -- name: last
-SELECT least(last, %(through)s), at FROM postroom.log
+SELECT least(last, %(through)s), at, encode(chain, 'hex') FROM postroom.log
 WHERE place > %(base)s AND place <= %(base)s + %(through)s ORDER BY place DESC LIMIT 1;
 
 -- name: begin

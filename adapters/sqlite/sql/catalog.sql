@@ -18,13 +18,15 @@ CREATE TABLE IF NOT EXISTS projection (
 
 CREATE UNIQUE INDEX IF NOT EXISTS projection_active ON projection (status) WHERE status = 'active';
 
--- The cursor of a complete version: the log time (µs) and position of the last record applied from each mailbox.
+-- The cursor of a complete version: the log time (µs) and position of the last record applied from each mailbox, and its
+-- position with the chain hash of its commit (`12:c0ffee...`): an earlier release moves the cursor without it.
 CREATE TABLE IF NOT EXISTS projection_cursor (
     version    INTEGER NOT NULL,
     mailbox_id INTEGER NOT NULL,
     mailbox    TEXT NOT NULL,
     position   INTEGER NOT NULL,
     at         INTEGER NOT NULL,
+    chain      TEXT,
     PRIMARY KEY (version, mailbox_id)
 ) STRICT, WITHOUT ROWID;
 

@@ -20,7 +20,7 @@ FROM mailbox_names WHERE instr(name, '@') > 0;
 SELECT place - {base} FROM log WHERE place > {base} AND place <= {base} + {through} ORDER BY place LIMIT 1;
 
 -- name: last
-SELECT min(last, {through}), at FROM log
+SELECT min(last, {through}), at, lower(hex(chain)) FROM log
 WHERE place > {base} AND place <= {base} + {through} ORDER BY place DESC LIMIT 1;
 
 -- name: commits
