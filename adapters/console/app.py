@@ -19,6 +19,7 @@ from postroom.adapters.console.data import ConsoleData
 from postroom.adapters.console.page import Handler, NavEntry, Page
 from postroom.adapters.console.samples import Samples
 from postroom.adapters.console.security import (
+    client_address,
     cookie_name,
     delete_cookie,
     protect,
@@ -26,18 +27,22 @@ from postroom.adapters.console.security import (
     return_path,
     set_cookie,
 )
-from postroom.adapters.console.sessions import BrowserSession, OneTimeCode, Sessions, same
+from postroom.adapters.console.sessions import BrowserSession, OneTimeCode, Sessions, SignInThrottle, same
 from postroom.adapters.console.settings import ConsoleSettings
+from postroom.adapters.console.start import StartLink
 from postroom.adapters.console.templating import StaticFiles, Templates
 from postroom.application.correlation import current_corr_id
 from postroom.application.service import Service
 from postroom.application.telemetry import logger
+from postroom.domain.capability.access import Access
+from postroom.domain.capability.token import Token
 from postroom.domain.errors import (
     Forbidden,
     InternalError,
     InvalidRequest,
     NotFound,
     PostroomError,
+    Saturated,
     Unauthenticated,
 )
 
@@ -79,6 +84,7 @@ class Console:
         self.nav: Sequence[NavEntry] = ()
         self.streams: Counter[str] = Counter()
         self._sessions = Sessions(time.monotonic, settings.idle_timeout_ms / 1_000)
+        self._throttle = SignInThrottle(time.monotonic, settings.max_failed_sign_ins)
         self._code = code
         self.is_secure = is_secure
         self._trusts_proxy = trusts_proxy
@@ -120,12 +126,12 @@ class Console:
         except Unauthenticated as error:
             response = await self._ask_to_sign_in(request, base, error, form)
         except PostroomError as error:
-            response = self._error_page(request, error)
+            response = self.error_page(request, error)
         except HTTPException as error:
-            response = self._error_page(request, InvalidRequest(str(error.detail)))
+            response = self.error_page(request, InvalidRequest(str(error.detail)))
         except Exception:
             logger().exception("http.request_failed")
-            response = self._error_page(
+            response = self.error_page(
                 request,
                 InternalError(
                     "The request failed because of a defect; its traceback is in the server's log."
@@ -153,19 +159,14 @@ class Console:
         request.scope[ROUTE] = "/sign-in"
         if self.service.is_dev and self._code is None:
             return protect(RedirectResponse(self.base(request) + "/", 303))
-        return protect(self._sign_in_page(request, 200, path=return_path(request.query_params.get("next"))))
+        return protect(self.sign_in_page(request, 200, path=return_path(request.query_params.get("next"))))
 
     async def sign_in(self, request: Request) -> Response:
         """Exchange a token for a session."""
-        request.scope[ROUTE] = "/sign-in"
         try:
-            if REFUSAL in request.scope:
-                raise request.scope[REFUSAL]
-            form = await _read_form(request)
+            form = await self.read_public_form(request, "/sign-in")
         except PostroomError as error:
-            return protect(self._error_page(request, error))
-        except HTTPException as error:
-            return protect(self._error_page(request, InvalidRequest(str(error.detail))))
+            return protect(self.error_page(request, error))
         token = form.get("token")
         path = return_path(form.get("next"))
         fields = [
@@ -179,11 +180,14 @@ class Console:
                 raise Unauthenticated("This console accepts no tokens; open the link that it printed.")
             if not text or len(text) > MAX_TOKEN_CHARS:
                 raise Unauthenticated("Enter a capability token.", "missing")
-            access = (await self.service.open_session(text)).grant.access
+            access = await self._open_session(text, request)
         except PostroomError as error:
             self.service.metrics.refused(error)
             resume = fields if form.get("resume") else None
-            return protect(self._sign_in_page(request, error.status, str(error), path, resume))
+            response = self.sign_in_page(request, error.status, str(error), path, resume)
+            if isinstance(error, Saturated):
+                response.headers["retry-after"] = str(-(-error.retry_after_ms // 1_000))
+            return protect(response)
         self._sessions.end(request.cookies.get(cookie_name(request)))
         names = () if access is None else (access.principal, access.nonce.hex())
         cookie, browser = self._sessions.start(text, *names)
@@ -193,6 +197,33 @@ class Console:
         else:
             response = RedirectResponse(base + path, 303)
         return self._answer(response, request, cookie)
+
+    async def read_public_form(self, request: Request, route: str) -> FormData:
+        """Return a form that needs no session.
+
+        Raises: InvalidRequest, or the error for which the server refused the request.
+        """
+        request.scope[ROUTE] = route
+        if REFUSAL in request.scope:
+            raise request.scope[REFUSAL]
+        try:
+            return await _read_form(request)
+        except HTTPException as error:
+            raise InvalidRequest(str(error.detail)) from None
+
+    async def _open_session(self, token: str, request: Request) -> Access | None:
+        """Return what a token permits; raise Saturated after too many failures."""
+        try:
+            capability = Token.decode(token).read_identifier().nonce.hex()
+        except Unauthenticated:
+            capability = ""
+        address = client_address(request, trusts_proxy=self._trusts_proxy)
+        self._throttle.check(capability, address)
+        try:
+            return (await self.service.open_session(token)).grant.access
+        except PostroomError:
+            self._throttle.note_failure(capability, address)
+            raise
 
     async def sign_out(self, request: Request) -> Response:
         """End the session."""
@@ -213,20 +244,6 @@ class Console:
         delete_cookie(response, request, base, is_secure=self.is_secure)
         return protect(response)
 
-    async def start(self, request: Request) -> Response:
-        """Exchange the code of a link for a session, once."""
-        request.scope[ROUTE] = "/start"
-        text = request.query_params.get("code", "")
-        if self._code is None or not self._code.use(text):
-            error = Unauthenticated(
-                "The link has been used or has expired; start `postroom console` again for a new one."
-            )
-            return protect(self._sign_in_page(request, error.status, str(error)))
-        cookie, _ = self._sessions.start(self._code.token)
-        # After a redirect from another site's link, browsers would withhold the SameSite=Strict cookie.
-        response = HTMLResponse(self._render("start.html", request))
-        return self._answer(response, request, cookie)
-
     async def _ask_to_sign_in(
         self, request: Request, base: str, error: Unauthenticated, form: FormData | None
     ) -> Response:
@@ -238,12 +255,12 @@ class Console:
                 cookie, browser = self._sessions.start(None)
                 return self._answer(self._resume(request, browser, base, form, 401), request, cookie)
             fields = _fields(form)
-            response = self._sign_in_page(request, 401, str(error), return_path(path), fields)
+            response = self.sign_in_page(request, 401, str(error), return_path(path), fields)
         else:
             query = request.url.query
             target = return_path(f"{path}?{query}" if query else path)
             is_first = request.cookies.get(cookie_name(request)) is None
-            response = self._sign_in_page(request, 401, None if is_first else str(error), target)
+            response = self.sign_in_page(request, 401, None if is_first else str(error), target)
         if "hx-request" in request.headers:
             response.headers["hx-retarget"] = "body"
             response.headers["hx-reswap"] = "innerHTML"
@@ -266,9 +283,9 @@ class Console:
     ) -> Response:
         """Return a page with a button that submits the form again."""
         facts = {"action": base + path, "path": path, "fields": fields, "csrf": browser.csrf}
-        return HTMLResponse(self._render("resume.html", request, **facts), status)
+        return HTMLResponse(self.render("resume.html", request, **facts), status)
 
-    def _sign_in_page(
+    def sign_in_page(
         self,
         request: Request,
         status: int,
@@ -276,29 +293,32 @@ class Console:
         path: str = "/",
         fields: Sequence[tuple[str, str]] | None = None,
     ) -> Response:
+        """Return the page without a session; `fields` are of a form to submit again after signing in."""
         facts = {"error": error, "path": path, "fields": fields, "is_local": self._code is not None}
-        return HTMLResponse(self._render("sign_in.html", request, **facts), status)
+        return HTMLResponse(self.render("sign_in.html", request, **facts), status)
 
     # -- errors ---
 
-    def _error_page(self, request: Request, error: PostroomError) -> Response:
+    def error_page(self, request: Request, error: PostroomError) -> Response:
+        """Return the page of an error."""
         self.service.metrics.refused(error)
         facts: Mapping[str, Any] = {"error": error, "corr_id": current_corr_id()}
         template = "error_part.html" if "hx-request" in request.headers else "error.html"
-        return HTMLResponse(self._render(template, request, **facts), error.status)
+        return HTMLResponse(self.render(template, request, **facts), error.status)
 
     async def show_routing_error(self, request: Request, error: Exception) -> Response:
         """Return the page for an unknown path or a method that the page does not accept."""
         status = error.status_code if isinstance(error, HTTPException) else 404
         text = "This page does not exist." if status == 404 else "The page does not accept this method."
-        return protect(self._error_page(request, NotFound(text) if status == 404 else InvalidRequest(text)))
+        return protect(self.error_page(request, NotFound(text) if status == 404 else InvalidRequest(text)))
 
     async def serve_static(self, request: Request) -> Response:
         """Return a style sheet or script."""
         request.scope[ROUTE] = "/static"
         return protect(self.static.serve(request), is_cacheable=True)
 
-    def _render(self, template: str, request: Request, **facts: Any) -> str:
+    def render(self, template: str, request: Request, **facts: Any) -> str:
+        """Render a page without a session."""
         base = self.base(request)
         return self.templates.render(
             template, **{"base": base, "page": None, "notices": [], "nav": []} | facts
@@ -328,12 +348,12 @@ def make_console(
         trusts_proxy=trusts_proxy,
         code=code,
     )
+    static = Route("/static/{name}", console.serve_static, methods=["GET"])
     routes: list[BaseRoute] = [
         Route("/sign-in", console.show_sign_in, methods=["GET"]),
         Route("/sign-in", console.sign_in, methods=["POST"]),
         Route("/sign-out", console.sign_out, methods=["POST"]),
-        Route("/start", console.start, methods=["GET"]),
-        Route("/static/{name}", console.serve_static, methods=["GET"]),
+        static,
     ]
     nav: list[NavEntry] = []
     for module in iter_modules(pages.__path__):
@@ -341,6 +361,8 @@ def make_console(
         routes += getattr(each, "ROUTES", ())
         nav += [each.NAV] if hasattr(each, "NAV") else []
     console.nav = sorted(nav, key=lambda entry: entry.order)
+    if code is not None:
+        routes = StartLink(console, code).routes(routes, static)
     app = Starlette(routes=routes, exception_handlers=dict.fromkeys((404, 405), console.show_routing_error))
     app.router.redirect_slashes = False
     app.state.console = console

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from postroom.adapters.console.settings import is_prefix
+from postroom.adapters.sockets.connections import address_of
 
 HEADERS: Mapping[str, str] = {
     "content-security-policy": (
@@ -45,6 +47,18 @@ def public_prefix(request: Request, proxy_prefix: str, *, trusts_proxy: bool) ->
         prefix = forwarded if is_prefix(forwarded) else ""
     root: str = request.scope["root_path"]
     return prefix + root
+
+
+def client_address(request: Request, *, trusts_proxy: bool) -> str:
+    """Return the address of a browser, as limits count it; see `address_of`.
+
+    Arguments:
+        trusts_proxy: whether a proxy in front appends the address to `X-Forwarded-For`.
+    """
+    forwarded = request.headers.get("x-forwarded-for", "") if trusts_proxy else ""
+    with suppress(ValueError):
+        return address_of((forwarded.rpartition(",")[2].strip(),))
+    return address_of(request.scope.get("client"))
 
 
 def return_path(text: object) -> str:

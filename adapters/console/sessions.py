@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from postroom.application.background import wait_at_most
-from postroom.domain.errors import NotFound
+from postroom.domain.errors import NotFound, Saturated
 
 MAX_SESSIONS: Final = 1_024
 """Number of sessions; at the limit, the one that was idle for longest ends."""
@@ -18,6 +18,7 @@ MAX_SESSIONS_OF_CAPABILITY: Final = 64
 """The same per capability, so that its bearer can't end the sessions of others."""
 FORGET_SECONDS: Final = 10.0
 CODE_SECONDS: Final = 600.0
+MINUTE_SECONDS: Final = 60.0
 
 
 class BrowserSession(msgspec.Struct, eq=False):
@@ -154,13 +155,59 @@ class OneTimeCode:
         self._until = clock() + CODE_SECONDS
         self._is_used = False
 
-    def use(self, text: str) -> bool:
-        """Use the code; return whether it matches, is unused and has not expired."""
-        is_right = hmac.compare_digest(text.encode("utf-8", "replace"), self.text.encode())
-        if not is_right or self._is_used or self._clock() > self._until:
+    def can_use(self, text: object) -> bool:
+        """Return whether a text is the code, which is unused and has not expired."""
+        return same(self.text, text) and not self._is_used and self._clock() <= self._until
+
+    def use(self, text: object) -> bool:
+        """Use the code; return whether that was possible."""
+        if not self.can_use(text):
             return False
         self._is_used = True
         return True
+
+
+class SignInThrottle:
+    """Limit of the failed sign-ins in a minute, for each combination of capability and address.
+
+    So nobody can guess a token by many attempts, or keep the holders of other tokens out by them.
+
+    Arguments:
+        clock: monotonic, in seconds.
+        maximum: failures in a minute.
+    """
+
+    def __init__(self, clock: Callable[[], float], maximum: int) -> None:
+        self._clock = clock
+        self._maximum = maximum
+        self._failures: dict[tuple[str, str], list[float]] = {}
+        """Times, oldest first, with the combination that failed last at the end."""
+
+    def check(self, capability: str, address: str) -> None:
+        """Raise Saturated when there were too many failures."""
+        failures = self._latest((capability, address))
+        if len(failures) >= self._maximum:
+            seconds = failures[0] + MINUTE_SECONDS - self._clock()
+            raise Saturated(
+                f"There were {len(failures)} failed attempts to sign in within a minute; try again in "
+                f"{seconds:.0f} s.",
+                max(1, int(seconds * 1_000)),
+            )
+
+    def note_failure(self, capability: str, address: str) -> None:
+        """Count a failure."""
+        key = capability, address
+        self._failures[key] = [*self._latest(key), self._clock()]
+        if len(self._failures) > MAX_SESSIONS:
+            del self._failures[next(iter(self._failures))]
+
+    def _latest(self, key: tuple[str, str]) -> list[float]:
+        """Return the failures of the last minute, and forget all."""
+        oldest = self._clock() - MINUTE_SECONDS
+        failures = [each for each in self._failures.pop(key, []) if each > oldest]
+        if failures:
+            self._failures[key] = failures
+        return failures
 
 
 def same(secret: str, other: object) -> bool:

@@ -24,6 +24,7 @@ class ConsoleSettings(msgspec.Struct, frozen=True, kw_only=True):
         proxy_prefix: prefix that a reverse proxy strips from request paths.
         read_only: refuse all actions, whatever the caller's capability permits.
         idle_timeout_ms: time without a request after which a session ends.
+        max_failed_sign_ins: failed attempts to sign in with one capability from one address in a minute.
         mask_headers: names of headers whose values are hidden from callers without the right `admin`.
         mask_payload_fields: JSON pointers to payload fields that are hidden from them; see `Mask`.
         namespaces: YAML file of namespaces (see docs/namespaces.md) whose schemas decode payloads.
@@ -33,6 +34,7 @@ class ConsoleSettings(msgspec.Struct, frozen=True, kw_only=True):
     proxy_prefix: str = ""
     read_only: bool = False
     idle_timeout_ms: int = 30 * MINUTE_MS
+    max_failed_sign_ins: int = 10
     mask_headers: tuple[str, ...] = ()
     mask_payload_fields: tuple[str, ...] = ()
     namespaces: str | None = None
@@ -49,6 +51,7 @@ class ConsoleSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"[console]: prefix {self.prefix} is reserved for the HTTP interface; choose another."
             )
         check_int("[console]: idle_timeout_ms", self.idle_timeout_ms, MINUTE_MS, DAY_MS)
+        check_int("[console]: max_failed_sign_ins", self.max_failed_sign_ins, 1, 1_000_000)
         self.mask()
         return self
 

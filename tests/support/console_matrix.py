@@ -34,7 +34,7 @@ UNKNOWN = "0199d3a0-0000-7000-8000-000000000001"
 TOPIC = (("topic", "orders"),)
 OF_MESSAGE = (("id", FOREIGN), ("job_id", UNKNOWN), ("new_id", UNKNOWN))
 OF_JOB = (("topics", "orders"), ("action", "redrive"), ("job_id", "0199d3a0-0000-7000-8000-000000000002"))
-PUBLIC = {"GET /sign-in", "POST /sign-in", "POST /sign-out", "GET /start", "GET /static/{name}"}
+PUBLIC = {"GET /sign-in", "POST /sign-in", "POST /sign-out", "GET /static/{name}"}
 """Routes that need no session."""
 NEEDS = {
     "GET /": Need(),

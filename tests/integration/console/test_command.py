@@ -36,8 +36,7 @@ async def test_the_command_asks_the_owner_of_the_mailbox_and_serves_the_console_
             async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as client:
                 browser = Browser(client, url)
                 assert (await browser.get("/")).status == 401
-                assert (await browser.get(f"/start?code={code}")).status == 200
-                page = await browser.get("/")
+                page = await browser.open_link(code)
                 assert "orders" in page.text
                 assert "Pause orders" not in page.text
                 assert (await browser.post("/topics/pause", topic="orders")).status == 403

@@ -148,12 +148,75 @@ async def test_a_link_starts_one_session_and_tokens_do_not(place: MemoryPlace) -
     async with served_console(place.mailbox, code=code, is_alone=True) as browser:
         assert (await browser.get("/")).status == 401
         assert (await browser.sign_in("anything")).status == 401
+        for path in ("/", "/sign-in", "/log", "/topics/pause"):
+            assert (await browser.get(path)).status == 401
         assert (await browser.get("/start?code=guess")).status == 401
-        assert (await browser.get(f"/start?code={code.text}")).status == 200
-        assert (await browser.get("/")).status == 200
-        browser.client.cookie_jar.clear()
-        assert (await browser.get(f"/start?code={code.text}")).status == 401
-        assert (await browser.get("/../v1/topics")).status == 404
+        assert (await browser.open_link("guess")).status == 401
+        first = browser.url
+        page = await browser.open_link(code.text)
+        assert (page.status, "orders" in page.text) == (200, True)
+        assert (await browser.get("/access")).status == 200
+        async with Browser.another(browser) as other:
+            other.url = first
+            assert (await other.get(f"/start?code={code.text}")).status == 401
+            assert (await other.open_link(code.text)).status == 401
+            assert (await other.get("/../v1/topics")).status == 404
+
+
+async def test_only_the_button_uses_the_code_of_a_link(place: MemoryPlace) -> None:
+    code = new_code()
+    async with served_console(place.mailbox, code=code, is_alone=True) as browser:
+        for method in ("HEAD", "GET", "OPTIONS", "GET"):
+            async with browser.client.request(method, f"{browser.url}/start?code={code.text}") as answer:
+                assert "set-cookie" not in answer.headers
+        headers = {"sec-fetch-site": "cross-site"}
+        forged = await browser.send("/start", {"code": code.text}, headers=headers)
+        assert forged.status == 403
+        assert (await browser.open_link(code.text)).status == 200
+
+
+async def test_the_cookie_of_a_link_is_for_a_path_that_is_not_in_the_link(place: MemoryPlace) -> None:
+    paths = set()
+    for _ in range(2):
+        code = new_code()
+        async with served_console(place.mailbox, code=code, is_alone=True) as browser:
+            await browser.open_link(code.text)
+            (cookie,) = browser.client.cookie_jar
+            assert re.fullmatch(r"/console/[\w-]{22}", cookie["path"])
+            paths.add(cookie["path"])
+    assert len(paths) == 2
+
+
+async def test_failed_attempts_to_sign_in_are_throttled_by_capability_and_address(place: MemoryPlace) -> None:
+    settings = ConsoleSettings(max_failed_sign_ins=3)
+    async with served_console(place.mailbox, access=access_of(place), settings=settings) as browser:
+        guessed, other = place.issue(), place.issue()
+        letters = [each for each in "ABCDE" if each != guessed[-9]]
+        altered = [guessed[:-9] + letter + guessed[-8:] for letter in letters[:4]]
+        statuses = [(await browser.sign_in(each)).status for each in altered]
+        assert statuses == [401, 401, 401, 429]
+        page = await browser.sign_in(guessed)
+        assert (page.status, int(page.headers["retry-after"]) > 0) == (429, True)
+        assert "failed attempts to sign in" in page.text
+        assert [(await browser.sign_in(f"junk-{n}")).status for n in range(5)] == [401, 401, 401, 429, 429]
+        assert (await browser.sign_in(other)).status == 200
+
+
+async def test_attempts_through_a_trusted_proxy_are_throttled_by_the_address_of_the_browser(
+    place: MemoryPlace,
+) -> None:
+    for is_trusted, expected in ((True, 401), (False, 429)):
+        async with served_console(
+            place.mailbox,
+            access=access_of(place),
+            settings=ConsoleSettings(max_failed_sign_ins=1),
+            protection=Protection(behind_proxy=is_trusted),
+            trusts_proxy=is_trusted,
+        ) as browser:
+            for address, status in (("192.0.2.1", 401), ("192.0.2.2", expected)):
+                headers = {"x-forwarded-for": f"198.51.100.{status % 7}, {address}"}
+                page = await browser.send("/sign-in", {"token": "junk"}, headers=headers)
+                assert page.status == status
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,14 @@ class Browser:
         """Sign in with a capability token."""
         return await self.send("/sign-in", {"token": token, **fields})
 
+    async def open_link(self, code: str) -> Answer:
+        """Open the link of `postroom console`, and press its button; pages are then below another path."""
+        await self.get(f"/start?code={code}")
+        page = await self.send("/start", {"code": code})
+        if page.status == 200:
+            self.url = self.url.partition("/console")[0] + page.path.rstrip("/")
+        return page
+
     async def _request(self, method: str, path: str, **options: Any) -> Answer:
         async with self.client.request(method, self.url + path, **options) as response:
             text = await response.text()

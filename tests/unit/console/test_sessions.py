@@ -2,7 +2,15 @@
 
 import asyncio
 
-from postroom.adapters.console.sessions import MAX_SESSIONS, MAX_SESSIONS_OF_CAPABILITY, Sessions
+import pytest
+
+from postroom.adapters.console.sessions import (
+    MAX_SESSIONS,
+    MAX_SESSIONS_OF_CAPABILITY,
+    Sessions,
+    SignInThrottle,
+)
+from postroom.domain.errors import Saturated
 from tests.support.waiting import until
 
 
@@ -61,3 +69,30 @@ def test_of_too_many_sessions_the_one_that_was_idle_for_longest_ends() -> None:
     sessions.start("token", "olga", "last")
     assert [sessions.find(each) is None for each in cookies[:3]] == [False, True, False]
     assert len(sessions) == MAX_SESSIONS
+
+
+def test_failures_to_sign_in_count_for_a_minute() -> None:
+    clock = Clock()
+    throttle = SignInThrottle(clock, 2)
+    throttle.note_failure("a", "here")
+    clock.seconds += 40
+    throttle.note_failure("a", "here")
+    for other in (("a", "there"), ("b", "here")):
+        throttle.check(*other)
+    with pytest.raises(Saturated) as refused:
+        throttle.check("a", "here")
+    assert refused.value.retry_after_ms == 20_000
+    clock.seconds += 20
+    throttle.check("a", "here")
+    throttle.note_failure("a", "here")
+    with pytest.raises(Saturated):
+        throttle.check("a", "here")
+
+
+def test_failures_to_sign_in_take_a_bounded_memory() -> None:
+    throttle = SignInThrottle(Clock(), 1)
+    for number in range(3 * MAX_SESSIONS):
+        throttle.note_failure(str(number), "here")
+    throttle.check("0", "here")  # forgotten
+    with pytest.raises(Saturated):
+        throttle.check(str(3 * MAX_SESSIONS - 1), "here")
