@@ -48,6 +48,7 @@ example: .venv ## Place an order, crash, and see it shipped once: outbox and inb
 # Files in the order of collection: xdist's own order, the number of tests, would start the slowest files last.
 test: .venv/spark-classes.jsa ## Run the whole test suite
 	@scripts/ensure-chromium.sh
+	@scripts/ensure-promtool.sh
 	@$(with_java) $(bin)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Those that are not installed are skipped; scripts/test-pythons.sh names them.

@@ -1,12 +1,15 @@
 """Dashboard, alert rules and documentation against the metrics that exist."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
@@ -41,8 +44,24 @@ def test_every_alert_links_its_section_of_the_runbook() -> None:
     alerts = _ALERT.findall(rules)
     headings = re.findall(r"^### (\w+)$", (ROOT / "docs" / "runbook.md").read_text("utf-8"), re.MULTILINE)
     assert sorted(alerts) == sorted(headings)
-    links = re.findall(r"runbook_url: docs/runbook\.md#(\w+)$", rules, re.MULTILINE)
+    base = '{{ or $externalLabels.docs_url "file:///usr/share/doc/postroom" }}/runbook.md#'
+    links = re.findall(rf"runbook_url: '{re.escape(base)}(\w+)'$", rules, re.MULTILINE)
     assert links == [alert.lower() for alert in alerts]
+
+
+def test_every_alert_is_tested_to_be_silent_to_fire_and_to_resolve() -> None:
+    outcomes: dict[str, list[bool]] = {}
+    for test in yaml.safe_load((MONITORING / "alerts_test.yaml").read_text("utf-8"))["tests"]:
+        for each in test["alert_rule_test"]:
+            outcomes.setdefault(each["alertname"], []).append(bool(each.get("exp_alerts")))
+    alerts = _ALERT.findall((MONITORING / "alerts.yaml").read_text("utf-8"))
+    assert outcomes == {alert: [False, True, False] for alert in alerts}
+
+
+def test_the_documented_token_of_prometheus_does_not_expire_within_a_day() -> None:
+    text = (ROOT / "docs" / "observability.md").read_text("utf-8")
+    (command,) = re.findall(r"postroom token mint prometheus[^`\n]*", text)
+    assert "--expires-in 366d" in command
 
 
 def test_the_dashboard_has_panels_with_unique_ids_that_name_their_data_source() -> None:
@@ -55,7 +74,7 @@ def test_the_dashboard_has_panels_with_unique_ids_that_name_their_data_source() 
     "arguments", [["check", "rules", "alerts.yaml"], ["test", "rules", "alerts_test.yaml"]]
 )
 def test_the_alert_rules_pass_their_tests(arguments: list[str]) -> None:
-    promtool = shutil.which("promtool")
+    promtool = shutil.which("promtool", path=f"{os.environ['PATH']}:{Path(sys.executable).parent}")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian's package prometheus)")
     done = subprocess.run(
