@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from postroom.adapters.rabbitmq.settings import RabbitmqSettings
     from postroom.adapters.sql.mailbox_outbox import AsyncMailboxOutbox, MailboxOutbox
     from postroom.adapters.sync_mailbox import SyncMailbox, SyncMessageStream, SyncReceivedMessage
-    from postroom.application.erasure.policy import SubjectPolicy
     from postroom.application.erasure.settings import ErasureSettings
     from postroom.application.extras import MissingExtra
     from postroom.application.inbox.event_handlers import EventHandlers
@@ -118,6 +117,7 @@ if TYPE_CHECKING:
         PostroomError,
         Rejected,
         Saturated,
+        SettingsConflict,
         StaleReceipt,
         Unauthenticated,
         Unavailable,
@@ -127,6 +127,8 @@ if TYPE_CHECKING:
     from postroom.domain.policy_simulation import Changes
     from postroom.domain.redrive.spec import RedriveSpec
     from postroom.domain.search import EventFilter, FoundMessage, SearchPage
+    from postroom.domain.settings import MailboxSettings, SettingsChanges
+    from postroom.domain.subject_policy import SubjectPolicy
     from postroom.projections.projection import Column, EventProjection, MessageProjection
     from postroom.projections.reports.report import Chart, Report
 
@@ -177,6 +179,7 @@ __all__ = [
     "MailboxLimits",
     "MailboxOutbox",
     "MailboxOwned",
+    "MailboxSettings",
     "MailboxTarget",
     "MessageDetail",
     "MessageProjection",
@@ -220,6 +223,8 @@ __all__ = [
     "SendMessage",
     "Sent",
     "SetTopicPolicy",
+    "SettingsChanges",
+    "SettingsConflict",
     "Simulation",
     "SourceMessage",
     "StaleReceipt",
@@ -302,7 +307,6 @@ _NAMES = {
     "adapters.rabbitmq.settings": "RabbitmqSettings",
     "adapters.sync_mailbox": "SyncMailbox SyncMessageStream SyncReceivedMessage",
     "adapters.sql.mailbox_outbox": "AsyncMailboxOutbox MailboxOutbox",
-    "application.erasure.policy": "SubjectPolicy",
     "application.erasure.settings": "ErasureSettings",
     "application.extras": "MissingExtra",
     "application.inbox.event_handlers": "EventHandlers",
@@ -329,14 +333,16 @@ _NAMES = {
         "BrokenLog BrokenProjection DuplicateInboxMessage Fenced Forbidden FrameTooLarge "
         "FutureEvent IdempotencyConflict ImplausibleClock IntegrityFailure InternalError "
         "InvalidOutboxEvent InvalidRequest InvalidTimestamp MailboxClosed MailboxOwned NotFound "
-        "PoisonMessage PostroomError Rejected Saturated StaleReceipt Unauthenticated "
-        "Unavailable"
+        "PoisonMessage PostroomError Rejected Saturated SettingsConflict StaleReceipt "
+        "Unauthenticated Unavailable"
     ),
     "domain.message": "Receipt",
     "domain.policy": "MailboxLimits TopicPolicy",
     "domain.policy_simulation": "Changes",
     "domain.redrive.spec": "RedriveSpec",
     "domain.search": "EventFilter FoundMessage SearchPage",
+    "domain.settings": "MailboxSettings SettingsChanges",
+    "domain.subject_policy": "SubjectPolicy",
     "adapters.nats.definitions": "ConsumerDefinition StreamDefinition",
     "projections.projection": "Column EventProjection MessageProjection",
     "projections.reports.report": "Chart Report",

@@ -262,8 +262,8 @@ class SyncMailbox(SyncRedrives):
             self._open.list_dead_letters(topic, reason=reason, limit=limit, cursor=cursor, at=at)
         )
 
-    def get_topic_policy(self, topic: str, /) -> TopicPolicy | None:
-        """Return the policy set for a topic; see `Mailbox.get_topic_policy`."""
+    def get_topic_policy(self, topic: str, /) -> TopicPolicy:
+        """Return the policy of a topic; see `Mailbox.get_topic_policy`."""
         return self._run(self._open.get_topic_policy(topic))
 
     def list_topics(self) -> list[TopicSummary]:

@@ -15,7 +15,6 @@ from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.write_health import WriteHealth
 from postroom.domain.capability.access import Access
 from postroom.domain.capability.rights import Operation
-from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
 
 T = TypeVar("T")
@@ -117,7 +116,6 @@ class Service(NamedTuple):
     Arguments:
         mailbox: for what the server itself does, such as returning the messages of a lost connection; calls
             go to the mailbox of their session.
-        default_policy: policy of topics that have none of their own.
         stopping: set when the service begins to stop; long polls and streams then end.
         streams: flow control of the streams of all surfaces.
         metrics: of all surfaces and of the mailbox.
@@ -129,7 +127,6 @@ class Service(NamedTuple):
 
     mailbox: Mailbox
     open_session: OpenSession
-    default_policy: TopicPolicy
     stopping: asyncio.Event
     streams: DeliveryWindows
     metrics: SurfaceMetrics

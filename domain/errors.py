@@ -3,7 +3,8 @@
     PostroomError
     ├── Rejected                   a command was refused and changed nothing
     │   ├── InvalidRequest         400 E_SCHEMA
-    │   │   └── WrongMode          400 E_SCHEMA, the mailbox has another mode
+    │   │   ├── WrongMode          400 E_SCHEMA, the mailbox has another mode
+    │   │   └── SettingsConflict   400 E_SCHEMA, the mailbox has other settings
     │   ├── Unauthenticated        401 E_CAP_AUTH
     │   ├── Forbidden              403 E_CAP_SCOPE
     │   ├── NotFound               404 E_NOT_FOUND
@@ -39,7 +40,8 @@ meaning.
 """
 
 import copyreg
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 
 class PostroomError(Exception):
@@ -77,6 +79,46 @@ class WrongMode(InvalidRequest):
             "mailbox."
         )
         self.actual = actual
+
+
+class Difference(NamedTuple):
+    """A setting of a mailbox, such as `policy.max_attempts`: the value that is stored, and the caller's."""
+
+    name: str
+    stored: object
+    argument: object
+
+
+class SettingsConflict(InvalidRequest):
+    """A mailbox was opened with settings that differ from its own.
+
+    Arguments:
+        differences: at least one.
+    """
+
+    def __init__(self, mailbox: str, differences: Sequence[Difference]) -> None:
+        self.mailbox = mailbox
+        self.differences = tuple(Difference(*each) for each in differences)
+        texts = [
+            f"{each.name} is {_shown(each.stored)}, not {_shown(each.argument)}" for each in self.differences
+        ]
+        fields = [each for each in self.differences if not each.name.startswith(_ERASURE)]
+        change = "run `postroom apply` with a settings file that has them"
+        if len(fields) == len(self.differences):
+            pairs = " ".join(f"{name}={_shown(argument)}" for name, _, argument in fields)
+            change = f"run `postroom mailbox set {pairs}` or `postroom apply`"
+        super().__init__(
+            f"Mailbox {mailbox} has other settings than those given: {'; '.join(texts)}. Leave them out to "
+            f"use what is stored; to change it, {change}."
+        )
+
+
+_ERASURE = "erasure."
+
+
+def _shown(value: object) -> str:
+    """Return a value as a settings file has it."""
+    return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class Unauthenticated(Rejected):

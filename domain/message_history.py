@@ -137,12 +137,16 @@ class Removal(msgspec.Struct, frozen=True, gc=False):
 
 
 class MessageHistory(msgspec.Struct):
-    """History of a message; `rounds` is empty for an archived message."""
+    """History of a message; `rounds` is empty for an archived message.
+
+    `policy` is that of its topic when it was sent; None if unknown.
+    """
 
     stream: bytes
     topic: str
     shard: int
     sent: LogPosition
+    policy: TopicPolicy | None = None
     rounds: list[Round] = []
     removal: Removal | None = None
 
@@ -170,10 +174,10 @@ class MessageHistory(msgspec.Struct):
         )
 
 
-def begin(sent: MessageSent, position: int, epoch: int) -> MessageHistory:
-    """Return the history that begins with this event."""
+def begin(sent: MessageSent, position: int, epoch: int, policy: TopicPolicy | None = None) -> MessageHistory:
+    """Return the history that begins with this event; for the arguments, see `follow`."""
     entry = LogPosition(position, sent.at, epoch)
-    history = MessageHistory(sent.stream, sent.topic, sent.shard, entry)
+    history = MessageHistory(sent.stream, sent.topic, sent.shard, entry, policy)
     if sent.due is not None:
         history.rounds.append(Round(entry, sent.due, sent.expires_at))
     return history
@@ -242,7 +246,7 @@ def trace(
     history: MessageHistory | None = None
     for position, epoch, event, policy in events:
         if isinstance(event, MessageSent):
-            history = begin(event, position, epoch)
+            history = begin(event, position, epoch, policy)
         elif history is not None:
             if isinstance(event, OwnershipTaken):
                 take_over(history, event, position)

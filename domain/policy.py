@@ -49,7 +49,7 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     shards: int = 8
     shard_capacity: int = 4_096
-    visibility_ms: int = 5_000
+    visibility_ms: int = 30_000
     max_attempts: int = 5
     backoff_base_ms: int = 200
     backoff_max_ms: int = 60_000

@@ -6,7 +6,6 @@ from typing import Literal, NamedTuple
 
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.message_history import MessageHistory
-from postroom.domain.policy import TopicPolicy
 from postroom.domain.policy_simulation import Changes, Outcome, is_unaffected, observe, simulate
 
 MAX_POLICIES = 60
@@ -63,21 +62,15 @@ def policy_grid(
     ]
 
 
-def simulate_grid(
-    history: MessageHistory, grid: Sequence[Changes], default_policy: TopicPolicy, end: int
-) -> list[GridOutcomes]:
-    """Return the outcomes of a message at `end` (µs) under each policy of a grid; equal ones once.
-
-    Arguments:
-        default_policy: the topic's policy if the log does not hold one.
-    """
+def simulate_grid(history: MessageHistory, grid: Sequence[Changes], end: int) -> list[GridOutcomes]:
+    """Return the outcomes of a message at `end` (µs) under each policy of a grid; equal ones once."""
     visibilities = [each.visibility_ms for each in grid if each.visibility_ms is not None]
     if is_unaffected(history, Changes(visibility_ms=min(visibilities, default=None))):
         outcome = observe(history, end)
         return [GridOutcomes((1 << len(grid)) - 1, outcome, outcome)]
     outcomes: list[GridOutcomes] = []
     for index, changes in enumerate(grid):
-        best, worst = simulate(history, changes, default_policy, end)
+        best, worst = simulate(history, changes, end)
         for number, (policies, *others) in enumerate(outcomes):
             if others == [best, worst]:
                 outcomes[number] = GridOutcomes(policies | 1 << index, best, worst)

@@ -111,20 +111,15 @@ def observe(history: MessageHistory, end: int) -> Outcome:
     return outcome
 
 
-def simulate(
-    history: MessageHistory, changes: Changes, default_policy: TopicPolicy, end: int
-) -> tuple[Outcome, Outcome]:
+def simulate(history: MessageHistory, changes: Changes, end: int) -> tuple[Outcome, Outcome]:
     """Return the best and the worst outcome of a message under the changes at `end` (µs).
 
     Arguments:
         history: of the message; messages are simulated independently.
-        default_policy: the topic's policy if the log does not hold one.
     """
     if is_unaffected(history, changes):
         return observe(history, end), observe(history, end)
-    best, worst = (
-        _Replay(history, changes, default_policy, end, optimistic).run() for optimistic in (True, False)
-    )
+    best, worst = (_Replay(history, changes, end, optimistic).run() for optimistic in (True, False))
     return best, worst
 
 
@@ -148,17 +143,10 @@ def is_unaffected(history: MessageHistory, changes: Changes) -> bool:
 class _Replay:
     """Simulation of one message under the changes."""
 
-    def __init__(
-        self,
-        history: MessageHistory,
-        changes: Changes,
-        default_policy: TopicPolicy,
-        end: int,
-        optimistic: bool,
-    ) -> None:
+    def __init__(self, history: MessageHistory, changes: Changes, end: int, optimistic: bool) -> None:
         self.history = history
         self.changes = changes
-        self.policy = default_policy
+        self.policy = history.policy or TopicPolicy()
         self.end = end
         self.optimistic = optimistic
         self.outcome = Outcome()

@@ -110,11 +110,9 @@ def all_settings(session: Session) -> Iterator[Setting]:
     for name, value in values.items():
         yield _setting(settings, name, value)
     yield from _fields(settings, "policy", settings.policy, TopicPolicy)
-    for topic, policy in settings.topics.items():
-        prefix = f"topics.{topic}"
-        for field in _fields(settings, prefix, policy, TopicPolicy):
-            if field.source != DEFAULT:
-                yield field
+    for topic, fields in settings.topics.items():
+        for name, value in fields.items():
+            yield _setting(settings, f"topics.{topic}.{name}", value)
     yield from _fields(settings, "limits", settings.limits, MailboxLimits)
     for section, kind in _KINDS.items():
         needs_more = any(each.required for each in msgspec.structs.fields(kind))

@@ -69,7 +69,7 @@ async def serve_console(
     stop = asyncio.Event()
     async with (
         # A console must not replace an owner that is slow to answer, and sets no policies.
-        session.use(owner_timeout_ms=MAX_DURATION_MS, sets_policies=False) as mailbox,
+        session.use(owner_timeout_ms=MAX_DURATION_MS, gives_settings=False) as mailbox,
         opening as access,
     ):
         code = new_code(token)
@@ -86,7 +86,6 @@ async def serve_console(
             mailbox,
             surfaces,
             access=access,
-            default_policy=session.settings.policy,
             measure=mailbox.measure,
             cap_cache_ttl_ms=None if token is None else cache_ttl_ms(session),
         ) as (address,):

@@ -140,9 +140,11 @@ def _from_flags(session: Session, namespace: str | None, flags: dict[str, str | 
 
 def _for_namespace(session: Session, namespace: "Namespace") -> Session:
     """Return a session with the store and limits of the namespace."""
-    limits = namespace.limits(session.settings.limits)
+    settings = session.settings
+    limits = msgspec.structs.replace(settings.limits, **namespace.limits)
+    sources = {**settings.sources, **{f"limits.{name}": namespace.name for name in namespace.limits}}
     return session.with_settings(
-        msgspec.structs.replace(session.settings, store=namespace.store, limits=limits)
+        msgspec.structs.replace(settings, store=namespace.store, limits=limits, sources=sources)
     )
 
 

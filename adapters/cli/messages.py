@@ -239,7 +239,7 @@ async def _describe_receive(
     try:
         if not has_messages:
             return explain_empty(topic, await postroom.list_topics(), postroom.name)
-        policy = await postroom.get_topic_policy(topic) or session.settings.policy
+        policy = await postroom.get_topic_policy(topic)
         hidden_for = visibility or format_duration(policy.visibility_ms)
     except Forbidden:  # a token may allow receiving only
         return "Acknowledge with: postroom ack RECEIPT" if has_messages else f"{topic} has no ready messages."

@@ -121,7 +121,6 @@ def runner_settings(
         address=section.address,
         owner=session.owner_settings(),
         protection=protection,
-        topics=session.settings.topics,
         namespaces=_namespaces(section.namespaces),
         cap_cache_ttl_ms=None if dev else cache_ttl_ms(session),
     ).check()
@@ -168,6 +167,6 @@ def mailbox_policies(host: StoreHost) -> Reload:
     """Return the reload of the policies of `[topics]`; those that were removed stay as they are."""
 
     async def apply(settings: Settings) -> None:
-        await host.set_topics(settings.topics)
+        await host.reload(settings.mailbox_settings())
 
     return Reload("topic policies", apply, ("topics",))

@@ -16,9 +16,10 @@ from postroom.adapters.cli.settings import Settings
 from postroom.adapters.compose.running import ServiceManager
 from postroom.application.background import background_task
 from postroom.application.garbage_collection import exempt_heap
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.ports.settings import Settings as SettingsPort
 from postroom.application.telemetry import ROOT, logger, summarize
 from postroom.domain.errors import PostroomError
+from postroom.domain.settings import changed_sections
 
 LIVE = ("log_level",)
 """Settings that every long-running command applies at a reload."""
@@ -78,15 +79,15 @@ async def running(
             manager.stopping()
 
 
-def topic_policies(session: Session, mailbox: Mailbox) -> Reload:
+def topic_policies(session: Session, mailbox: SettingsPort) -> Reload:
     """Return the reload of the policies of `[topics]`; those that were removed stay as they are."""
-    applied = dict(session.settings.topics)
+    applied = session.settings.mailbox_settings()
 
     async def apply(settings: Settings) -> None:
-        for topic, policy in settings.topics.items():
-            if applied.get(topic) != policy:
-                await mailbox.set_topic_policy(topic, policy)
-                applied[topic] = policy
+        nonlocal applied
+        current = settings.mailbox_settings()
+        await mailbox.set_settings(changed_sections(applied, current))
+        applied = current
 
     return Reload("topic policies", apply, ("topics",))
 

@@ -180,7 +180,6 @@ async def _serve(
             mailbox,
             surfaces,
             access=access,
-            default_policy=session.settings.policy,
             measure=mailbox.measure,
             cap_cache_ttl_ms=None if access is unrestricted else cache_ttl_ms(session),
         ) as addresses,

@@ -207,9 +207,9 @@ class Session:
         mode: "MailboxMode | None" = None,
         amnesia: bool = False,
         owner_timeout_ms: int | None = None,
-        sets_policies: bool = True,
+        gives_settings: bool = True,
     ) -> AsyncIterator["SharedMailbox"]:
-        """Use a mailbox until the context manager exits, with the topic policies of the settings applied.
+        """Use a mailbox until the context manager exits.
 
         If no process owns the mailbox, this one does; otherwise its commands go to the owner.
 
@@ -217,9 +217,10 @@ class Session:
             create: create the store and the mailbox, in `mode`, if they do not exist.
             amnesia: forget settled messages; the store must be `memory:`.
             owner_timeout_ms: see `connect`; None takes its default.
-            sets_policies: apply the topic policies of the settings.
+            gives_settings: refuse a mailbox that has other settings than the file and the environment.
 
-        Raises: NotFound when they do not exist and `create` is false, or the store's folder does not exist.
+        Raises: SettingsConflict; NotFound when they do not exist and `create` is false, or the store's folder
+            does not exist.
         """
         from postroom.adapters.compose import list_mailboxes
         from postroom.adapters.compose.connect import OWNER_TIMEOUT_MS, share_mailbox
@@ -231,7 +232,9 @@ class Session:
             self._check_folder()
         else:
             _check_mailbox(name, list_mailboxes(self.existing_store()), self.shown_store)
-        owner_settings = self.owner_settings()._replace(mode=mode, amnesia=amnesia)
+        owner_settings = self.owner_settings(gives_settings=gives_settings)._replace(
+            mode=mode, amnesia=amnesia
+        )
         async with share_mailbox(
             self.store,
             name,
@@ -239,22 +242,21 @@ class Session:
             owner_timeout_ms=owner_timeout_ms or OWNER_TIMEOUT_MS,
             settings=owner_settings,
         ) as shared:
-            for topic, policy in settings.topics.items() if sets_policies else ():
-                try:
-                    await shared.set_topic_policy(topic, policy)
-                except InvalidRequest as error:
-                    raise InvalidRequest(f'[topics."{topic}"] in {settings.file}: {error}') from error
             yield shared
 
-    def owner_settings(self) -> "OwnerSettings":
-        """Return how this process opens the mailboxes that it owns."""
+    def owner_settings(self, *, gives_settings: bool = True) -> "OwnerSettings":
+        """Return how this process opens the mailboxes that it owns.
+
+        Arguments:
+            gives_settings: see `use`.
+        """
         from postroom.adapters.compose import OwnerSettings
+        from postroom.domain.settings import UNCHANGED
 
         settings = self.settings
         return OwnerSettings(
             durability=settings.durability,
-            limits=settings.limits,
-            default_policy=settings.policy,
+            settings=settings.mailbox_settings() if gives_settings else UNCHANGED,
             owner=f"postroom {self.command}, process {os.getpid()} on {socket.gethostname()}",
             archive=self.archive(),
             accept_clock=self._accept_clock,

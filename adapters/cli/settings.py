@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
@@ -16,11 +16,11 @@ from postroom.domain.errors import InvalidRequest
 from postroom.domain.names import check_mailbox, check_topic
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 
+if TYPE_CHECKING:
+    from postroom.domain.settings import SettingsChanges
+
 FILE = "postroom.toml"
 PREFIX = "POSTROOM_"
-
-DEFAULT_POLICY = TopicPolicy(visibility_ms=30_000)
-"""Policy of topics on the command line: people take longer than programs to acknowledge what they receive."""
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 Bounded = TypeVar("Bounded", TopicPolicy, MailboxLimits)
@@ -37,8 +37,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         store: path of a SQLite file, `postgresql://...`, or `memory:`. None for the default of the command.
         mailbox: `namespace@proxy`. None for the default of the command.
         timeout_ms: how long to wait for the owner of the mailbox.
-        policy: default policy of topics.
-        topics: policies of single topics; missing fields are those of `policy`.
+        policy, limits: settings of mailboxes, with defaults; see `mailbox_settings`.
+        topics: fields of the policies of topics, by name or glob.
         file: the settings file that was read, if any.
         sources: where each setting that is not a default comes from, by name, such as `policy.max_attempts`.
     """
@@ -49,12 +49,31 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     log_format: Literal["auto", "console", "json"] = "auto"
     timeout_ms: int = 10_000
-    policy: TopicPolicy = DEFAULT_POLICY
-    topics: dict[str, TopicPolicy] = {}
+    policy: TopicPolicy = TopicPolicy()
+    topics: dict[str, dict[str, int | bool]] = {}
     limits: MailboxLimits = MailboxLimits()
     file: str | None = None
     sections: Mapping[str, Mapping[str, Any]] = {}
     sources: Mapping[str, str] = {}
+
+    def mailbox_settings(self) -> "SettingsChanges":
+        """Return the settings of mailboxes that the file and the environment have, without defaults.
+
+        A new mailbox gets them, and one that exists must have them.
+        """
+        from postroom.domain.settings import SettingsChanges
+
+        return SettingsChanges(
+            self._set_fields("limits", self.limits), self._set_fields("policy", self.policy), self.topics
+        )
+
+    def _set_fields(self, table: str, values: msgspec.Struct) -> dict[str, Any]:
+        names = {name.removeprefix(f"{table}.") for name in self.sources if name.startswith(f"{table}.")}
+        return {
+            name: getattr(values, name)
+            for name in values.__struct_fields__
+            if not names.isdisjoint((name, name.removesuffix("_ms")))
+        }
 
     def section(self, name: str, kind: type[Struct], flags: Mapping[str, object] | None = None) -> Struct:
         """Return the settings of one command group, such as `[nats]` or `POSTROOM_NATS__URL`.
@@ -152,10 +171,10 @@ def load_settings(
     for name in ("policy", "limits"):
         if _from_environment(name, environment):
             where[name] += f", or {PREFIX}{name.upper()}__"
-    values["policy"] = make_policy(DEFAULT_POLICY, policy, where["policy"])
+    values["policy"] = make_policy(TopicPolicy(), policy, where["policy"])
     values["limits"] = _validate(_build(MailboxLimits(), limits, where["limits"]), where["limits"])
     values["topics"] = {
-        _check_name(topic, check_topic, where["topics"]): make_policy(
+        _check_name(topic, _check_pattern, where["topics"]): _make_section(
             values["policy"],
             _table(_table(tables, "topics", where), topic, {topic: f"[topics.{topic!r}] in {path}"}),
             f'[topics."{topic}"] in {path}',
@@ -177,6 +196,18 @@ def load_settings(
     for topic, table in _table(tables, "topics", where).items():
         origins |= dict.fromkeys((f"topics.{topic}.{key}" for key in table), path)
     return Settings(**values, file=path if tables else None, sources=origins)
+
+
+def _make_section(base: TopicPolicy, changes: Mapping[str, object], where: str) -> dict[str, int | bool]:
+    """Return the fields that a section of topics sets; raises as `make_policy`."""
+    fields = {f"{key}_ms" if f"{key}_ms" in base.__struct_fields__ else key for key in changes}
+    policy = make_policy(base, changes, where)
+    return {name: getattr(policy, name) for name in base.__struct_fields__ if name in fields}
+
+
+def _check_pattern(pattern: str) -> str:
+    check_topic(pattern.replace("*", "x"))
+    return pattern
 
 
 def make_policy(base: TopicPolicy, changes: Mapping[str, object], where: str) -> TopicPolicy:

@@ -59,7 +59,7 @@ def simulate(
     names = session.mailboxes()
     if len(names) != 1 and (isinstance(since, int) or isinstance(until, int)):
         raise WrongUsage("A log position refers to one mailbox; name it with --mailbox.")
-    simulation = Simulation(changes, session.settings.policy)
+    simulation = Simulation(changes)
     for name in names:
         with session.read(name, archive) as reader, session.out.progress(f"Replaying {name}") as advance:
             reader.simulate_policy(

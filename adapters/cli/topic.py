@@ -23,8 +23,7 @@ Topic = Annotated[str, Argument(help="Topic.")]
 def list_topics(session: Session) -> None:
     """List the topics of a mailbox: messages by status, paused or not, and what their policies change."""
     with session.read(session.mailbox) as reader:
-        topics = reader.list_topics()
-    default = session.settings.policy
+        topics, default = reader.list_topics(), reader.get_settings().default_policy
     if session.out.as_json:
         facts = {"mailbox": session.mailbox, "default_policy": default, "topics": topics}
         session.out.json(facts | {"dlq_profile": "durable"})
@@ -79,11 +78,11 @@ async def policy(
     pairs = parse_pairs(changes or (), "Change")
     if not pairs:
         with session.read(session.mailbox) as reader:
-            current = reader.get_topic_policy(topic) or session.settings.policy
+            current = reader.get_topic_policy(topic)
             note_unknown_topic(session, topic, reader.list_topics())
     else:
         async with use_mailbox(session, create=True) as postroom:
-            base = await postroom.get_topic_policy(topic) or session.settings.policy
+            base = await postroom.get_topic_policy(topic)
             current = make_policy(base, pairs, f"The policy of {topic}")
             await postroom.set_topic_policy(topic, current)
     facts = msgspec.to_builtins(current)

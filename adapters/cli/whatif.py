@@ -49,7 +49,6 @@ def whatif(
         policies,
         selection=selection_of(session, options),
         archive=options.archive,
-        default_policy=session.settings.policy,
     )
     rows = compute(session, report, options, {"by_topic": by_topic})
     listed = rows.to_pylist()

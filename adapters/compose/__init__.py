@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import NamedTuple, get_args
 
+import msgspec
 import uuid_utils
 
 from postroom.adapters.compose.erasure import open_protection
@@ -56,6 +57,7 @@ from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
 from postroom.domain.policy import MAX_DURATION_MS, MailboxLimits, TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.settings import UNCHANGED, SettingsChanges
 
 OWNERSHIP_WAIT_MS = 2_000
 
@@ -86,12 +88,15 @@ class Postroom(CommandHandlers, OwnerQueries):
 
 
 class OwnerSettings(NamedTuple):
-    """How a process opens a mailbox that it owns; see `open_mailbox`."""
+    """How a process opens a mailbox that it owns; see `open_mailbox`.
+
+    Arguments:
+        settings: those of a new mailbox, which one that exists must have.
+    """
 
     mode: MailboxMode | None = None
     durability: Durability = "full"
-    limits: MailboxLimits | None = None
-    default_policy: TopicPolicy | None = None
+    settings: SettingsChanges = UNCHANGED
     owner: str | None = None
     archive: str | Path | None = None
     accept_clock: bool = False
@@ -105,10 +110,6 @@ class OwnerSettings(NamedTuple):
         if self.mode is not None:
             check_choice("mode", self.mode, get_args(MailboxMode))
         check_choice("durability", self.durability, get_args(Durability))
-        if self.limits is not None:
-            check_type("limits", self.limits, MailboxLimits).validate()
-        if self.default_policy is not None:
-            check_type("default_policy", self.default_policy, TopicPolicy).validate()
         owner = check_optional_text("owner", self.owner)
         if check_optional_text("listen", self.listen) is not None:
             check_listen(self.listen or "")
@@ -118,9 +119,13 @@ class OwnerSettings(NamedTuple):
             check_path("An outbox", address)
         if check_type("amnesia", self.amnesia, bool):
             self._check_amnesia()
-        erasure = None if self.erasure is None else check_type("erasure", self.erasure, ErasureSettings)
+        erasure, settings = self.erasure, self.settings
+        if erasure is not None:
+            erasure = check_type("erasure", erasure, ErasureSettings).validate()
+            settings = msgspec.structs.replace(settings, subject_policies=erasure.topics)
         return self._replace(
-            erasure=None if erasure is None else erasure.validate(),
+            settings=settings,
+            erasure=erasure,
             owner=owner or f"process {os.getpid()} on {socket.gethostname()}",
             # Absolute, as another process may relay them, and this one may change its working directory.
             archive=None if self.archive is None else os.path.abspath(self.archive),
@@ -138,6 +143,15 @@ class OwnerSettings(NamedTuple):
                     "A mailbox in amnesia mode forgets settled messages and uses no disk, so it can't have "
                     f"{name}; leave that out."
                 )
+
+
+def make_settings(limits: MailboxLimits | None, default_policy: TopicPolicy | None) -> SettingsChanges:
+    """Return what a program gives when it opens a mailbox, or raise InvalidRequest."""
+    if limits is not None:
+        check_type("limits", limits, MailboxLimits).validate()
+    if default_policy is not None:
+        check_type("default_policy", default_policy, TopicPolicy).validate()
+    return SettingsChanges.of(limits, default_policy)
 
 
 @asynccontextmanager
@@ -165,6 +179,8 @@ async def open_mailbox(
             `memory:`, which is lost at the end.
         mailbox: `namespace@proxy`; created if it is missing.
         mode: `queue` or `archive`; None opens a mailbox in the mode it has, and creates a queue.
+        limits, default_policy: settings of a new mailbox. They are stored in it: one that exists must have
+            them, and None takes those that it has (ADR 0098); `set_settings` changes them.
         durability: `full` survives power cuts, `relaxed` only process crashes.
         wait_ms: how long to wait for the current owner to release it, in ms.
         archive: folder for the records that retention removes, as Parquet; None discards them.
@@ -175,18 +191,18 @@ async def open_mailbox(
             256 MiB by default (svc-mailbox I-9); for the store `memory:` only.
         listen: `host:port` at which this process, while it owns the mailbox of a database, answers those of
             other hosts; None takes the interface by which it uses the database, and `off` answers none.
-        erasure: encrypt the messages of data subjects, so that they can be erased; None encrypts none.
+        erasure: encrypt the messages of data subjects, so that they can be erased; None sends none to topics
+            whose messages are encrypted.
 
-    Raises: MailboxOwned, InvalidRequest for an argument that is malformed, of a wrong type or out of range,
-        Unavailable when the store can't be used, ImplausibleClock when the machine was restarted and its wall
-        clock is days ahead of the last record.
+    Raises: MailboxOwned, SettingsConflict, InvalidRequest for an argument that is malformed, of a wrong type
+        or out of range, Unavailable when the store can't be used, ImplausibleClock when the machine was
+        restarted and its wall clock is days ahead of the last record.
     """
     check_mailbox(mailbox)
     settings = OwnerSettings(
         mode,
         durability,
-        limits,
-        default_policy,
+        make_settings(limits, default_policy),
         owner,
         archive,
         accept_clock,
@@ -233,7 +249,7 @@ async def own_mailbox(
     that one opens the log.
     """
     trace_if_used()
-    owner, clock, limits, protection = settings.owner or "", SystemClock(), settings.limits, None
+    owner, clock, protection = settings.owner or "", SystemClock(), None
     if settings.erasure is not None:
         protection = await asyncio.to_thread(open_protection, settings.erasure)
     async with AsyncExitStack() as opened:
@@ -257,21 +273,20 @@ async def own_mailbox(
         log = await _open_log(store, mailbox, settings)
         last.push_async_callback(_close_log, log)
         log_archive = None if settings.archive is None else open_archive(settings.archive)
-        bound = None
-        if isinstance(log, AmnesiaEventLog):
-            bound = MemoryBound(log, None if limits is None else limits.max_store_bytes)
+        bound = MemoryBound(log) if isinstance(log, AmnesiaEventLog) else None
+        limit = settings.settings.limits.get("max_store_bytes")
         engine = MailboxEngine(
             log,
             clock,
-            limits=limits,
-            default_policy=settings.default_policy,
-            cache_bytes=CACHE_BYTES if bound is None else bound.cache_bytes,
+            cache_bytes=CACHE_BYTES if bound is None else bound.cache_bytes(limit),
             admit=None if bound is None else bound.admit,
             may_append=None if lease is None else lease.may_append,
             protection=protection,
         )
         epoch = None if lease is None else lease.epoch
-        await engine.open(owner, settings.mode, accept_clock=settings.accept_clock, epoch=epoch)
+        await engine.open(
+            owner, settings.mode, settings.settings, accept_clock=settings.accept_clock, epoch=epoch
+        )
         opened.push_async_callback(engine.close)
         postroom = Postroom(engine, clock, log_archive, make_search(store, protection))
         run = postroom.retention.run() if bound is None else bound.run(engine)
@@ -290,13 +305,12 @@ async def own_mailbox(
 
 async def _open_log(store: Store, mailbox: str, settings: OwnerSettings) -> EventLog:
     """Open a log in a thread; one that is open only after the caller was cancelled is closed."""
-    limits = settings.limits
     opening = asyncio.create_task(
         asyncio.to_thread(
             store.event_log,
             mailbox,
             durability=settings.durability,
-            can_shrink=limits is not None and limits.max_store_bytes is not None,
+            can_shrink=settings.settings.limits.get("max_store_bytes") is not None,
         )
     )
     try:

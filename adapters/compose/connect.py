@@ -10,7 +10,14 @@ from typing import Generic, TypeVar
 
 import uuid_utils
 
-from postroom.adapters.compose import OwnerSettings, make_search, open_owner_store, own_mailbox, socket_path
+from postroom.adapters.compose import (
+    OwnerSettings,
+    make_search,
+    make_settings,
+    open_owner_store,
+    own_mailbox,
+    socket_path,
+)
 from postroom.adapters.compose.erasure import open_protection
 from postroom.adapters.compose.remote import ClientTls, connect_remote, is_remote
 from postroom.adapters.compose.tracing import trace_if_used
@@ -125,29 +132,17 @@ def connect(
         token: sent to a server with each call as `Authorization: Bearer`; a store takes none.
         tls: certificates with which to connect to the `https://` or `grpcs://` URL of a server.
         owner_timeout_ms: time without an answer after which an owner is replaced, even if it still runs.
-        mode, durability, limits, default_policy, owner, archive, accept_clock, amnesia, listen, erasure: how
-            this process opens the mailbox if it becomes the owner; see `open_mailbox`. With `erasure`, an
-            owner that encrypts otherwise is not used.
+        mode, limits, default_policy: see `open_mailbox`; compared with those of the mailbox when it is
+            opened, whoever owns it.
+        durability, owner, archive, accept_clock, amnesia, listen, erasure: how this process opens the mailbox
+            if it becomes the owner; see `open_mailbox`.
         outboxes: as for `open_mailbox`; if another process is the owner, it is told of them, and one that
             can't be used is retried.
 
-    Raises, when it is opened: InvalidRequest for an argument that is malformed, of a wrong type or out of
-        range; Unavailable when the mailbox can't be used in time; ImplausibleClock as `open_mailbox` does.
-        Calls raise Unavailable, with a retry time, when no owner answers in time.
+    Raises, when it is opened: SettingsConflict; InvalidRequest for an argument that is malformed, of a wrong
+        type or out of range; Unavailable when the mailbox can't be used in time; ImplausibleClock as
+        `open_mailbox` does. Calls raise Unavailable, with a retry time, when no owner answers in time.
     """
-    settings = OwnerSettings(
-        mode,
-        durability,
-        limits,
-        default_policy,
-        owner,
-        archive,
-        accept_clock,
-        outboxes,
-        amnesia,
-        listen,
-        erasure,
-    )
 
     def open_() -> AbstractAsyncContextManager[Mailbox]:
         check_path("address", address)
@@ -159,6 +154,18 @@ def connect(
             raise InvalidRequest("A store takes no token; leave it out, or connect to the URL of a server.")
         if tls is not None:
             raise InvalidRequest("A store takes no tls; leave it out, or connect to the URL of a server.")
+        settings = OwnerSettings(
+            mode,
+            durability,
+            make_settings(limits, default_policy),
+            owner,
+            archive,
+            accept_clock,
+            outboxes,
+            amnesia,
+            listen,
+            erasure,
+        )
         return share_mailbox(
             address, mailbox, timeout_ms=timeout_ms, owner_timeout_ms=owner_timeout_ms, settings=settings
         )
@@ -189,11 +196,11 @@ async def share_mailbox(
         mailbox,
         socket_path(place, mailbox),
         place.ownership(),
-        lambda: own_mailbox(place, mailbox, checked, wait_ms=0),
+        lambda required: own_mailbox(place, mailbox, checked._replace(settings=required), wait_ms=0),
         timeout_ms=timeout_ms,
         owner_timeout_ms=owner_timeout_ms,
         outboxes=checked.outboxes,
-        subject_policies=None if checked.erasure is None else checked.erasure.topics,
+        settings=checked.settings,
     )
     trace_if_used()
     protection = None
@@ -204,6 +211,9 @@ async def share_mailbox(
         shared = SharedMailbox(owner, SystemClock().wall, uuid_utils.uuid7, make_search(place, protection))
         if checked.mode is not None:
             await shared.check_mode(checked.mode)
+        if protection is not None:
+            subject_policies = (await shared.get_settings()).subject_policies
+            protection.read_topics = lambda: subject_policies
         yield shared
     finally:
         await owner.close()

@@ -34,6 +34,7 @@ from postroom.application.queries.simulate_policy import SimulatePolicy
 from postroom.application.queries.time_travel import StateAt
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
+from postroom.domain.settings import MailboxSettings
 
 
 class Reader:
@@ -54,6 +55,10 @@ class Reader:
         self.why_empty = WhyEmpty(state_at)
         self.verify_log = VerifyLog(log)
         self.simulate_policy = SimulatePolicy(log)
+
+    def get_settings(self) -> MailboxSettings:
+        """Return the settings of the mailbox; see `Settings.get_settings`."""
+        return fold(self.log).settings
 
 
 class Projections:

@@ -12,7 +12,6 @@ from postroom.application.extras import explain_missing_extra
 from postroom.application.queries.mailbox_past import read_mailbox_past
 from postroom.application.queries.time_travel import to_us
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.policy import TopicPolicy
 from postroom.domain.policy_simulation import Changes
 from postroom.projections.ports.log_reader import LogReader
 from postroom.projections.reports import whatif
@@ -181,7 +180,6 @@ def whatif_report(
     *,
     selection: LogSelection = WHOLE_LOG,
     archive: str | None = None,
-    default_policy: TopicPolicy | None = None,
 ) -> Report:
     """Return the report of what each of some policies would have done to the messages of a store.
 
@@ -189,7 +187,6 @@ def whatif_report(
         policies: at most 60; see `policy_grid`.
         selection: mailboxes that are read.
         archive: folder of the records that retention removed.
-        default_policy: policy of topics for which the log contains none.
 
     Raises: NotFound when the store does not exist; Unavailable when it can't be read; BrokenLog when a log
         contains a commit that this version can't read.
@@ -199,7 +196,7 @@ def whatif_report(
         if selection.includes(extent.name):
             with read_mailbox(address, extent.name, archive=archive) as reader:
                 pasts[extent.name] = read_mailbox_past(reader.log, extent.last, extent.at)
-    return whatif.whatif_report(policies, pasts, default_policy or TopicPolicy())
+    return whatif.whatif_report(policies, pasts)
 
 
 def _time(micros: int | None) -> str | None:

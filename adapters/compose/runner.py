@@ -31,7 +31,7 @@ from postroom.application.telemetry import logger, summarize
 from postroom.domain.arguments import check_items
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError
 from postroom.domain.names import check_mailbox, check_member
-from postroom.domain.policy import TopicPolicy
+from postroom.domain.settings import SettingsChanges, changed_sections
 
 if TYPE_CHECKING:  # grpcio is an extra, and so is what ingestion needs
     from postroom.adapters.compose.ingest import Ingester, Namespace
@@ -67,7 +67,6 @@ class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
         mailboxes: those that it always tries to own.
         listen: `host:port` or `unix:path` of its gRPC server.
         address: at which the other processes reach it; None takes `listen`.
-        topics: policies to set whenever a mailbox is opened, by topic.
         namespaces: configuration of the ingestion of mailboxes, by mailbox.
     """
 
@@ -78,7 +77,6 @@ class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
     address: str | None = None
     owner: OwnerSettings = OwnerSettings()
     protection: Protection = Protection()
-    topics: Mapping[str, TopicPolicy] = {}
     namespaces: "Mapping[str, Namespace]" = {}
     cap_cache_ttl_ms: int | None = None
 
@@ -108,7 +106,6 @@ class StoreHost:
                 "file or a postgresql:// URL."
             )
         self.served = ServedMailboxes()
-        self.topics = settings.topics
         self._address = store
         self._store = open_store(store)
         self._settings = settings
@@ -127,20 +124,19 @@ class StoreHost:
         namespace = self._settings.namespaces.get(mailbox)
         owner = self._settings.owner
         if namespace is not None:
-            limits = namespace.limits(owner.limits) if owner.limits is not None else None
-            owner = owner._replace(mode="archive", limits=limits)
+            limits = {**owner.settings.limits, **namespace.limits}
+            settings = msgspec.structs.replace(owner.settings, limits=limits)
+            owner = owner._replace(mode="archive", settings=settings)
         lease = LeaseTerm(epoch, may_append)
         async with own_mailbox(self._store, mailbox, owner, RELEASE_WAIT_MS, lease) as postroom:
             service = make_service(
                 self._address,
                 postroom,
                 access=self._access,
-                default_policy=owner.default_policy,
                 measure=postroom.measure,
                 cap_cache_ttl_ms=self._settings.cap_cache_ttl_ms,
             )
             hosted = self._open[mailbox] = _OwnedMailbox(postroom, service)
-            await self._set_topics(hosted)
             remove = self.served.add(service)
             ingestion = None if namespace is None else _Ingestion(namespace, postroom)
             try:
@@ -152,22 +148,19 @@ class StoreHost:
                 if ingestion is not None:
                     await ingestion.close()
 
-    async def set_topics(self, topics: Mapping[str, TopicPolicy]) -> None:
-        """Set policies of topics in all mailboxes that are open, and in those that will be."""
-        self.topics = topics
-        for hosted in list(self._open.values()):
-            await self._set_topics(hosted)
+    async def reload(self, settings: SettingsChanges) -> None:
+        """Open mailboxes with other settings, and change the sections that differ in those that are open.
 
-    async def _set_topics(self, hosted: "_OwnedMailbox") -> None:
-        """Set the policies that a mailbox lacks; one that it refuses does not keep it from being served."""
-        for topic, policy in self.topics.items():
+        A mailbox that refuses them is served on.
+        """
+        changes = changed_sections(self._settings.owner.settings, settings)
+        owner = self._settings.owner._replace(settings=settings)
+        self._settings = msgspec.structs.replace(self._settings, owner=owner)
+        for hosted in list(self._open.values()):
             try:
-                if await hosted.postroom.get_topic_policy(topic) != policy:
-                    await hosted.postroom.set_topic_policy(topic, policy)
+                await hosted.postroom.set_settings(changes)
             except PostroomError as error:
-                logger().error(
-                    "runner.policy_refused", mailbox=hosted.postroom.name, topic=topic, error=str(error)
-                )
+                logger().error("runner.settings_refused", mailbox=hosted.postroom.name, error=str(error))
 
     async def collect(self) -> list[Metric]:
         """Return the metrics of all mailboxes that are open, with the label `mailbox`."""

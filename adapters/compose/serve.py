@@ -19,7 +19,6 @@ from postroom.application.query_threads import in_query_thread
 from postroom.application.service import Groups, OpenSession, Search, Service, Surface, unrestricted
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.write_health import WriteHealth
-from postroom.domain.policy import TopicPolicy
 
 if TYPE_CHECKING:  # uvicorn is an extra
     from postroom.adapters.http_server.mount import Mount
@@ -44,7 +43,6 @@ async def serve_mailbox(
     surfaces: Sequence[Surface],
     *,
     access: Callable[[Mailbox, Search], OpenSession],
-    default_policy: TopicPolicy | None = None,
     search: Search | None = None,
     measure: Measure | None = None,
     cap_cache_ttl_ms: int | None = None,
@@ -67,7 +65,6 @@ async def serve_mailbox(
         store,
         mailbox,
         access=access,
-        default_policy=default_policy,
         search=search,
         measure=measure,
         cap_cache_ttl_ms=cap_cache_ttl_ms,
@@ -91,7 +88,6 @@ def make_service(
     mailbox: Mailbox,
     *,
     access: Callable[[Mailbox, Search], OpenSession],
-    default_policy: TopicPolicy | None = None,
     search: Search | None = None,
     measure: Measure | None = None,
     cap_cache_ttl_ms: int | None = None,
@@ -100,7 +96,6 @@ def make_service(
     return Service(
         mailbox,
         access(mailbox, search or mailbox.search_messages),
-        default_policy or TopicPolicy(),
         asyncio.Event(),
         DeliveryWindows(),
         SurfaceMetrics(measure, cap_cache_ttl_ms),

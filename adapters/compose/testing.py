@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import Postroom, make_settings
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.background import background_task
 from postroom.application.mailbox.engine import MailboxEngine
@@ -84,10 +84,8 @@ async def open_memory_mailbox(
         mode, limits, default_policy: see `open_mailbox`.
     """
     clock = clock or ManualClock()
-    engine = MailboxEngine(
-        MemoryEventLog(check_mailbox(name)), clock, limits=limits, default_policy=default_policy
-    )
-    await engine.open("test", mode)
+    engine = MailboxEngine(MemoryEventLog(check_mailbox(name)), clock)
+    await engine.open("test", mode, make_settings(limits, default_policy))
     clock._engines.append(engine)
     mailbox = MemoryMailbox(engine, clock)
     try:

@@ -17,11 +17,14 @@ from postroom.application.query_results import (
 )
 from postroom.application.redrive_results import Outcome, RedriveMessages, RedrivePreview, RedriveReport
 from postroom.application.service import Search
+from postroom.domain.arguments import check_type
 from postroom.domain.errors import Unavailable, WrongMode
 from postroom.domain.mailbox.counts import TopicSummary
+from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import JobAction, RedriveSpec
 from postroom.domain.search import EventFilter, SearchPage, filter_of_mailbox
+from postroom.domain.settings import MailboxSettings, SettingsChanges
 
 
 class SharedMailbox(CommandHandlers):
@@ -117,9 +120,20 @@ class SharedMailbox(CommandHandlers):
         )
         return letters
 
-    async def get_topic_policy(self, topic: str) -> TopicPolicy | None:
-        """Return the policy set for a topic; see `Mailbox.get_topic_policy`."""
-        policy: TopicPolicy | None = await self._owner.query("get_topic_policy", topic)
+    async def get_settings(self) -> MailboxSettings:
+        """Return the settings; see `Mailbox.get_settings`."""
+        settings: MailboxSettings = await self._owner.query("get_settings")
+        return settings
+
+    async def preview_settings(self, changes: SettingsChanges, *, replace: bool = False) -> SettingsPreview:
+        """Return what a change of settings would do; see `Mailbox.preview_settings`."""
+        checked = check_type("changes", changes, SettingsChanges)
+        preview: SettingsPreview = await self._owner.query("preview_settings", checked, replace=replace)
+        return preview
+
+    async def get_topic_policy(self, topic: str) -> TopicPolicy:
+        """Return the policy of a topic; see `Mailbox.get_topic_policy`."""
+        policy: TopicPolicy = await self._owner.query("get_topic_policy", topic)
         return policy
 
     async def list_topics(self) -> list[TopicSummary]:

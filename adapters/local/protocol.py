@@ -11,7 +11,6 @@ from typing import Any, Final
 import msgspec
 
 from postroom.application.caller import Caller
-from postroom.application.erasure.policy import SubjectPolicy
 from postroom.application.mailbox.administer import CHUNK
 from postroom.application.mailbox.receive import make_receive
 from postroom.application.mailbox.settle import check_nack
@@ -42,14 +41,17 @@ from postroom.domain.mailbox.commands import (
     Resume,
     Send,
     SetPolicy,
+    SetSettings,
 )
 from postroom.domain.mailbox.counts import TopicSummary
+from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.message import MAX_PRIORITY
 from postroom.domain.names import STREAM_BYTES, check_topic
 from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, TopicPolicy, check_visibility
 from postroom.domain.redrive.spec import RedriveSpec
+from postroom.domain.settings import MailboxSettings, SettingsChanges
 
-VERSION: Final = 2
+VERSION: Final = 3
 FRAME_BYTES = MAX_FRAME_BYTES + (16 << 20)
 """Maximum size of a frame: the largest message with its headers."""
 BATCH_BYTES = 4 << 20
@@ -201,6 +203,7 @@ _CHECKS: dict[type, Callable[[Any], Command]] = {
     Redrive: _check_redrive,
     Purge: _check_purge,
     SetPolicy: lambda each: SetPolicy(check_topic(each.topic), each.policy.validate()),
+    SetSettings: lambda each: each,  # which the owner checks with the settings that it changes
     Pause: lambda each: Pause(check_topic(each.topic)),
     Resume: lambda each: Resume(check_topic(each.topic)),
 }
@@ -244,16 +247,16 @@ def read_query(body: msgspec.Raw) -> Query:
     query: Query = _read(_READ_QUERY, body)
     if query.name not in _RESULTS:
         raise MalformedFrame(f"There is no query {query.name[:40]!r}.")
-    if query.name in _OF_A_SPEC and query.arguments:
-        query.arguments[0] = _read_spec(query.arguments[0])
+    if query.name in _STRUCTS and query.arguments:
+        query.arguments[0] = _read_struct(query.arguments[0], *_STRUCTS[query.name])
     return query
 
 
-def _read_spec(fields: object) -> RedriveSpec:
+def _read_struct(fields: object, kind: type[msgspec.Struct], name: str) -> msgspec.Struct:
     try:
-        return msgspec.convert(fields, RedriveSpec)
+        return msgspec.convert(fields, kind)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise InvalidRequest(f"The redrive specification is wrong: {error}.") from None
+        raise InvalidRequest(f"{name} is wrong: {error}.") from None
 
 
 def read_stream(body: msgspec.Raw) -> bytes:
@@ -288,7 +291,13 @@ _READ_INT = msgspec.msgpack.Decoder(int).decode
 
 # -- results ---
 
-_OF_A_SPEC = ("preview_redrive", "start_redrive")
+_SPEC = RedriveSpec, "The redrive specification"
+_STRUCTS: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "preview_redrive": _SPEC,
+    "start_redrive": _SPEC,
+    "preview_settings": (SettingsChanges, "The change of settings"),
+}
+"""Queries whose first argument is a struct."""
 _RESULTS: dict[str, Callable[[msgspec.Raw], Any]] = {
     name: msgspec.msgpack.Decoder(type_).decode
     for name, type_ in {
@@ -298,13 +307,14 @@ _RESULTS: dict[str, Callable[[msgspec.Raw], Any]] = {
         "get_backlog": Backlog,
         "get_message": MessageDetail,
         "get_mode": str,
-        "get_subject_policies": dict[str, SubjectPolicy],
-        "get_topic_policy": TopicPolicy | None,
+        "get_settings": MailboxSettings,
+        "get_topic_policy": TopicPolicy,
         "list_dead_letters": list[DeadLetter],
         "list_topics": list[TopicSummary],
         "measure": list[Metric],
         "peek_messages": list[PeekedMessage],
         "preview_redrive": RedrivePreview,
+        "preview_settings": SettingsPreview,
         "start_redrive": RedriveReport,
         "list_redrives": list[RedriveReport],
         "get_redrive": RedriveReport,

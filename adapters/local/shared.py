@@ -2,14 +2,13 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from postroom.adapters.local.client import LocalClient, OwnerGone
 from postroom.adapters.local.endpoints import Endpoint, LocalEndpoint, RemoteEndpoint
-from postroom.application.erasure.policy import SubjectPolicy
 from postroom.application.forks import check_not_forked
 from postroom.application.mailbox.group import as_known
 from postroom.application.messages import MessageDelivery
@@ -26,6 +25,7 @@ from postroom.domain.errors import (
     WrongPosition,
 )
 from postroom.domain.mailbox.commands import Command, Purge, Receive, Redrive, Send
+from postroom.domain.settings import UNCHANGED, SettingsChanges, check_settings
 
 T = TypeVar("T")
 
@@ -79,11 +79,12 @@ class SharedOwner:
     Arguments:
         path: the socket of the mailbox; None if other processes can't reach it. An owner without a socket
             here is looked for in the directory of its ownership, which other hosts share.
-        own: owns the mailbox for the length of a context; raises MailboxOwned when another process does.
+        own: owns the mailbox for the length of a context, with the settings that it must have; raises
+            MailboxOwned when another process does.
         timeout_ms: time for each call, besides the wait for messages.
         owner_timeout_ms: time after which an owner that does not answer is replaced.
         outboxes: databases that the owner is to relay; `own` relays them by itself.
-        subject_policies: with which the owner must encrypt messages; None accepts any.
+        settings: those that the mailbox must have when it is opened; they may change while it is used.
     """
 
     def __init__(
@@ -91,12 +92,12 @@ class SharedOwner:
         name: str,
         path: Path | None,
         ownership: Ownership,
-        own: Callable[[], AbstractAsyncContextManager[OwnedMailbox]],
+        own: Callable[[SettingsChanges], AbstractAsyncContextManager[OwnedMailbox]],
         *,
         timeout_ms: int,
         owner_timeout_ms: int,
         outboxes: Sequence[str] = (),
-        subject_policies: Mapping[str, SubjectPolicy] | None = None,
+        settings: SettingsChanges = UNCHANGED,
     ) -> None:
         self.name = name
         self._path = path
@@ -105,7 +106,7 @@ class SharedOwner:
         self._timeout_ms = timeout_ms
         self._owner_timeout_ms = owner_timeout_ms
         self._outboxes = outboxes
-        self._subject_policies = subject_policies
+        self._settings = settings
         self._owner: Owner | None = None
         self._is_available = asyncio.Event()
         self._failure: Exception | None = None
@@ -310,7 +311,7 @@ class SharedOwner:
             return None
         try:
             if client.has_greeted:
-                await self._check_policies(client)
+                await self._check_settings(client)
                 self._use(client)
                 await self._name_outboxes(client)
                 await client.ended
@@ -322,15 +323,10 @@ class SharedOwner:
             await self._ownership.evict(self.name, client.hanging)
         return client
 
-    async def _check_policies(self, client: LocalClient) -> None:
-        """Raise InvalidRequest if the owner would store in the clear what this process has encrypted."""
-        if self._subject_policies is None:
-            return
-        if await client.query("get_subject_policies", (), {}) != self._subject_policies:
-            raise InvalidRequest(
-                f"The owner of mailbox {self.name} encrypts other topics or fields than this process; give "
-                "every process that may own it the same settings of erasure."
-            )
+    async def _check_settings(self, client: LocalClient) -> None:
+        """Raise SettingsConflict if this process was opened with other settings than the mailbox has."""
+        if self._settings != UNCHANGED:
+            check_settings(self.name, await client.query("get_settings", (), {}), self._settings)
 
     async def _name_outboxes(self, client: LocalClient) -> None:
         if not self._outboxes:
@@ -344,7 +340,7 @@ class SharedOwner:
 
     async def _be_owner(self) -> bool:
         """Own the mailbox until another process takes it over."""
-        async with self._own() as mailbox:
+        async with self._own(self._settings) as mailbox:
             owner = _Here(mailbox)
             try:
                 self._use(owner)
@@ -355,6 +351,7 @@ class SharedOwner:
 
     def _use(self, owner: Owner) -> None:
         self._owner, self._failure, self._was_used = owner, None, True
+        self._settings = UNCHANGED  # compared; a later change is no reason to stop
         self._is_available.set()
         if self._gone_at is not None:
             logger().info(

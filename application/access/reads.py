@@ -136,8 +136,8 @@ class AuthorizedReads:
         return page[:limit]
 
     @audit_refusals(READ_HEADERS)
-    async def get_topic_policy(self, topic: str, /) -> TopicPolicy | None:
-        """Return the policy set for a topic; see `Mailbox.get_topic_policy`."""
+    async def get_topic_policy(self, topic: str, /) -> TopicPolicy:
+        """Return the policy of a topic; see `Mailbox.get_topic_policy`."""
         await self._begin_read(check_topic(topic))
         return await self._mailbox.get_topic_policy(topic)
 

@@ -102,10 +102,9 @@ class NamespaceQueries:
             ]
         return letters
 
-    async def get_topic_policy(self, topic: str, /) -> TopicPolicy | None:
-        """Return the policy set for a topic; see `Mailbox.get_topic_policy`."""
-        policies = await self._ask_all(lambda mailbox: mailbox.get_topic_policy(topic))
-        return next((policy for policy in policies if policy is not None), None)
+    async def get_topic_policy(self, topic: str, /) -> TopicPolicy:
+        """Return the policy of a topic in the oldest mailbox; see `Mailbox.get_topic_policy`."""
+        return (await self._ask_all(lambda mailbox: mailbox.get_topic_policy(topic)))[0]
 
     async def list_topics(self) -> list[TopicSummary]:
         """Return the topics of all mailboxes; see `Mailbox.list_topics`."""
@@ -229,6 +228,7 @@ def _add_topics(one: TopicSummary, other: TopicSummary) -> TopicSummary:
         one.dead + other.dead,
         _earliest(one.oldest_at, other.oldest_at),
         {r: one.dead_letterings.get(r, 0) + other.dead_letterings.get(r, 0) for r in sorted(reasons)},
+        one.shards_in_use or other.shards_in_use,
     )
 
 

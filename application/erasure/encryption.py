@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from postroom.application.erasure.policy import SubjectPolicy, read_field, write_field
+from postroom.application.erasure.fields import read_field, write_field
 from postroom.application.ports.subject_keys import SubjectKey
 from postroom.domain.envelope.build import OpenedEnvelope
 from postroom.domain.envelope.headers import extract_mailbox_item, parse_envelope
@@ -18,9 +18,7 @@ from postroom.domain.errors import IntegrityFailure, InvalidRequest
 from postroom.domain.integrity import hash_chain, payload_hash
 from postroom.domain.message import Headers, MessageSent
 from postroom.domain.names import message_id
-
-ALGORITHM = "postroom-aes-siv"
-"""Algorithm of the messages that Postroom encrypts, in their header `encryption`."""
+from postroom.domain.subject_policy import ALGORITHM, SubjectPolicy
 
 
 class StoredContent(NamedTuple):
@@ -39,11 +37,6 @@ class _Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Parameters of the algorithm: the encrypted original headers, in base64."""
 
     headers: str
-
-
-def is_encrypted(headers: Headers) -> bool:
-    """Return whether Postroom encrypted the message, by its headers."""
-    return headers.encryption == ALGORITHM
 
 
 def read_pseudonym(sent: MessageSent) -> str | None:

@@ -6,14 +6,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from postroom.application.erasure.encryption import (
-    decrypt,
-    encrypt,
-    is_encrypted,
-    read_pseudonym,
-    read_subject,
-)
-from postroom.application.erasure.policy import ANY_TOPIC, SubjectPolicy
+from postroom.application.erasure.encryption import decrypt, encrypt, read_pseudonym, read_subject
 from postroom.application.ports.mailbox_owner import Answer
 from postroom.application.ports.subject_keys import SubjectKey, SubjectKeys
 from postroom.domain.envelope.headers import parse_envelope
@@ -22,6 +15,7 @@ from postroom.domain.errors import IntegrityFailure, InvalidRequest, Rejected
 from postroom.domain.mailbox.commands import Command, Send
 from postroom.domain.message import MessageSent
 from postroom.domain.redrive.commands import Copy
+from postroom.domain.subject_policy import SubjectPolicy, find_policy, is_encrypted
 
 M = TypeVar("M", Send, Copy)
 
@@ -45,17 +39,22 @@ class Protection:
 
     Arguments:
         keys: of the subjects.
-        topics: policies by topic; see `check_policies`.
+        topics: policies by topic, until `read_topics` is replaced by one that reads those of a mailbox.
     """
 
     def __init__(self, keys: SubjectKeys, topics: Mapping[str, SubjectPolicy]) -> None:
         self.keys = keys
-        self.topics = topics
+        self.read_topics: Callable[[], Mapping[str, SubjectPolicy]] = lambda: topics
         self._order = asyncio.Lock()
+
+    @property
+    def topics(self) -> Mapping[str, SubjectPolicy]:
+        """Return the policies by topic."""
+        return self.read_topics()
 
     def policy(self, topic: str) -> SubjectPolicy | None:
         """Return the policy of a topic, or None if its messages are not encrypted."""
-        return self.topics.get(topic) or self.topics.get(ANY_TOPIC)
+        return find_policy(self.topics, topic)
 
     async def submit(
         self, commands: Sequence[Command], submit: Callable[[Sequence[Command]], Awaitable[list[Answer]]]

@@ -2,10 +2,10 @@
 
 import msgspec
 
-from postroom.application.erasure.policy import ATTRS
 from postroom.application.erasure.protection import Protection
 from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.search import EventFilter
+from postroom.domain.subject_policy import ATTRS
 
 
 def as_stored(filter_: EventFilter, protection: Protection, *, with_names: bool = True) -> EventFilter:

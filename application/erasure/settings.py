@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from postroom.application.erasure.policy import SubjectPolicy, check_policies
 from postroom.domain.arguments import check_path, check_text
 from postroom.domain.errors import InvalidRequest
+from postroom.domain.subject_policy import SubjectPolicy, check_subject_policies
 
 ERASURE_LOG_SUFFIX = ".erasures"
 """Suffix of the erasure log beside the file of a key store."""
@@ -21,7 +21,8 @@ class ErasureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         keys: path of the key store, or URL of its PostgreSQL database; outside the store and its backups.
             `postroom erasure init` creates it.
         records: path of the erasure log; beside the key store by default, required for one in a database.
-        topics: policies by topic; `*` is that of all topics without one of their own.
+        topics: policies by topic, of a new mailbox; `*` is that of all topics without one of their own. One
+            that exists must have them; none take those that it has.
         master_key_file: path of the file with the master key.
         master_key_variable: environment variable with the master key, instead of a file.
         master_key_command: program and arguments that print the master key, instead of a file; run without a
@@ -57,7 +58,7 @@ class ErasureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return ErasureSettings(
             keys=keys,
             records=os.path.abspath(check_path("records", records)),
-            topics=check_policies(self.topics),
+            topics=check_subject_policies(self.topics) if self.topics != {} else {},
             master_key_file=None if file is None else os.path.abspath(check_path("master_key_file", file)),
             master_key_variable=None if variable is None else check_text("master_key_variable", variable, 1),
             master_key_command=None if command is None else check_text("master_key_command", command, 1),

@@ -10,7 +10,6 @@ from postroom.application.ingest.broker_access import BrokerAccess
 from postroom.application.ingest.nats_access import NatsAccess, without_secrets
 from postroom.domain.envelope.validation import ValidationMode
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.policy import MailboxLimits
 
 ACK_WAIT_SECONDS = 30
 MAX_ACK_PENDING = 10_000
@@ -180,10 +179,11 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True):
         """Return the number of messages requested ahead, which arrive while a batch is prepared."""
         return max(MIN_PREFETCH, 2 * self.batch_size)
 
-    def limits(self, base: MailboxLimits) -> MailboxLimits:
-        """Return the limits of the mailbox: those of `base`, overridden by the namespace's."""
-        overrides = {
+    @property
+    def limits(self) -> dict[str, int | None]:
+        """Return the limits that the mailbox must have, by name."""
+        limits = {
             "history_retention_ms": self.history_retention_ms,
             "max_store_bytes": self.max_store_bytes,
         }
-        return msgspec.structs.replace(base, **{name: value for name, value in overrides.items() if value})
+        return {name: value for name, value in limits.items() if value}

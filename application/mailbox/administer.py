@@ -1,4 +1,4 @@
-"""Handlers for operators: redrive, purge, topic policies, pausing (svc-mailbox C-4, P-9)."""
+"""Handlers for operators: redrive, purge, settings, topic policies, pausing (svc-mailbox C-4, P-9)."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,10 @@ from postroom.application.ports.mailbox_owner import MailboxOwner
 from postroom.application.tracing import REDRIVE, tracer
 from postroom.domain.arguments import check_int, check_items, check_optional_text, check_type
 from postroom.domain.errors import Rejected
-from postroom.domain.mailbox.commands import Command, Pause, Purge, Redrive, Resume, SetPolicy
+from postroom.domain.mailbox.commands import Command, Pause, Purge, Redrive, Resume, SetPolicy, SetSettings
 from postroom.domain.names import check_topic, message_stream
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.settings import SettingsChanges
 
 CHUNK = 1_000
 """Maximum number of messages changed in one append, so that senders never wait long."""
@@ -98,13 +99,34 @@ class SetTopicPolicy:
         self._owner = owner
 
     async def __call__(self, topic: str, policy: TopicPolicy) -> None:
-        """Set the policy of `topic`; it applies from now on.
+        """Set the policy of `topic`, all its fields; it applies from now on.
 
-        Raises: InvalidRequest when a field has a wrong type or is out of bounds, or the shard count changes
-            while the topic holds messages; Unavailable.
+        Another number of shards waits until the topic holds no messages (ADR 0098).
+
+        Raises: InvalidRequest when a field has a wrong type or is out of bounds, Unavailable.
         """
         policy = check_type("policy", policy, TopicPolicy).validate()
         await _execute(self._owner, SetPolicy(check_topic(topic), policy))
+
+
+class SetMailboxSettings:
+    """Handler that changes the settings of the mailbox (ADR 0098)."""
+
+    def __init__(self, owner: MailboxOwner) -> None:
+        self._owner = owner
+
+    async def __call__(self, changes: SettingsChanges, *, replace: bool = False) -> bool:
+        """Change the settings; they apply from now on, and stay whoever owns the mailbox.
+
+        Arguments:
+            replace: everything that the changes leave out becomes the default.
+
+        Returns: whether that changed anything.
+        Raises: InvalidRequest when a field is unknown, has a wrong type or is out of bounds; Unavailable.
+        """
+        check_type("changes", changes, SettingsChanges)
+        command = SetSettings(changes, check_type("replace", replace, bool))
+        return await _execute(self._owner, command) > 0
 
 
 class PauseTopic:

@@ -248,10 +248,11 @@ class MailboxClient(RedriveClient):
         _check_moment(at)
         return await self._repeat(lambda: self._transport.list_dead_letters(topic, reason, limit, cursor, at))
 
-    async def get_topic_policy(self, topic: str, /) -> TopicPolicy | None:
-        """Return the policy set for a topic; see `Mailbox.get_topic_policy`."""
+    async def get_topic_policy(self, topic: str, /) -> TopicPolicy:
+        """Return the policy of a topic; see `Mailbox.get_topic_policy`."""
         check_topic(topic)
-        return await self._repeat(lambda: self._transport.get_topic_policy(topic))
+        # Servers before ADR 0098 return none for a topic that has the default policy.
+        return await self._repeat(lambda: self._transport.get_topic_policy(topic)) or TopicPolicy()
 
     async def list_topics(self) -> list[TopicSummary]:
         """Return the topics; see `Mailbox.list_topics`."""

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from postroom.application.erasure.encryption import is_encrypted
 from postroom.application.erasure.protection import Protection
 from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.committer import Committer
@@ -22,6 +21,7 @@ from postroom.domain.mailbox.decide import deliverable
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import Message, MessageSent
 from postroom.domain.record import Record
+from postroom.domain.subject_policy import is_encrypted
 
 _SETTLING = (Ack, Nack, Extend)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from postroom.application.erasure.protection import Protection
@@ -42,7 +42,8 @@ from postroom.domain.mailbox.log_clock import Anchor
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MAX_EPOCH, MessageSent
 from postroom.domain.names import message_id
-from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.settings import UNCHANGED, SettingsChanges
+from postroom.domain.subject_policy import SubjectPolicy
 
 RECOVERY_SECONDS = 1.0
 """Pause before another attempt to load the log, if no command arrives."""
@@ -69,18 +70,17 @@ class MailboxEngine:
         log: EventLog,
         clock: Clock,
         *,
-        limits: MailboxLimits | None = None,
-        default_policy: TopicPolicy | None = None,
         cache_bytes: int = CACHE_BYTES,
         admit: Callable[[Mailbox, int], None] | None = None,
         may_append: Callable[[], bool] | None = None,
         protection: Protection | None = None,
     ) -> None:
         self.log, self.protection = log, protection
+        if protection is not None:
+            protection.read_topics = self._subject_policies
         self._may_append = may_append or (lambda: True)
         self.writer = LogWriter(log, self._may_append)
         self._clock = clock
-        self._limits, self._default_policy = limits, default_policy
         self.metrics = MailboxMetrics()
         self._committer = Committer(
             self.writer, self.check_ownership, self._append_failed, self._refuse, self.metrics
@@ -104,6 +104,7 @@ class MailboxEngine:
         self,
         owner: str,
         mode: MailboxMode | None = None,
+        settings: SettingsChanges = UNCHANGED,
         *,
         accept_clock: bool = False,
         epoch: int | None = None,
@@ -113,18 +114,28 @@ class MailboxEngine:
         Arguments:
             owner: name of this owner, for operators.
             mode: expected mode; None accepts any, and creates a queue.
+            settings: of a new mailbox; one that exists must have them.
             accept_clock: accept a wall clock far ahead of the last record.
             epoch: that of the owner's lease (RFC-049); None takes the one after the log's.
 
-        Raises: InvalidRequest when it has another mode, WrongPosition when another owner keeps appending,
-            Fenced when the epoch is not above the log's, Unavailable when the lease has ended,
-            BrokenLog when the log can't be folded, ImplausibleClock when the machine was restarted and its
-            wall clock is too far ahead.
+        Raises: WrongMode and SettingsConflict when it has another mode or other settings, WrongPosition when
+            another owner keeps appending, InvalidRequest when it encrypts messages and there is no key store,
+            Fenced when the epoch is not above the log's, Unavailable when the
+            lease has ended, BrokenLog when the log can't be folded, ImplausibleClock when the machine was
+            restarted and its wall clock is too far ahead.
         """
         if epoch is not None:
             check_int("epoch", epoch, 1, MAX_EPOCH)
         self._state, self._anchor = await take_over(
-            self._load, self.writer, self._clock, owner, mode, epoch=epoch, accept_clock=accept_clock
+            self._load,
+            self.writer,
+            self._clock,
+            owner,
+            mode,
+            settings,
+            epoch=epoch,
+            accept_clock=accept_clock,
+            can_encrypt=self.protection is not None,
         )
         self._task = asyncio.create_task(self._run(), name=f"mailbox {self.log.mailbox}")
 
@@ -164,6 +175,9 @@ class MailboxEngine:
     def mailbox(self) -> Mailbox:
         """Return the mailbox in memory; raises as `state` does."""
         return self.state.mailbox
+
+    def _subject_policies(self) -> Mapping[str, SubjectPolicy]:
+        return {} if self._state is None else self._state.mailbox.settings.subject_policies
 
     def check_process(self) -> None:
         """Raise InvalidRequest in a process that was forked from the one that opened the mailbox."""
@@ -402,4 +416,4 @@ class MailboxEngine:
 
     async def _load(self) -> LoadedMailbox:
         self._decider.forget_messages()
-        return await load_mailbox(self.log, self._limits, self._default_policy)
+        return await load_mailbox(self.log)

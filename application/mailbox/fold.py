@@ -12,34 +12,29 @@ from postroom.domain.mailbox.batch import evolve_batch, is_batch
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import Message, MessageSent
 from postroom.domain.message import evolve as evolve_message
-from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.record import Record
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def fold(
-    log: EventLogReader, limits: MailboxLimits | None = None, default_policy: TopicPolicy | None = None
-) -> Mailbox:
+def fold(log: EventLogReader) -> Mailbox:
     """Return the mailbox as a fold of its log; requires no ownership.
 
     A snapshot is used only if the commit at its end is still in the log with the same chain hash.
 
     Raises: BrokenLog when the start of the log is missing and no snapshot covers it, or its end is missing.
     """
-    mailbox, _ = fold_from(log, limits, default_policy)
+    mailbox, _ = fold_from(log)
     return mailbox
 
 
-def fold_from(
-    log: EventLogReader, limits: MailboxLimits | None = None, default_policy: TopicPolicy | None = None
-) -> tuple[Mailbox, list[SavedPart]]:
+def fold_from(log: EventLogReader) -> tuple[Mailbox, list[SavedPart]]:
     """Return the mailbox as `fold` does, and the parts of the snapshot that was used, oldest first."""
     check_seal(log)
-    mailbox, parts = Mailbox(log.mailbox, limits, default_policy), list[SavedPart]()
+    mailbox, parts = Mailbox(log.mailbox), list[SavedPart]()
     for snapshot in usable_snapshots(log):
-        restored = snapshot.restore(limits, default_policy)
+        restored = snapshot.restore()
         if restored is not None:
             mailbox, parts = restored, snapshot.parts
             break

@@ -8,6 +8,7 @@ from postroom.application.mailbox.administer import (
     PurgeTopic,
     RedriveDeadLetters,
     ResumeTopic,
+    SetMailboxSettings,
     SetTopicPolicy,
 )
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
@@ -37,6 +38,7 @@ class CommandHandlers:
         self.extend_visibility = settler.extend_visibility
         self.redrive_dead_letters = RedriveDeadLetters(owner)
         self.purge_topic = PurgeTopic(owner)
+        self.set_settings = SetMailboxSettings(owner)
         self.set_topic_policy = SetTopicPolicy(owner)
         self.pause_topic = PauseTopic(owner)
         self.resume_topic = ResumeTopic(owner)

@@ -14,7 +14,6 @@ from postroom.domain.errors import PostroomError
 from postroom.domain.mailbox.commands import TakeOwnership
 from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.state import Mailbox, evolve
-from postroom.domain.policy import MailboxLimits, TopicPolicy
 
 
 class LoadedMailbox:
@@ -65,7 +64,8 @@ class LoadedMailbox:
     def take_ownership(self, command: TakeOwnership, now: int) -> list[Commit]:
         """Evolve the state by a change of owner at `now` (µs), and return its commits, to be appended.
 
-        Raises: Fenced when the command has an epoch that is not above the log's.
+        Raises: Fenced when the command has an epoch that is not above the log's, WrongMode and
+            SettingsConflict when the mailbox has another mode or other settings.
         """
         group = GroupEvents()
         events = decide(command, self.mailbox, now)
@@ -85,16 +85,14 @@ class LoadedMailbox:
         return self.mailbox.position - self.snapshots.position
 
 
-async def load_mailbox(
-    log: EventLogReader, limits: MailboxLimits | None, default_policy: TopicPolicy | None
-) -> LoadedMailbox:
+async def load_mailbox(log: EventLogReader) -> LoadedMailbox:
     """Load a mailbox from its log, off the event loop.
 
     Raises: BrokenLog when the log can't be folded, Unavailable when it can't be read.
     """
 
     def load() -> LoadedMailbox:
-        mailbox, parts = fold_from(log, limits, default_policy)
+        mailbox, parts = fold_from(log)
         head = log.head()
         return LoadedMailbox(mailbox, head.chain if head is not None else GENESIS, parts)
 

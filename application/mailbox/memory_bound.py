@@ -29,17 +29,16 @@ class MemoryBound:
     Messages can be received and settled above it, so that it is left again.
     """
 
-    def __init__(self, log: VolatileLog, limit: int | None) -> None:
-        """Take the log, and its limit in bytes; None is `DEFAULT_BYTES`."""
+    def __init__(self, log: VolatileLog) -> None:
+        """Take the log; the bound is `max_store_bytes` of the mailbox, or `DEFAULT_BYTES`."""
         self._log = log
-        self._limit = DEFAULT_BYTES if limit is None else limit
         self._appended = 0
         self._pending = 0
 
-    @property
-    def cache_bytes(self) -> int:
-        """Return how much of the engine's cache of sent messages fits within the bound, in bytes."""
-        return self._limit // 32
+    @staticmethod
+    def cache_bytes(limit: int | None) -> int:
+        """Return how much of the engine's cache of sent messages fits within a bound, in bytes."""
+        return (limit or DEFAULT_BYTES) // 32
 
     def admit(self, mailbox: Mailbox, size: int) -> None:
         """Check that there is room for a message; raise Saturated if not.
@@ -51,10 +50,11 @@ class MemoryBound:
         """
         if self._appended != self._log.used_bytes:
             self._appended, self._pending = self._log.used_bytes, 0
-        if self._used_bytes(mailbox) + self._pending + size > self._limit:
+        limit = _limit(mailbox)
+        if self._used_bytes(mailbox) + self._pending + size > limit:
             raise Saturated(
-                f"Mailbox {mailbox.name} holds its limit of {self._limit} bytes in memory; receive and ack "
-                "messages, purge a topic, or raise max_store_bytes in [limits].",
+                f"Mailbox {mailbox.name} holds its limit of {limit} bytes in memory; receive and ack "
+                "messages, purge a topic, or raise limits.max_store_bytes.",
                 SATURATED_RETRY_MS,
             )
         self._pending += size
@@ -69,7 +69,7 @@ class MemoryBound:
             try:
                 mailbox = engine.mailbox
                 is_due = began - compacted_at >= MAX_INTERVAL_SECONDS or (
-                    self._used_bytes(mailbox) >= COMPACTION_RATIO * self._limit
+                    self._used_bytes(mailbox) >= COMPACTION_RATIO * _limit(mailbox)
                 )
                 if is_due and mailbox.position > position:
                     position, compacted_at = mailbox.position, began
@@ -93,3 +93,7 @@ class MemoryBound:
     def _used_bytes(self, mailbox: Mailbox) -> int:
         keys = sum(len(topic.window) for topic in mailbox.topics.values())
         return self._log.used_bytes + KEY_BYTES * keys
+
+
+def _limit(mailbox: Mailbox) -> int:
+    return mailbox.limits.max_store_bytes or DEFAULT_BYTES

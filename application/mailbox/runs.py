@@ -29,6 +29,7 @@ from postroom.domain.mailbox.events import (
     LogTruncated,
     MailboxCreated,
     MailboxMode,
+    MailboxSettingsChanged,
     OwnershipTaken,
     TopicPaused,
     TopicPolicySet,
@@ -46,6 +47,7 @@ from postroom.domain.message import (
     MessageVisibilityExtended,
 )
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.settings import MailboxSettings
 
 HASH_BYTES = 32
 
@@ -195,13 +197,31 @@ class ExpiredRun(Run, frozen=True, tag="MessageExpired.1"):
     reasons: Texts
 
 
-class CreatedRun(Run, frozen=True, tag="MailboxCreated.1"):
+class FirstCreatedRun(Run, frozen=True, tag="MailboxCreated.1"):
+    """The creation of the mailbox, before its settings were stored."""
+
+    event = MailboxCreated
+
+    names: Texts
+    modes: MailboxMode | list[MailboxMode]
+
+
+class CreatedRun(Run, frozen=True, tag="MailboxCreated.2"):
     """The creation of the mailbox."""
 
     event = MailboxCreated
 
     names: Texts
     modes: MailboxMode | list[MailboxMode]
+    settings: MailboxSettings | list[MailboxSettings | None] | None
+
+
+class SettingsRun(Run, frozen=True, tag="MailboxSettingsChanged.1"):
+    """Changes of the settings of the mailbox."""
+
+    event = MailboxSettingsChanged
+
+    settings: MailboxSettings | list[MailboxSettings]
 
 
 class OwnershipRun(Run, frozen=True, tag="OwnershipTaken.1"):
@@ -268,7 +288,9 @@ AnyRun = (
     | DeadLetteredRun
     | RedrivenRun
     | ExpiredRun
+    | FirstCreatedRun
     | CreatedRun
+    | SettingsRun
     | OwnershipRun
     | PolicyRun
     | PausedRun
@@ -278,7 +300,7 @@ AnyRun = (
     | RedriveRun
 )
 RUNS: dict[type[Event], type[Run]] = {run.event: run for run in AnyRun.__args__}
-"""The run that encodes each type of event."""
+"""The run that encodes each type of event: of several versions, the last one in `AnyRun`."""
 
 
 def _header_columns(headers: Sequence[Headers]) -> Iterable[Any]:

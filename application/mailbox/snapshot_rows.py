@@ -5,7 +5,7 @@ from blake3 import blake3
 
 from postroom.application.mailbox.compression import compress, decompress
 from postroom.domain.errors import BrokenLog
-from postroom.domain.mailbox.snapshot import VERSION, SnapshotPart
+from postroom.domain.mailbox.snapshot import READABLE, SnapshotPart
 
 DIGEST_BYTES = 32
 _encode = msgspec.msgpack.Encoder().encode
@@ -32,4 +32,4 @@ def decode_part(state: bytes) -> SnapshotPart | None:
         part = _decode(decompress(compressed, 0))
     except (msgspec.MsgspecError, BrokenLog):
         return None
-    return part if part.version == VERSION else None
+    return part if part.version in READABLE else None

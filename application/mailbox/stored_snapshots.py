@@ -9,9 +9,9 @@ from postroom.application.mailbox.commit_ends import ends_with
 from postroom.application.mailbox.snapshot_rows import decode_part, digest_of
 from postroom.application.ports.event_log import EventLogReader, StoredSnapshot
 from postroom.domain.mailbox.collect import Moment
+from postroom.domain.mailbox.events import StoredSettings
 from postroom.domain.mailbox.snapshot import SnapshotPart, restore_snapshot
 from postroom.domain.mailbox.state import Mailbox
-from postroom.domain.policy import MailboxLimits, TopicPolicy
 
 
 class SavedPart(NamedTuple):
@@ -43,6 +43,13 @@ class UsableSnapshot:
         return self._rows[-1].position
 
     @property
+    def settings(self) -> StoredSettings:
+        """Return the settings of the mailbox in it."""
+        part = self._rows[-1].part
+        assert part is not None, "the snapshot is usable"
+        return part.head.settings
+
+    @property
     def parts(self) -> list[SavedPart]:
         """Return the summaries of its parts, oldest first."""
         parts: list[SavedPart] = []
@@ -56,13 +63,11 @@ class UsableSnapshot:
                 first, items = 0, 0
         return parts
 
-    def restore(
-        self, limits: MailboxLimits | None = None, default_policy: TopicPolicy | None = None
-    ) -> Mailbox | None:
+    def restore(self) -> Mailbox | None:
         """Return the mailbox that it holds, or None if it can't be decoded."""
         parts = [row.part for row in self._rows if row.part is not None]
         with _without_gc():
-            return restore_snapshot(parts, self._mailbox, limits, default_policy)
+            return restore_snapshot(parts, self._mailbox)
 
 
 @contextmanager

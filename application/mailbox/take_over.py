@@ -10,6 +10,7 @@ from postroom.domain.errors import WrongPosition
 from postroom.domain.mailbox.commands import TakeOwnership
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.log_clock import Anchor, anchor
+from postroom.domain.settings import SettingsChanges
 
 OWNERSHIP_TRIES = 5
 """Attempts of a new owner to append while the previous owner still appends."""
@@ -21,9 +22,11 @@ async def take_over(
     clock: Clock,
     owner: str,
     mode: MailboxMode | None,
+    settings: SettingsChanges,
     *,
     epoch: int | None,
     accept_clock: bool,
+    can_encrypt: bool,
 ) -> tuple[LoadedMailbox, Anchor]:
     """Load a mailbox and append `OwnershipTaken`; return its state, and the anchor of log time.
 
@@ -37,7 +40,9 @@ async def take_over(
         loaded, replayed = clock.uptime(), state.records_since_snapshot
         mailbox, boot, uptime = state.mailbox, clock.boot(), clock.uptime()
         time = anchor(mailbox, wall=clock.wall(), boot=boot, uptime=uptime, accept_clock=accept_clock)
-        command = TakeOwnership(mailbox.name, mode, owner, boot, uptime, time.continues, epoch)
+        command = TakeOwnership(
+            mailbox.name, mode, owner, boot, uptime, time.continues, epoch, settings, can_encrypt
+        )
         try:
             await writer.append(state.take_ownership(command, time.at))
         except WrongPosition:

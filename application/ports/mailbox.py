@@ -158,7 +158,10 @@ class Mailbox(Redrives, Protocol):
         """
 
     async def set_topic_policy(self, topic: str, policy: TopicPolicy, /) -> None:
-        """Set the policy of a topic; it applies from now on (svc-mailbox P-9)."""
+        """Set the policy of a topic, all its fields; it applies from now on (svc-mailbox P-9).
+
+        Another number of shards waits until the topic holds no messages (ADR 0098).
+        """
 
     async def pause_topic(self, topic: str, /) -> None:
         """Stop the delivery of a topic's messages until it is resumed; idempotent.
@@ -216,11 +219,11 @@ class Mailbox(Redrives, Protocol):
             at: a past moment; None is now.
         """
 
-    async def get_topic_policy(self, topic: str, /) -> TopicPolicy | None:
-        """Return the policy set for a topic; None when the default policy applies."""
+    async def get_topic_policy(self, topic: str, /) -> TopicPolicy:
+        """Return the policy of a topic, which need not exist."""
 
     async def list_topics(self) -> list[TopicSummary]:
-        """Return the topics that hold messages or idempotency keys, have a policy, or are paused."""
+        """Return the topics that hold messages or idempotency keys, have a section, or are paused."""
 
     async def peek_messages(self, topic: str, /, *, limit: int = 10) -> list[PeekedMessage]:
         """Return up to `limit` ready messages, 1 to 1,000, without receiving them; also of a paused topic."""

@@ -133,7 +133,7 @@ class MailboxTransport(Protocol):
         """Return a page of dead letters."""
 
     async def get_topic_policy(self, topic: str) -> TopicPolicy | None:
-        """Return the policy set for a topic."""
+        """Return the policy of a topic; None from a server that has none of its own."""
 
     async def list_topics(self) -> list[TopicSummary]:
         """Return the topics."""

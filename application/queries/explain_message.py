@@ -6,9 +6,10 @@ from heapq import merge
 from postroom.application.mailbox.fold import refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
+from postroom.application.queries.mailbox_past import first_settings
 from postroom.application.queries.message_records import read_message
 from postroom.application.query_results import DeliveryExplanation, Explanation, HistoryStep
-from postroom.domain.mailbox.events import OwnershipTaken, TopicPolicySet
+from postroom.domain.mailbox.events import MailboxEvent, OwnershipTaken, StoredSettings
 from postroom.domain.message import (
     DEFAULT_PRIORITY,
     DeadReason,
@@ -19,6 +20,7 @@ from postroom.domain.message import (
 from postroom.domain.message_history import Delivery, LogPosition, MessageHistory, Round, Takeover, trace
 from postroom.domain.names import mailbox_stream, message_id
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.settings import resolve_policy
 
 HistoryItem = tuple[int, int, MessageEvent | OwnershipTaken, TopicPolicy | None]
 
@@ -48,19 +50,20 @@ class ExplainMessage:
             ((r.position, r.epoch, r.event) for r in own),
             key=lambda item: item[0],
         )
-        history = trace(_with_policies(sent.topic, items))  # type: ignore[arg-type]  # `records` are one message's
+        history = trace(_with_policies(sent.topic, items, first_settings(log)))  # type: ignore[arg-type]  # `records` are one message's
         assert history is not None
         return explain(log.mailbox, sent, history, self._now())
 
 
 def _with_policies(
-    topic: str, items: Iterator[tuple[int, int, MessageEvent | OwnershipTaken | TopicPolicySet]]
+    topic: str, items: Iterator[tuple[int, int, MessageEvent | MailboxEvent]], settings: StoredSettings
 ) -> Iterator[HistoryItem]:
-    policy: TopicPolicy | None = None
+    policy = resolve_policy(settings.settings, topic)
     for position, epoch, event in items:
-        if isinstance(event, TopicPolicySet):
-            policy = event.policy if event.topic == topic else policy
-        else:
+        if isinstance(event, MailboxEvent):
+            settings = settings.after(event)
+            policy = resolve_policy(settings.settings, topic)
+        if isinstance(event, MessageEvent | OwnershipTaken):
             yield position, epoch, event, policy
 
 

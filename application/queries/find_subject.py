@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from postroom.application.erasure.encryption import is_encrypted, read_pseudonym
-from postroom.application.erasure.policy import read_field
+from postroom.application.erasure.encryption import read_pseudonym
+from postroom.application.erasure.fields import read_field
 from postroom.application.erasure.protection import Protection
 from postroom.application.erasure.records import SubjectMessages
 from postroom.application.mailbox.fold import fold_message, refuse_altered_records
@@ -15,6 +15,7 @@ from postroom.application.queries.get_message import status_name
 from postroom.domain.envelope.headers import parse_envelope
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import MessageSent
+from postroom.domain.subject_policy import is_encrypted
 
 CHUNK = 1_000
 

@@ -1,4 +1,4 @@
-"""`GetTopicPolicy`: the policy that was set for a topic."""
+"""`GetTopicPolicy`: the policy of a topic."""
 
 from collections.abc import Callable
 
@@ -8,15 +8,15 @@ from postroom.domain.policy import TopicPolicy
 
 
 class GetTopicPolicy:
-    """A query for the policy recorded for a topic (svc-mailbox P-9)."""
+    """A query for the policy of a topic, which need not exist (svc-mailbox P-9)."""
 
     def __init__(self, state: Callable[[], Mailbox]) -> None:
         """Take the source of the mailbox's state."""
         self._state = state
 
-    def __call__(self, topic: str) -> TopicPolicy | None:
-        """Return the policy set for `topic`; None when the default policy applies.
+    def __call__(self, topic: str) -> TopicPolicy:
+        """Return the policy in force for `topic`; see `resolve_policy`.
 
         Raises: InvalidRequest for a malformed name.
         """
-        return self._state().policies.get(check_topic(topic))
+        return self._state().policy(check_topic(topic))

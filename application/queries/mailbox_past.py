@@ -1,39 +1,49 @@
 """What happened to a mailbox, as far as the histories of its messages depend on it."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from postroom.application.mailbox.fold import fold
+from postroom.application.mailbox.stored_snapshots import usable_snapshots
 from postroom.application.ports.event_log import EventLogReader
-from postroom.domain.mailbox.events import OwnershipTaken, TopicPolicySet
+from postroom.domain.mailbox.events import MailboxEvent, OwnershipTaken, StoredSettings
 from postroom.domain.message import MessageEvent, MessageSent
 from postroom.domain.message_history import MessageHistory, begin, follow, take_over
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.settings import resolve_policy
+
+
+class Change(NamedTuple):
+    """A change of the mailbox at a position, and its settings from then on."""
+
+    position: int
+    event: MailboxEvent
+    settings: StoredSettings
+
+    def policy(self, topic: str) -> TopicPolicy:
+        """Return the policy of a topic from then on."""
+        return resolve_policy(self.settings.settings, topic)
 
 
 class MailboxPast(NamedTuple):
-    """Changes of a mailbox's ownership and of the policies of its topics.
+    """Changes of a mailbox's ownership and of its settings.
 
     Arguments:
         last, end: position and log time (µs) of the last record that counts.
-        policies: of topics whose changes retention removed.
-        changes: positions and events, in order.
+        settings: before the first change; of the oldest snapshot where retention removed earlier ones.
+        changes: in order.
     """
 
     last: int
     end: int
-    policies: dict[str, TopicPolicy]
-    changes: list[tuple[int, OwnershipTaken | TopicPolicySet]]
+    settings: StoredSettings
+    changes: list[Change]
 
-    def policies_before(self, position: int) -> dict[str, TopicPolicy]:
-        """Return the policies in force before a position, as far as the log still contains them."""
-        return self.policies | {
-            event.topic: event.policy
-            for at, event in self.changes
-            if isinstance(event, TopicPolicySet) and at < position
-        }
+    def settings_before(self, position: int) -> StoredSettings:
+        """Return the settings in force before a position."""
+        index = bisect_left(self.changes, position, key=_position)
+        return self.changes[index - 1].settings if index else self.settings
 
     def histories(self, events: Iterable[tuple[int, int, MessageEvent]]) -> Iterator[MessageHistory]:
         """Yield the history of a message; one for each time that its id was sent.
@@ -44,7 +54,7 @@ class MailboxPast(NamedTuple):
             events: position, epoch and event, in order.
         """
         history: MessageHistory | None = None
-        changes: Iterator[tuple[int, OwnershipTaken | TopicPolicySet]] = iter(())
+        changes: Iterator[Change] = iter(())
         policy: TopicPolicy | None = None
         change = None
         for position, epoch, event in events:
@@ -53,14 +63,13 @@ class MailboxPast(NamedTuple):
             if isinstance(event, MessageSent):
                 if history is not None:
                     yield history
-                history = begin(event, position, epoch) if event.due is not None else None
-                start = bisect_left(self.changes, position, key=_position)
-                policy = self._policy_before(event.topic, start)
-                changes = iter(self.changes[start:])
+                policy = resolve_policy(self.settings_before(position).settings, event.topic)
+                history = begin(event, position, epoch, policy) if event.due is not None else None
+                changes = iter(self.changes[bisect_left(self.changes, position, key=_position) :])
                 change = next(changes, None)
             elif history is not None:
-                while change is not None and change[0] < position:
-                    policy = _apply(history, *change, policy)
+                while change is not None and change.position < position:
+                    policy = _apply(history, change)
                     change = next(changes, None)
                 follow(history, event, position, epoch, policy)
                 if history.is_settled:
@@ -68,55 +77,42 @@ class MailboxPast(NamedTuple):
                     history = None
         if history is not None:
             while change is not None:
-                policy = _apply(history, *change, policy)
+                _apply(history, change)
                 change = next(changes, None)
             yield history
 
-    def _policy_before(self, topic: str, index: int) -> TopicPolicy | None:
-        for _, event in reversed(self.changes[:index]):
-            if isinstance(event, TopicPolicySet) and event.topic == topic:
-                return event.policy
-        return self.policies.get(topic)
 
-
-def read_mailbox_past(
-    log: EventLogReader, last: int, end: int, current: Mapping[str, TopicPolicy] | None = None
-) -> MailboxPast:
+def read_mailbox_past(log: EventLogReader, last: int, end: int) -> MailboxPast:
     """Return the history of a mailbox.
 
     Arguments:
         last, end: position and log time (µs) of the last record that counts.
-        current: current policies by topic; None reads them from the log if needed.
 
     Raises: BrokenLog when the log contains a commit that this version can't read.
     """
-    changes = [
-        (record.position, event)
-        for record in log.read_stream(mailbox_stream(log.mailbox))
-        if isinstance(event := record.event, OwnershipTaken | TopicPolicySet) and record.position <= last
-    ]
-    policies = {}
-    if (log.first_position() or 1) > 1:
-        topics = {event.topic for _, event in changes if isinstance(event, TopicPolicySet)}
-        # Their events were removed by retention; they were not changed since.
-        by_topic = fold(log).policies if current is None else current
-        policies = {topic: policy for topic, policy in by_topic.items() if topic not in topics}
-    return MailboxPast(last, end, policies, changes)
+    first = current = first_settings(log)
+    changes = []
+    for record in log.read_stream(mailbox_stream(log.mailbox)):
+        if isinstance(event := record.event, MailboxEvent) and record.position <= last:
+            current = current.after(event)
+            changes.append(Change(record.position, event, current))
+    return MailboxPast(last, end, first, changes)
 
 
-def _apply(
-    history: MessageHistory,
-    position: int,
-    event: OwnershipTaken | TopicPolicySet,
-    policy: TopicPolicy | None,
-) -> TopicPolicy | None:
+def first_settings(log: EventLogReader) -> StoredSettings:
+    """Return the settings before the first record of a log, as far as retention left them in a snapshot."""
+    if (log.first_position() or 1) == 1:
+        return StoredSettings()
+    oldest = min(usable_snapshots(log), key=lambda snapshot: snapshot.position, default=None)
+    return StoredSettings() if oldest is None else oldest.settings
+
+
+def _apply(history: MessageHistory, change: Change) -> TopicPolicy:
     """Apply a change of the mailbox to a history; return its topic's policy from then on."""
-    if isinstance(event, OwnershipTaken):
-        take_over(history, event, position)
-    elif event.topic == history.topic:
-        return event.policy
-    return policy
+    if isinstance(change.event, OwnershipTaken):
+        take_over(history, change.event, change.position)
+    return change.policy(history.topic)
 
 
-def _position(change: tuple[int, object]) -> int:
-    return change[0]
+def _position(change: Change) -> int:
+    return change.position

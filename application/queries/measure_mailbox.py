@@ -149,8 +149,9 @@ _SETTINGS: Mapping[str, tuple[str, Callable[[TopicPolicy], float]]] = {
 
 def _policies(mailbox: Mailbox) -> Iterable[Metric]:
     """Yield the settings in force: those of the default policy, and of the topics that have their own."""
-    policies = {OTHERS: mailbox.default_policy}
-    policies |= {name: mailbox.policies[name] for name in sorted(mailbox.policies)[:MAX_TOPICS]}
+    names = sorted(name for name in mailbox.topic_names() if mailbox.own_policy(name) is not None)
+    policies = {OTHERS: mailbox.settings.default_policy}
+    policies |= {name: mailbox.policy(name) for name in names[:MAX_TOPICS]}
     for name, (text, read) in _SETTINGS.items():
         samples = [({"topic": topic}, read(policy)) for topic, policy in policies.items()]
         yield Metric(f"postroom_{name}", "gauge", text, samples)

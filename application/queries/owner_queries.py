@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from postroom.application.caller import current_caller
-from postroom.application.erasure.policy import SubjectPolicy
 from postroom.application.erasure.search import as_stored
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.metrics import Metric
@@ -17,6 +16,7 @@ from postroom.application.queries.list_dead_letters import ListDeadLetters
 from postroom.application.queries.list_topics import ListTopics
 from postroom.application.queries.measure_mailbox import MeasureMailbox
 from postroom.application.queries.peek_messages import PeekMessages
+from postroom.application.queries.preview_settings import PreviewSettings
 from postroom.application.queries.search_unsettled import SearchUnsettled
 from postroom.application.queries.time_travel import StateAt
 from postroom.application.query_results import (
@@ -31,8 +31,10 @@ from postroom.application.query_results import (
 from postroom.domain.errors import BrokenLog
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.mailbox.events import MailboxMode
+from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage, filter_of_mailbox
+from postroom.domain.settings import MailboxSettings, SettingsChanges
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,16 +67,23 @@ class OwnerQueries:
         self._list_topics = ListTopics(state_at)
         self._peek_messages = PeekMessages(state_at, log, engine.protection, is_swept=True)
         self._search_unsettled = SearchUnsettled(log)
+        self._preview_settings = PreviewSettings(log, engine.now, lambda: engine.mailbox)
         self._measure = MeasureMailbox(lambda: engine.mailbox, engine.metrics, dlq_profile)
 
     async def get_mode(self) -> MailboxMode:
         """Return the mode of the mailbox: `queue` or `archive`."""
         return self._engine.mailbox.mode
 
-    async def get_subject_policies(self) -> dict[str, SubjectPolicy]:
-        """Return by topic for which subjects messages are encrypted; empty if they are not."""
-        protection = self._engine.protection
-        return {} if protection is None else dict(protection.topics)
+    async def get_settings(self) -> MailboxSettings:
+        """Return the settings; see `Mailbox.get_settings`."""
+        return await self._now(lambda: self._engine.mailbox.settings)
+
+    async def preview_settings(
+        self, changes: SettingsChanges, *, replace: bool = False
+    ) -> SettingsPreview:
+        """Return what a change of settings would do; see `Mailbox.preview_settings`."""
+        preview, last = await self._now(self._preview_settings, changes, replace=replace)
+        return await asyncio.to_thread(self._preview_settings.count_removed, preview, last)
 
     async def get_message(self, id_: str) -> MessageDetail:
         """Return a message with its history; see `Mailbox.get_message`."""
@@ -104,8 +113,8 @@ class OwnerQueries:
             at, self._list_dead_letters, topic, reason=reason, limit=limit, cursor=cursor, at=at
         )
 
-    async def get_topic_policy(self, topic: str) -> TopicPolicy | None:
-        """Return the policy set for a topic; see `Mailbox.get_topic_policy`."""
+    async def get_topic_policy(self, topic: str) -> TopicPolicy:
+        """Return the policy of a topic; see `Mailbox.get_topic_policy`."""
         return await self._now(self._get_topic_policy, topic)
 
     async def measure(self) -> list[Metric]:

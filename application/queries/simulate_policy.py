@@ -1,7 +1,7 @@
 """`SimulatePolicy`: replay history under another policy; compare dead letters, deliveries and queueing."""
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from math import ceil
 
@@ -13,13 +13,14 @@ from postroom.application.queries.mailbox_past import read_mailbox_past
 from postroom.application.queries.time_travel import to_us
 from postroom.application.query_results import Moment
 from postroom.domain.event import Event
-from postroom.domain.mailbox.events import OwnershipTaken, TopicPolicySet
+from postroom.domain.mailbox.events import MailboxEvent, OwnershipTaken, StoredSettings
 from postroom.domain.message import MessageSent
 from postroom.domain.message_history import MessageHistory, begin, follow, take_over
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.policy_grid import effect_of
 from postroom.domain.policy_simulation import Changes, Outcome, observe, simulate
 from postroom.domain.search import topic_matches
+from postroom.domain.settings import resolve_policy
 
 PROGRESS_EVENTS = 10_000
 
@@ -112,14 +113,9 @@ class _Totals:
 class Simulation:
     """Accumulated comparison of the messages of one or more mailboxes."""
 
-    def __init__(self, changes: Changes, default_policy: TopicPolicy | None = None) -> None:
-        """Take the changes.
-
-        Arguments:
-            default_policy: policy of topics for which the log contains none.
-        """
+    def __init__(self, changes: Changes) -> None:
+        """Take the changes."""
         self._changes = changes
-        self._default_policy = default_policy or TopicPolicy()
         self._totals = _Totals(), _Totals(), _Totals()
         self._counts = dict.fromkeys(
             ("messages", "unchanged", "avoided", "pending", "caused", "undecided"), 0
@@ -129,7 +125,7 @@ class Simulation:
     def add(self, history: MessageHistory, end: int) -> None:
         """Simulate one message until `end` (µs), and add its outcomes."""
         observed = observe(history, end)
-        best, worst = simulate(history, self._changes, self._default_policy, end)
+        best, worst = simulate(history, self._changes, end)
         for totals, outcome in zip(self._totals, (observed, best, worst), strict=True):
             totals.add(outcome)
         counts = self._counts
@@ -169,7 +165,6 @@ class SimulatePolicy:
         start: Moment | None = None,
         end: Moment | None = None,
         topics: Sequence[str] = (),
-        policies: Mapping[str, TopicPolicy] | None = None,
         progress: Callable[[int], None] = lambda position: None,
     ) -> None:
         """Add this mailbox's messages to a simulation; each is followed to the end of the log.
@@ -177,7 +172,6 @@ class SimulatePolicy:
         Arguments:
             start, end: include messages sent from `start` on and before `end`.
             topics: include topics that match one of these names or globs; all when empty.
-            policies: current policies of the mailbox; None reads them from the log if needed.
             progress: called with the position, every 10,000 events.
 
         Raises: BrokenLog when the log contains a commit that this version can't read.
@@ -188,8 +182,8 @@ class SimulatePolicy:
             return
         first = self._position_from(start, 1)
         before = self._position_from(end, head.position + 1)
-        past = read_mailbox_past(log, head.position, head.at, policies)
-        histories = _Histories(first, before, tuple(topics), past.policies_before(first))
+        settings = read_mailbox_past(log, head.position, head.at).settings_before(first)
+        histories = _Histories(first, before, tuple(topics), settings)
         after = first - 1
         for position, epoch, event in _events(log, after, head.position):
             history = histories.add(position, epoch, event)
@@ -222,32 +216,37 @@ def _events(log: EventLogReader, after: int, through: int) -> Iterator[tuple[int
 class _Histories:
     """Histories of the selected messages, built event by event."""
 
-    def __init__(
-        self, first: int, before: int, topics: tuple[str, ...], policies: dict[str, TopicPolicy]
-    ) -> None:
+    def __init__(self, first: int, before: int, topics: tuple[str, ...], settings: StoredSettings) -> None:
         self.unsettled: dict[bytes, MessageHistory] = {}
         self._first = first
         self._before = before
         self._topics = topics
-        self._policies = policies
+        self._settings = settings
+        self._policies: dict[str, TopicPolicy] = {}
 
     def add(self, position: int, epoch: int, event: Event) -> MessageHistory | None:
         """Add an event; return the history of the message that it settles, if any."""
         if isinstance(event, MessageSent):
             self._begin(event, position, epoch)
-        elif isinstance(event, OwnershipTaken):
-            for history in self.unsettled.values():
-                take_over(history, event, position)
-        elif isinstance(event, TopicPolicySet):
-            self._policies[event.topic] = event.policy
         elif event.stream in self.unsettled:
             history = self.unsettled[event.stream]
-            follow(history, event, position, epoch, self._policies.get(history.topic))  # type: ignore[arg-type]
+            follow(history, event, position, epoch, self._policy(history.topic))  # type: ignore[arg-type]
             if history.is_settled:
                 return self.unsettled.pop(event.stream)
+        elif isinstance(event, MailboxEvent):
+            if isinstance(event, OwnershipTaken):
+                for history in self.unsettled.values():
+                    take_over(history, event, position)
+            self._settings = self._settings.after(event)
+            self._policies.clear()
         return None
+
+    def _policy(self, topic: str) -> TopicPolicy:
+        if topic not in self._policies:
+            self._policies[topic] = resolve_policy(self._settings.settings, topic)
+        return self._policies[topic]
 
     def _begin(self, event: MessageSent, position: int, epoch: int) -> None:
         is_selected = not self._topics or any(topic_matches(topic, event.topic) for topic in self._topics)
         if self._first <= position < self._before and is_selected and event.due is not None:
-            self.unsettled[event.stream] = begin(event, position, epoch)
+            self.unsettled[event.stream] = begin(event, position, epoch, self._policy(event.topic))

@@ -13,7 +13,7 @@ from postroom.domain.event import Event
 from postroom.domain.mailbox.commands import Ack, Command, Send
 from postroom.domain.mailbox.decide import sent, shard_of
 from postroom.domain.mailbox.replay import ReplayEntry
-from postroom.domain.mailbox.state import Mailbox, evolve
+from postroom.domain.mailbox.state import Mailbox, evolve, is_in_the_clear
 from postroom.domain.message import (
     IN_FLIGHT,
     MS,
@@ -61,8 +61,12 @@ def _send(commands: Sequence[Send], mailbox: Mailbox, now: int) -> list[MessageS
     topic = mailbox.topics.get(commands[0].topic)
     if topic is None or mailbox.mode == "archive":
         return None
+    is_encrypting = bool(mailbox.settings.subject_policies)
+    if is_encrypting and any(is_in_the_clear(topic.name, each.headers, mailbox) for each in commands):
+        return None
     name, policy, frame_bytes = topic.name, topic.policy, mailbox.limits.frame_bytes
-    retention_ms, unkeyed = policy.ready_retention_ms, shard_of(name, policy.shards)
+    shards = topic.shard_count
+    retention_ms, unkeyed = policy.ready_retention_ms, shard_of(name, shards)
     events = []
     for command in commands:
         if (
@@ -73,7 +77,7 @@ def _send(commands: Sequence[Send], mailbox: Mailbox, now: int) -> list[MessageS
         ):
             return None
         key, ttl_ms = command.sticky_key, command.ttl_ms
-        shard = shard_of(key, policy.shards) if key else unkeyed
+        shard = shard_of(key, shards) if key else unkeyed
         kept_ms = retention_ms if ttl_ms is None or ttl_ms > retention_ms else ttl_ms
         events.append(sent(command, shard, now, now + kept_ms * MS, now))
     streams = [event.stream for event in events]
@@ -126,6 +130,8 @@ def _sent(mailbox: Mailbox, events: Sequence[MessageSent]) -> bool:
     by_shard: defaultdict[tuple[str, int], list[Message]] = defaultdict(list)
     for shard, group in groupby(messages, _shard_of):
         by_shard[shard] += group
+    for name in {name for name, _ in by_shard}:
+        topics[name].shards_in_use = topics[name].shard_count
     for (name, number), queued in by_shard.items():
         topics[name].shard(number).enqueue_new(queued, at)
     mailbox.set_timers(messages)

@@ -6,6 +6,7 @@ from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.message import DEFAULT_PRIORITY, Headers, Message, Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.commands import RedriveCommand
+from postroom.domain.settings import UNCHANGED, SettingsChanges
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
@@ -137,10 +138,21 @@ class Erase(msgspec.Struct, frozen=True, gc=False):
 
 
 class SetPolicy(msgspec.Struct, frozen=True, gc=False):
-    """Command to set the policy of a topic; the shard count can change only while the topic is empty."""
+    """Command to set the policy of a topic, all its fields."""
 
     topic: str
     policy: TopicPolicy
+
+
+class SetSettings(msgspec.Struct, frozen=True, gc=False):
+    """Command to change the settings of the mailbox.
+
+    Arguments:
+        replace: everything that the changes leave out becomes the default.
+    """
+
+    changes: SettingsChanges
+    replace: bool = False
 
 
 class Pause(msgspec.Struct, frozen=True, gc=False):
@@ -168,6 +180,8 @@ class TakeOwnership(msgspec.Struct, frozen=True, gc=False):
         mode: expected mode; None accepts any, and creates a queue.
         boot, uptime, clock_continues: see `OwnershipTaken`.
         epoch: that of the owner's lease (RFC-049); None takes the next one.
+        settings: those of a new mailbox; one that exists must have them.
+        can_encrypt: whether the owner has the key store of a mailbox that encrypts messages.
     """
 
     name: str
@@ -177,6 +191,8 @@ class TakeOwnership(msgspec.Struct, frozen=True, gc=False):
     uptime: int
     clock_continues: bool
     epoch: int | None = None
+    settings: SettingsChanges = UNCHANGED
+    can_encrypt: bool = True
 
 
 class Truncate(msgspec.Struct, frozen=True, gc=False):
@@ -196,6 +212,7 @@ Command = (
     | Purge
     | Erase
     | SetPolicy
+    | SetSettings
     | Pause
     | Resume
     | Sweep

@@ -46,9 +46,11 @@ class TopicSummary(msgspec.Struct, frozen=True):
     """A topic of a mailbox with its policy and the number of its messages by status.
 
     Arguments:
-        policy: the policy set for it; None when the default policy applies.
+        policy: its policy, if a section of the settings matches it; None when the default policy applies.
         oldest_at: send time (µs) of its oldest message that is no dead letter.
         dead_letterings: number of its dead-letterings by reason, since the mailbox holds the topic.
+        shards_in_use: number of shards that its messages are spread among, if that of its policy waits until
+            there are none; None if it does not wait.
     """
 
     topic: str
@@ -60,6 +62,7 @@ class TopicSummary(msgspec.Struct, frozen=True):
     dead: int
     oldest_at: int | None
     dead_letterings: Mapping[str, int]
+    shards_in_use: int | None = None
 
 
 def summarize_topics(mailbox: Mailbox, now: int) -> list[TopicSummary]:
@@ -74,13 +77,14 @@ def summarize_topics(mailbox: Mailbox, now: int) -> list[TopicSummary]:
             TopicSummary(
                 name,
                 name in mailbox.paused_topics,
-                mailbox.policies.get(name),
+                mailbox.own_policy(name),
                 sum(row.ready for row in rows),
                 sum(row.in_flight for row in rows),
                 sum(row.delayed for row in rows),
                 sum(row.dead for row in rows),
                 min((row.oldest_at for row in rows if row.oldest_at is not None), default=None),
                 {} if topic is None else dict(topic.dead_letterings),
+                None if topic is None or topic.shard_count == topic.policy.shards else topic.shard_count,
             )
         )
     return summaries

@@ -30,15 +30,21 @@ from postroom.domain.mailbox.commands import (
     Resume,
     Send,
     SetPolicy,
+    SetSettings,
     Sweep,
     TakeOwnership,
     Truncate,
 )
-from postroom.domain.mailbox.events import LogTruncated, MailboxCreated, OwnershipTaken
+from postroom.domain.mailbox.events import (
+    LogTruncated,
+    MailboxCreated,
+    MailboxSettingsChanged,
+    OwnershipTaken,
+)
 from postroom.domain.mailbox.redrive_decisions import decide_redrive
-from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.mailbox.state import Mailbox, is_in_the_clear
 from postroom.domain.mailbox.topic import Topic
-from postroom.domain.mailbox.topic_decisions import find_topic, pause, resume, set_policy
+from postroom.domain.mailbox.topic_decisions import find_topic, pause, resume, set_policy, set_settings
 from postroom.domain.message import (
     DEAD,
     IN_FLIGHT,
@@ -64,6 +70,7 @@ from postroom.domain.message_decisions import (
 from postroom.domain.names import mailbox_stream, message_id
 from postroom.domain.policy import SATURATED_RETRY_MS, TopicPolicy, check_visibility
 from postroom.domain.redrive.commands import RedriveCommand
+from postroom.domain.settings import MailboxSettings, change_settings, check_settings
 
 
 def decide(command: Command, mailbox: Mailbox, now: int) -> Sequence[Event]:
@@ -129,17 +136,21 @@ def _send(command: Send, mailbox: Mailbox, now: int) -> list[Event]:
             f"Message on topic {command.topic} is {len(command.envelope)} bytes with its envelope; "
             f"a frame holds at most {mailbox.limits.frame_bytes}. Send a reference to the data instead."
         )
+    if mailbox.settings.subject_policies and is_in_the_clear(command.topic, command.headers, mailbox):
+        raise InvalidRequest(
+            f"Mailbox {mailbox.name} encrypts the messages of topic {command.topic}, and its owner does not "
+            "know the key store; open it with the settings of erasure."
+        )
     if command.existing_hash is not None or command.message in mailbox.messages:
         return _check_duplicate(command)
     topic = mailbox.topics.get(command.topic)
-    policy = topic.policy if topic is not None else mailbox.policy(command.topic)
     if topic is not None and command.idem_key is not None:
         is_new = topic.window.admit(
             command.topic,
             command.idem_key,
             command.payload_hash,
-            capacity=policy.replay_capacity,
-            window=policy.replay_window_ms * MS,
+            capacity=topic.policy.replay_capacity,
+            window=topic.policy.replay_window_ms * MS,
             now=now,
         )
         if not is_new:
@@ -152,7 +163,7 @@ def _send(command: Send, mailbox: Mailbox, now: int) -> list[Event]:
         )
     if is_archived:
         return [sent(command, 0, None, 0, now)]
-    return [_enqueue(command, topic, policy, now)]
+    return [_enqueue(command, topic, mailbox, now)]
 
 
 def _check_duplicate(command: Send) -> list[Event]:
@@ -166,7 +177,8 @@ def _check_duplicate(command: Send) -> list[Event]:
     )
 
 
-def _enqueue(command: Send, topic: Topic | None, policy: TopicPolicy, now: int) -> MessageSent:
+def _enqueue(command: Send, topic: Topic | None, mailbox: Mailbox, now: int) -> MessageSent:
+    policy, shards = mailbox.policy(command.topic), mailbox.shard_count(command.topic)
     ttl_ms = policy.ready_retention_ms
     if command.ttl_ms is not None:
         ttl_ms = min(ttl_ms, command.ttl_ms)
@@ -175,7 +187,7 @@ def _enqueue(command: Send, topic: Topic | None, policy: TopicPolicy, now: int) 
             f"deliver_after_ms must be below the {ttl_ms} ms after which an undelivered message of topic "
             f"{command.topic} is dead-lettered; it was {command.deliver_after_ms}."
         )
-    shard = shard_of(command.sticky_key or command.topic, policy.shards)
+    shard = shard_of(command.sticky_key or command.topic, shards)
     queue = topic.shards.get(shard) if topic is not None else None
     if queue is not None and queue.size >= policy.shard_capacity:
         raise Saturated(
@@ -222,7 +234,7 @@ def _receive(command: Receive, mailbox: Mailbox, now: int) -> list[MessageEvent]
             "ack or nack some, or retry when a delivery times out.",
             max(1, (timer - now) // MS) if timer is not None else SATURATED_RETRY_MS,
         )
-    policies = {name: mailbox.policy(name) for name in command.topics}
+    policies = {name: mailbox.policy(name) for name in {message.topic for message in messages}}
     visibilities = {name: command.visibility_ms or each.visibility_ms for name, each in policies.items()}
     corrupt, erased = command.corrupt, command.erased
 
@@ -354,10 +366,22 @@ def _take_ownership(command: TakeOwnership, mailbox: Mailbox, now: int) -> list[
     version = mailbox.version + 1
     events: list[Event] = []
     if version == 1:
-        events.append(MailboxCreated(stream, version, now, command.name, command.mode or "queue"))
+        settings = change_settings(MailboxSettings(), command.settings)
+        events.append(MailboxCreated(stream, version, now, command.name, command.mode or "queue", settings))
         version += 1
     elif command.mode is not None and command.mode != mailbox.mode:
         raise WrongMode(mailbox.name, mailbox.mode, command.mode)
+    elif mailbox.stored_settings.is_stored:
+        check_settings(mailbox.name, mailbox.settings, command.settings)
+        if mailbox.settings.subject_policies and not command.can_encrypt:
+            raise InvalidRequest(
+                f"Mailbox {mailbox.name} encrypts messages of data subjects; open it with the settings of "
+                "erasure, which name the key store."
+            )
+    else:  # a log from before they were stored: those of the former owner, as far as it is known
+        settings = change_settings(mailbox.settings, command.settings)
+        events.append(MailboxSettingsChanged(stream, version, now, settings))
+        version += 1
     ownership = OwnershipTaken(
         stream,
         version,
@@ -388,6 +412,7 @@ _DECIDE: dict[type, Callable[[Any, Mailbox, int], Sequence[Event]]] = {
     Purge: _purge,
     Erase: _erase,
     SetPolicy: set_policy,
+    SetSettings: set_settings,
     Pause: pause,
     Resume: resume,
     Sweep: _sweep,

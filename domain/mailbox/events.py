@@ -1,18 +1,31 @@
 """Events of the mailbox itself; those of its messages are in `postroom.domain.message`."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import msgspec
 
 from postroom.domain.event import Event
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.settings import MailboxSettings, settings_before
 
 MailboxMode = Literal["queue", "archive"]
 
 
 class MailboxCreated(Event, frozen=True, gc=False):
-    """The mailbox was created as a queue or as an archive (RFC-037)."""
+    """The mailbox was created as a queue or as an archive (RFC-037).
+
+    `settings` is None in logs from before they were stored (ADR 0098).
+    """
 
     name: str
     mode: MailboxMode
+    settings: MailboxSettings | None = None
+
+
+class MailboxSettingsChanged(Event, frozen=True, gc=False):
+    """The settings of the mailbox were changed; `settings` are all of them after the change (ADR 0098)."""
+
+    settings: MailboxSettings
 
 
 class OwnershipTaken(Event, frozen=True, gc=False):
@@ -33,7 +46,7 @@ class OwnershipTaken(Event, frozen=True, gc=False):
 
 
 class TopicPolicySet(Event, frozen=True, gc=False):
-    """An operator set the policy of a topic (svc-mailbox P-9)."""
+    """An operator set the policy of a topic, all its fields (svc-mailbox P-9)."""
 
     topic: str
     policy: TopicPolicy
@@ -56,3 +69,34 @@ class LogTruncated(Event, frozen=True, gc=False):
 
     through: int
     link: bytes
+
+
+class StoredSettings(NamedTuple):
+    """Settings of a mailbox as its log has them.
+
+    Arguments:
+        is_stored: whether the log has them; those of logs from before ADR 0098 are assumed.
+    """
+
+    settings: MailboxSettings = MailboxSettings()
+    is_stored: bool = False
+
+    def after(self, event: Event) -> "StoredSettings":
+        """Return the settings after an event of the mailbox; a policy set for a topic is its section."""
+        settings, is_stored = self
+        match event:
+            case MailboxSettingsChanged(settings=changed):
+                return StoredSettings(changed, True)
+            case MailboxCreated(settings=MailboxSettings() as initial):
+                return StoredSettings(initial, True)
+            case TopicPolicySet(topic=topic, policy=policy):
+                topics = {**settings.topics, topic: msgspec.structs.asdict(policy)}
+                return StoredSettings(msgspec.structs.replace(settings, topics=topics), is_stored)
+            case OwnershipTaken(owner=owner) if not is_stored:
+                assumed = settings_before(owner).default_policy
+                return StoredSettings(msgspec.structs.replace(settings, default_policy=assumed))
+        return self
+
+
+MailboxEvent = MailboxCreated | MailboxSettingsChanged | OwnershipTaken | TopicPolicySet
+"""Events on which settings, and the deadlines of deliveries, depend."""

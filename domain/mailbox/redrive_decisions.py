@@ -6,7 +6,7 @@ from typing import Any
 
 from postroom.domain.errors import IdempotencyConflict, InvalidRequest, NotFound, Saturated
 from postroom.domain.event import Event
-from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.mailbox.state import Mailbox, is_in_the_clear
 from postroom.domain.message import (
     MS,
     READY,
@@ -147,6 +147,8 @@ def _skip_reason(
     if not job.cursor < message.last <= job.cutoff:
         return "replaced" if message.reason == REPLACED else "dead_again"
     if isinstance(copy, Copy):
+        if is_in_the_clear(copy.topic, copy.headers, mailbox):
+            return "unreadable"
         return "too_large" if len(copy.envelope) > mailbox.limits.frame_bytes else None
     return copy
 
@@ -154,7 +156,7 @@ def _skip_reason(
 def _place(message: Message, copy: Copy | SkipReason | None, mailbox: Mailbox) -> tuple[str, int]:
     """Return the topic and the shard in which a message will be; messages of one shard stay in one."""
     if isinstance(copy, Copy):
-        return copy.topic, message.shard % mailbox.policy(copy.topic).shards
+        return copy.topic, message.shard % mailbox.shard_count(copy.topic)
     return message.topic, message.shard
 
 

@@ -130,6 +130,15 @@ class ReplayWindow:
         """Return whether all keys were added at or before `time` (µs)."""
         return not self._blocks or self._keys[self._blocks[-1][-1]].at <= time
 
+    def count_between(self, after: int, through: int) -> int:
+        """Return the number of keys that were added after a time (µs), and at or before another."""
+        keys = range(len(self._keys))
+        first, last = (
+            bisect_right(keys, time, key=lambda number: self._keys[self._key(number)].at)
+            for time in (after, through)
+        )
+        return max(0, last - first)
+
     def restart(self, at: int) -> None:
         """Restart every key's window at `at` (µs), because the elapsed time is unknown."""
         for key, entry in self._keys.items():

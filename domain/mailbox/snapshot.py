@@ -8,16 +8,19 @@ from operator import attrgetter
 
 import msgspec
 
-from postroom.domain.mailbox.events import MailboxMode
+from postroom.domain.mailbox.events import MailboxMode, StoredSettings
 from postroom.domain.mailbox.replay import ReplayEntry, ReplayWindow
 from postroom.domain.mailbox.state import Clock, Mailbox
 from postroom.domain.mailbox.topic import Topic
 from postroom.domain.message import DEAD, IN_FLIGHT, MS, READY, Message
-from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.job import RedriveJob
+from postroom.domain.settings import settings_before
 
-VERSION = 5
-"""Increment when fields of these structs or `Message` change; parts of other versions are ignored."""
+VERSION = 6
+"""Increment when fields of these structs or `Message` change."""
+READABLE = (5, VERSION)
+"""Versions that can be restored, as retention may have removed the events; others are ignored."""
 ROW_BYTES = 1 << 20
 """Bytes of chunks in a row; encoding and storing one holds the interpreter for about a millisecond."""
 _by_position, _by_last = attrgetter("position"), attrgetter("last")
@@ -37,14 +40,21 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TopicHead(msgspec.Struct, frozen=True, array_like=True):
-    """State of a topic besides its messages and keys; keys of `dropped_until` (µs) and before are void."""
+    """State of a topic besides its messages and keys; keys of `dropped_until` (µs) and before are void.
+
+    `shards_in_use` is 0 before version 6, which did not know it.
+    """
 
     dropped_until: int
     dead_letterings: dict[str, int]
+    shards_in_use: int = 0
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
-    """State of a mailbox besides its messages and keys, after the event at `position`."""
+    """State of a mailbox besides its messages and keys, after the event at `position`.
+
+    Before version 6 it had the `policies` of topics, and no `stored_settings`.
+    """
 
     position: int
     mailbox_version: int
@@ -60,12 +70,13 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     paused_topics: list[str]
     topics: dict[str, TopicHead]
     redrives: list[RedriveJob] = []
+    stored_settings: StoredSettings | None = None
 
     @classmethod
     def of(cls, mailbox: Mailbox) -> "Head":
         """Return the head of a mailbox as it is."""
         topics = {
-            name: TopicHead(topic.window.dropped_until, dict(topic.dead_letterings))
+            name: TopicHead(topic.window.dropped_until, dict(topic.dead_letterings), topic.shards_in_use)
             for name, topic in mailbox.topics.items()
         }
         return cls(
@@ -79,11 +90,20 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
             mailbox.truncated_through,
             mailbox.archived,
             mailbox.expiry_resumes_at,
-            dict(mailbox.policies),
+            {},
             sorted(mailbox.paused_topics),
             topics,
             list(mailbox.redrives.values()),
+            mailbox.stored_settings,
         )
+
+    @property
+    def settings(self) -> StoredSettings:
+        """Return the settings, which are assumed for snapshots from before they were stored."""
+        if self.stored_settings is not None:
+            return self.stored_settings
+        topics = {topic: msgspec.structs.asdict(policy) for topic, policy in self.policies.items()}
+        return StoredSettings(msgspec.structs.replace(settings_before(self.owner), topics=topics))
 
 
 class SnapshotPart(msgspec.Struct, frozen=True, array_like=True):
@@ -141,12 +161,7 @@ def split_chunks(chunks: Sequence[bytes], limit: int) -> list[list[bytes]]:
     return rows
 
 
-def restore_snapshot(
-    parts: Sequence[SnapshotPart],
-    name: str,
-    limits: MailboxLimits | None = None,
-    default_policy: TopicPolicy | None = None,
-) -> Mailbox | None:
+def restore_snapshot(parts: Sequence[SnapshotPart], name: str) -> Mailbox | None:
     """Return the mailbox of a snapshot, or None if a part of it is damaged.
 
     Arguments:
@@ -165,7 +180,7 @@ def restore_snapshot(
                     _add_keys(windows[topic], keys)
     except msgspec.MsgspecError:
         return None
-    mailbox = Mailbox(name, limits, default_policy)
+    mailbox = Mailbox(name)
     _restore_head(mailbox, parts[-1].head, windows)
     _restore_messages(mailbox, messages)
     mailbox.changes.through = mailbox.position
@@ -190,14 +205,15 @@ def _restore_head(mailbox: Mailbox, head: Head, windows: dict[str, dict[str, Rep
     mailbox.truncated_through = head.truncated_through
     mailbox.archived = head.archived
     mailbox.expiry_resumes_at = head.expiry_resumes_at
-    mailbox.policies = head.policies
+    mailbox.configure(head.settings, head.at)
     mailbox.paused_topics = set(head.paused_topics)
     mailbox.redrives = {job.job: job for job in head.redrives}
     for name, saved in head.topics.items():
-        policy = mailbox.policies.get(name, mailbox.default_policy)
+        policy = mailbox.policy(name)
         since = max(saved.dropped_until, mailbox.at - policy.replay_window_ms * MS)
         topic = Topic(name, policy, _window(windows.get(name, {}), since, saved.dropped_until))
         topic.dead_letterings = saved.dead_letterings
+        topic.shards_in_use = saved.shards_in_use or policy.shards
         mailbox.topics[name] = topic
 
 

@@ -12,7 +12,9 @@ from postroom.domain.mailbox.events import (
     LogTruncated,
     MailboxCreated,
     MailboxMode,
+    MailboxSettingsChanged,
     OwnershipTaken,
+    StoredSettings,
     TopicPaused,
     TopicPolicySet,
     TopicResumed,
@@ -28,6 +30,7 @@ from postroom.domain.message import (
     MS,
     READY,
     REPLACED,
+    Headers,
     Message,
     MessageAcked,
     MessageDeadLettered,
@@ -39,14 +42,18 @@ from postroom.domain.message import (
     MessageVisibilityExtended,
 )
 from postroom.domain.message import evolve as evolve_message
-from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.events import RedriveEvent
 from postroom.domain.redrive.job import RedriveJob
 from postroom.domain.redrive.job import evolve as evolve_redrives
+from postroom.domain.settings import MailboxSettings, is_glob, resolve_policy, sections_of
+from postroom.domain.subject_policy import find_policy, is_encrypted
 
 _EXPIRING = (READY, DEAD)
 
 TIMERS_BETWEEN_REBUILDS = 1_024
+MAX_RESOLVED = 1_024
+"""Policies of topics without messages that are kept resolved."""
 EXPIRY_GRACE_MS = 5 * 60 * 1_000
 """Pause of expiry after log time restarted at a wall clock that may be wrong (ADR 0029)."""
 
@@ -68,14 +75,13 @@ class Mailbox:
         over_capacity: names of the topics with more dead letters than their `dead_capacity`.
         paused_topics: names of the topics whose messages are not delivered.
         redrives: redrive jobs by id.
+        stored_settings: its settings, and whether the log has them.
     """
 
-    def __init__(
-        self, name: str, limits: MailboxLimits | None = None, default_policy: TopicPolicy | None = None
-    ) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.limits = limits or MailboxLimits()
-        self.default_policy = default_policy or TopicPolicy()
+        self.stored_settings = StoredSettings()
+        self.limits = self.settings.limits
         self.mode: MailboxMode = "queue"
         self.position = 0
         self.version = 0
@@ -89,7 +95,7 @@ class Mailbox:
         self.archived = 0
         self.topics: dict[str, Topic] = {}
         self.messages: dict[bytes, Message] = {}
-        self.policies: dict[str, TopicPolicy] = {}
+        self._policies: dict[str, TopicPolicy] = {}
         self.over_capacity: set[str] = set()
         self.paused_topics: set[str] = set()
         self.redrives: dict[bytes, RedriveJob] = {}
@@ -99,22 +105,67 @@ class Mailbox:
         self._deadlines = Timers(_deadline_of)
         self._expiries = Timers(_expiry_of)
 
+    @property
+    def settings(self) -> MailboxSettings:
+        """Return the settings."""
+        return self.stored_settings.settings
+
     def policy(self, topic: str) -> TopicPolicy:
-        """Return the policy of a topic: the one that an operator set, else the default."""
+        """Return the policy of a topic, which need not exist; see `resolve_policy`."""
         current = self.topics.get(topic)
-        return current.policy if current is not None else self.policies.get(topic, self.default_policy)
+        if current is not None:
+            return current.policy
+        policy = self._policies.get(topic)
+        if policy is None:
+            if len(self._policies) >= MAX_RESOLVED:
+                self._policies.clear()
+            policy = self._policies[topic] = resolve_policy(self.settings, topic)
+        return policy
+
+    def own_policy(self, topic: str) -> TopicPolicy | None:
+        """Return the policy of a topic if a section matches it, or None if it has the default policy."""
+        return self.policy(topic) if sections_of(self.settings, topic) else None
+
+    def shard_count(self, topic: str) -> int:
+        """Return the number of shards among which the next message of a topic is placed."""
+        current = self.topics.get(topic)
+        return self.policy(topic).shards if current is None else current.shard_count
 
     def topic(self, name: str) -> Topic:
         """Return a topic, creating it on first use."""
         topic = self.topics.get(name)
         if topic is None:
-            policy = self.policies.get(name, self.default_policy)
-            topic = self.topics[name] = Topic(name, policy, ReplayWindow(dropped_until=self.at - 1))
+            window = ReplayWindow(dropped_until=self.at - 1)
+            topic = self.topics[name] = Topic(name, self.policy(name), window)
         return topic
 
     def topic_names(self) -> set[str]:
-        """Return the names of the topics that it holds, that have a policy, or that are paused."""
-        return {*self.topics, *self.policies, *self.paused_topics}
+        """Return the names of the topics that it holds, that have a section, or that are paused."""
+        sections = (name for name in self.settings.topics if not is_glob(name))
+        return {*self.topics, *sections, *self.paused_topics}
+
+    def configure(self, stored: StoredSettings, at: int) -> None:
+        """Apply settings from log time `at` (µs) on."""
+        before, self.stored_settings = self.stored_settings, stored
+        self.limits = stored.settings.limits
+        self._policies.clear()
+        for topic in self.topics.values():
+            self._change_policy(topic, resolve_policy(stored.settings, topic.name), at)
+            is_known = before.is_stored or "shards" in before.settings.topics.get(topic.name, ())
+            if stored.is_stored and not is_known and not topic.is_empty:
+                # The former owner's number is unknown, but is not below those that it used.
+                topic.shards_in_use = max(topic.policy.shards, topic.highest_shard + 1)
+
+    def _change_policy(self, topic: Topic, policy: TopicPolicy, at: int) -> None:
+        # Before the new policy applies: a longer window must not revive expired keys.
+        topic.window.drop_until(at - topic.policy.replay_window_ms * MS)
+        previous, topic.policy = topic.policy, policy
+        if aging_of(previous) != aging_of(policy):
+            topic.reorder(self.messages.values(), at)
+        if len(topic.dead) > policy.dead_capacity:
+            self.over_capacity.add(topic.name)
+        else:
+            self.over_capacity.discard(topic.name)
 
     def count_deliverable(self, topic: str, now: int, limit: int) -> int:
         """Return how many messages of a topic could be delivered at `now` (µs), counted up to `limit`."""
@@ -215,6 +266,11 @@ class Mailbox:
             self._rebuild_timers()
 
 
+def is_in_the_clear(topic: str, headers: Headers, mailbox: Mailbox) -> bool:
+    """Return whether a message is not encrypted although those of its topic must be (ADR 0089)."""
+    return not is_encrypted(headers) and find_policy(mailbox.settings.subject_policies, topic) is not None
+
+
 def _deadline_of(message: Message) -> int | None:
     """Return when the message's delivery times out (svc-mailbox I-3)."""
     return message.due if message.status == IN_FLIGHT else None
@@ -255,6 +311,7 @@ def _sent(mailbox: Mailbox, event: MessageSent) -> None:
     if is_archived:
         return
     mailbox.messages[event.stream] = message
+    topic.shards_in_use = topic.shard_count
     topic.shard(event.shard).enqueue(message, event.at)
     mailbox.set_timer(message)
 
@@ -324,11 +381,13 @@ def _detach(mailbox: Mailbox, stream: bytes) -> Message:
 
 
 def _created(mailbox: Mailbox, event: MailboxCreated) -> None:
-    mailbox.version = event.version
     mailbox.mode = event.mode
+    _settings_changed(mailbox, event)
 
 
 def _owner_changed(mailbox: Mailbox, event: OwnershipTaken) -> None:
+    if not mailbox.stored_settings.is_stored:
+        _settings_changed(mailbox, event)
     mailbox.version = event.version
     mailbox.epoch = event.epoch
     mailbox.owner = event.owner
@@ -344,20 +403,9 @@ def _owner_changed(mailbox: Mailbox, event: OwnershipTaken) -> None:
             topic.window.restart(event.at)
 
 
-def _policy_set(mailbox: Mailbox, event: TopicPolicySet) -> None:
+def _settings_changed(mailbox: Mailbox, event: Event) -> None:
     mailbox.version = event.version
-    mailbox.policies[event.topic] = event.policy
-    if event.topic in mailbox.topics:
-        topic = mailbox.topics[event.topic]
-        # Before the new policy applies: a longer window must not revive expired keys.
-        topic.window.drop_until(event.at - topic.policy.replay_window_ms * MS)
-        previous, topic.policy = topic.policy, event.policy
-        if aging_of(previous) != aging_of(event.policy):
-            topic.reorder(mailbox.messages.values(), event.at)
-        if len(topic.dead) > event.policy.dead_capacity:
-            mailbox.over_capacity.add(topic.name)
-        else:
-            mailbox.over_capacity.discard(topic.name)
+    mailbox.configure(mailbox.stored_settings.after(event), event.at)
 
 
 def _paused(mailbox: Mailbox, event: TopicPaused) -> None:
@@ -389,8 +437,9 @@ _EVOLVE: dict[type[Event], Callable[[Mailbox, Any], None]] = {
     MessageRedriven: _redriven,
     MessageExpired: _settled,
     MailboxCreated: _created,
+    MailboxSettingsChanged: _settings_changed,
     OwnershipTaken: _owner_changed,
-    TopicPolicySet: _policy_set,
+    TopicPolicySet: _settings_changed,
     TopicPaused: _paused,
     TopicResumed: _resumed,
     LogTruncated: _truncated,

@@ -12,15 +12,17 @@ from postroom.domain.policy import TopicPolicy
 class Topic:
     """Destination of messages: its shards, dead letters and replay window.
 
-    `dead_letterings` is their number by reason, for metrics (svc-mailbox C-4).
+    `dead_letterings` is their number by reason, for metrics (svc-mailbox C-4). `shards_in_use` is the number
+    of shards among which its messages are spread: another one of the policy waits until there are none.
     """
 
-    __slots__ = ("dead", "dead_letterings", "name", "policy", "shards", "window")
+    __slots__ = ("dead", "dead_letterings", "name", "policy", "shards", "shards_in_use", "window")
 
     def __init__(self, name: str, policy: TopicPolicy, window: ReplayWindow | None = None) -> None:
         self.name = name
         self.policy = policy
         self.shards: dict[int, AnyShard] = {}
+        self.shards_in_use = policy.shards
         self.dead: dict[bytes, Message] = {}
         self.dead_letterings: dict[str, int] = {}
         self.window = window or ReplayWindow()
@@ -31,6 +33,19 @@ class Topic:
         if shard is None:
             shard = self.shards[number] = create_shard(self.policy)
         return shard
+
+    @property
+    def shard_count(self) -> int:
+        """Return the number of shards among which the next message is placed (ADR 0098)."""
+        if self.shards_in_use != self.policy.shards and self.is_empty:
+            return self.policy.shards
+        return self.shards_in_use
+
+    @property
+    def highest_shard(self) -> int:
+        """Return the highest number of a shard with messages or dead letters; -1 without any."""
+        used = [number for number, shard in self.shards.items() if shard.size]
+        return max([*used, *(message.shard for message in self.dead.values())], default=-1)
 
     def reorder(self, messages: Iterable[Message], now: int) -> None:
         """Build the shards again, as the policy orders the messages of the mailbox at `now` (µs)."""
@@ -48,7 +63,7 @@ class Topic:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the topic has no messages, so that its shard count may change."""
+        """Return whether the topic has no messages and no dead letters."""
         return not self.dead and all(shard.size == 0 for shard in self.shards.values())
 
     def is_idle(self, now: int) -> bool:

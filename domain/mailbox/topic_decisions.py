@@ -1,14 +1,17 @@
-"""Decisions about topics: their policies, and whether their messages are delivered."""
+"""Decisions about topics: settings, policies, and whether their messages are delivered."""
 
 from collections.abc import Collection
 
-from postroom.domain.errors import InvalidRequest, NotFound, Saturated
-from postroom.domain.mailbox.commands import Pause, Resume, SetPolicy
-from postroom.domain.mailbox.events import TopicPaused, TopicPolicySet, TopicResumed
+import msgspec
+
+from postroom.domain.errors import NotFound, Saturated
+from postroom.domain.mailbox.commands import Pause, Resume, SetPolicy, SetSettings
+from postroom.domain.mailbox.events import MailboxSettingsChanged, TopicPaused, TopicPolicySet, TopicResumed
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.mailbox.topic import Topic
 from postroom.domain.names import describe_choices, mailbox_stream
 from postroom.domain.policy import SATURATED_RETRY_MS
+from postroom.domain.settings import MailboxSettings, change_settings, is_glob
 
 
 def find_topic(name: str, mailbox: Mailbox) -> Topic:
@@ -22,18 +25,22 @@ def find_topic(name: str, mailbox: Mailbox) -> Topic:
     return topic
 
 
+def set_settings(command: SetSettings, mailbox: Mailbox, now: int) -> list[MailboxSettingsChanged]:
+    """Change the settings of the mailbox; no event if that changes nothing."""
+    base = MailboxSettings() if command.replace else mailbox.settings
+    settings = change_settings(base, command.changes)
+    if settings == mailbox.settings:
+        return []
+    return [MailboxSettingsChanged(*_next_event(mailbox, now), settings)]
+
+
 def set_policy(command: SetPolicy, mailbox: Mailbox, now: int) -> list[TopicPolicySet]:
     """Set the policy of a topic, which need not exist yet."""
-    policy = command.policy.validate()
-    topic = mailbox.topics.get(command.topic)
-    if topic is not None and policy.shards != topic.policy.shards and not topic.is_empty:
-        raise InvalidRequest(
-            f"Topic {command.topic} has {topic.policy.shards} shards and holds messages; "
-            "its shard count can change only while it is empty."
-        )
-    if policy == mailbox.policies.get(command.topic):
+    policy, sections = command.policy.validate(), mailbox.settings.topics
+    if sections.get(command.topic) == msgspec.structs.asdict(policy):
         return []
-    if command.topic not in mailbox.policies and len(mailbox.policies) >= mailbox.limits.topics:
+    count = len(sections) - sum(map(is_glob, sections))
+    if command.topic not in sections and count >= mailbox.limits.topics:
         raise Saturated(
             f"Mailbox {mailbox.name} has policies for its limit of {mailbox.limits.topics} topics; change "
             "one of them, or raise the limit.",

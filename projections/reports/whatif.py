@@ -22,7 +22,6 @@ from postroom.domain.message import (
     MessageVisibilityExtended,
 )
 from postroom.domain.message_history import MessageHistory
-from postroom.domain.policy import TopicPolicy
 from postroom.domain.policy_grid import MAX_POLICIES, GridOutcomes, effect_of, simulate_grid
 from postroom.domain.policy_simulation import Changes, observe
 from postroom.projections.models.messages import EVENTS
@@ -58,12 +57,10 @@ class PolicyOutcomes:
     Arguments:
         grid: the policies.
         pasts: history of each mailbox.
-        default_policy: policy of topics without one in the log.
     """
 
     grid: tuple[Changes, ...]
     pasts: Mapping[str, MailboxPast]
-    default_policy: TopicPolicy
 
     def __call__(self, mailbox: str, stream: bytes, events: Iterable[EventRow]) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of one message; see `MessageRows`."""
@@ -77,7 +74,7 @@ class PolicyOutcomes:
         actual = observe(history, end)
         unchanged = 1
         changed: list[GridOutcomes] = []
-        for outcomes in simulate_grid(history, self.grid, self.default_policy, end):
+        for outcomes in simulate_grid(history, self.grid, end):
             if outcomes.best == actual == outcomes.worst:
                 unchanged |= outcomes.policies << 1
             else:
@@ -88,14 +85,11 @@ class PolicyOutcomes:
             yield (history.topic, history.sent.at, policies, effect, worst.assumed, *cases)
 
 
-def whatif_report(
-    grid: Sequence[Changes], pasts: Mapping[str, MailboxPast], default_policy: TopicPolicy
-) -> Report:
+def whatif_report(grid: Sequence[Changes], pasts: Mapping[str, MailboxPast]) -> Report:
     """Return the report on the effects of each policy of a grid.
 
     Arguments:
         pasts: history of each mailbox that is read.
-        default_policy: policy of topics without one in the log.
 
     Raises: InvalidRequest for more than 60 policies, or a policy that is not a `Changes`.
     """
@@ -131,7 +125,7 @@ def whatif_report(
             *_cases("settled", "dead", "removed", "waiting", "deliveries", "queued_max_ms"),
         ),
         follows=True,
-        messages=MessageRows(PolicyOutcomes(tuple(grid), pasts, default_policy), _ROW),
+        messages=MessageRows(PolicyOutcomes(tuple(grid), pasts), _ROW),
         defaults={"by_topic": 0},
     )
 

@@ -57,7 +57,7 @@ def _measure_wake(figures: Figures, folder: Path, _: int) -> None:
     with read_mailbox(store) as reader:
         for _ in range(figures.runs):
             with Stopwatch() as waking:
-                mailbox = next(usable_snapshots(reader.log)).restore(LIMITS, POLICY)
+                mailbox = next(usable_snapshots(reader.log)).restore()
             assert mailbox is not None
             assert len(mailbox.messages) == UNSETTLED
             seconds.append(waking.seconds)

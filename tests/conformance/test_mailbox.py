@@ -20,10 +20,10 @@ from postroom.adapters.compose.serve import (
 )
 from postroom.adapters.sync_mailbox import SyncMailbox, SyncMessageStream
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.erasure.policy import SubjectPolicy
 from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest
+from postroom.domain.subject_policy import SubjectPolicy
 from tests.conformance.mailbox import MailboxConformance
 from tests.conformance.mailbox_search import MailboxSearchConformance
 from tests.support.access import Controlled

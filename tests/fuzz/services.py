@@ -8,7 +8,6 @@ from postroom.application.service import Service, unrestricted
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.write_health import WriteHealth
 from postroom.domain.errors import NotFound
-from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
 
 INPUTS_PER_MAILBOX = 5_000
@@ -24,6 +23,4 @@ def stopping_service(mailbox: Mailbox) -> Service:
     stopping = asyncio.Event()
     stopping.set()
     session = unrestricted(mailbox, _search)
-    return Service(
-        mailbox, session, TopicPolicy(), stopping, DeliveryWindows(), SurfaceMetrics(), WriteHealth()
-    )
+    return Service(mailbox, session, stopping, DeliveryWindows(), SurfaceMetrics(), WriteHealth())

@@ -14,6 +14,7 @@ from postroom.domain.errors import InvalidRequest, NotFound, Saturated
 from postroom.domain.message import Status
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.search import EventFilter, Order
+from postroom.domain.settings import SettingsChanges
 from tests.conformance.records import append_each, sent
 from tests.support.snapshots import take_snapshot
 from tests.support.stores import MAILBOX, Place, envelope, message
@@ -34,7 +35,7 @@ async def compacting() -> AsyncIterator[tuple[Postroom, AmnesiaEventLog, MemoryB
     log = AmnesiaEventLog(MAILBOX)
     policy = TopicPolicy(max_attempts=3, shards=1)
     async with Place(lambda: log).open(policy=policy, cache_bytes=0) as mailbox:
-        yield mailbox, log, MemoryBound(log, None)
+        yield mailbox, log, MemoryBound(log)
 
 
 async def fill(mailbox: Postroom) -> int:
@@ -96,7 +97,8 @@ async def test_idempotency_keys_count_to_the_bound() -> None:
         await ack_all(mailbox)
         for _ in range(2):
             await bound.compact(mailbox.engine)
-        bound = MemoryBound(log, log.used_bytes + 300_000)
+        limit = {"max_store_bytes": log.used_bytes + 300_000}
+        await mailbox.set_settings(SettingsChanges(limits=limit))
         with pytest.raises(Saturated, match="in memory"):
             bound.admit(mailbox.engine.mailbox, 1)
 

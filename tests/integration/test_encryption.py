@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pytest
 
 from postroom.adapters.compose import OwnerSettings, open_mailbox
@@ -19,7 +20,6 @@ from postroom.adapters.compose.projections import LocalRunner, rebuild_projectio
 from postroom.adapters.compose.queries import open_read_models, read_mailbox, read_projections
 from postroom.adapters.compose.search_queries import StoreSearchQueries
 from postroom.adapters.subject_keys.master_key import create_master_key, read_master_key
-from postroom.application.erasure.policy import SubjectPolicy
 from postroom.application.erasure.settings import ErasureSettings
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.ports.search_queries import ExportFormat, ExportOptions
@@ -29,6 +29,7 @@ from postroom.domain.errors import (
     InvalidRequest,
     NotFound,
     Saturated,
+    SettingsConflict,
     Unavailable,
 )
 from postroom.domain.message import MessageSent
@@ -36,6 +37,7 @@ from postroom.domain.names import message_stream
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.search import EventFilter
+from postroom.domain.subject_policy import SubjectPolicy
 from tests.support.erasure import ORDERS, files_with, keys_of, new_erasure
 from tests.support.redrives import ended
 from tests.support.stores import envelope
@@ -344,7 +346,7 @@ async def test_a_redrive_job_selects_by_subject_and_encrypted_fields_and_its_rec
     assert files_with(tmp_path, SECRETS) == {}
 
 
-async def test_an_owner_encrypts_for_processes_without_settings_and_one_without_is_not_used(
+async def test_an_owner_encrypts_for_processes_without_settings_as_the_mailbox_says(
     tmp_path: Path, erasure: ErasureSettings
 ) -> None:
     store = str(tmp_path / "store.db")
@@ -357,11 +359,20 @@ async def test_an_owner_encrypts_for_processes_without_settings_and_one_without_
         topics={"orders": SubjectPolicy("principal")},
         master_key_file=erasure.master_key_file,
     )
-    for settings in (None, other_policies):
-        async with open_mailbox(store, erasure=settings):
-            with pytest.raises(InvalidRequest, match="the same settings of erasure"):
-                async with connect(store, erasure=erasure, timeout_ms=5_000):
-                    pass
+    with pytest.raises(InvalidRequest, match="open it with the settings of erasure"):
+        async with open_mailbox(store):
+            pass
+    with pytest.raises(
+        SettingsConflict, match=r"erasure.topics.orders is principal correlation_id .*, not pri"
+    ):
+        async with open_mailbox(store, erasure=other_policies):
+            pass
+    async with open_mailbox(store, erasure=msgspec.structs.replace(erasure, topics={})):
+        with pytest.raises(SettingsConflict, match="erasure.topics.orders is .* postroom apply"):
+            async with connect(store, erasure=other_policies, timeout_ms=5_000):
+                pass
+        async with connect(store) as other:
+            await other.send_message(order())
     assert files_with(tmp_path, SECRETS) == {}
 
 
@@ -418,7 +429,6 @@ async def test_concurrent_sends_are_stored_in_the_order_of_their_calls(erasure: 
     [
         ({"keys": 1}, "keys"),
         ({"keys": "a\0b"}, "keys"),
-        ({"topics": {}}, "at least one topic"),
         ({"topics": []}, "mapping"),
         ({"topics": {"orders": {"subject": "principal"}}}, "policy of topic orders"),
         ({"topics": {"": ORDERS}}, "Topic name"),

@@ -30,6 +30,7 @@ from postroom.application.queries.find_subject import CountEncrypted
 from postroom.domain.errors import IntegrityFailure, InvalidRequest, NotFound, StaleReceipt, Unavailable
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Record
+from postroom.domain.settings import SettingsChanges
 from tests.conformance.subject_keys import NOW
 from tests.support.erasure import keys_of, new_erasure
 
@@ -344,8 +345,11 @@ async def test_a_message_that_was_being_encrypted_when_its_key_was_destroyed_is_
 
 def test_messages_from_before_the_policy_are_counted_as_plaintext(scene: Scene) -> None:
     async def send() -> None:
-        async with open_mailbox(scene.store, MAILBOXES[0]) as mailbox:
+        async with open_mailbox(scene.store, MAILBOXES[0], erasure=scene.settings) as mailbox:
+            await mailbox.set_settings(SettingsChanges(subject_policies={"orders": None}))
             await mailbox.send_batch([_message(name, "clear") for name in ("alice", "alice", "bob")])
+            policies = dict(scene.settings.topics)
+            await mailbox.set_settings(SettingsChanges(subject_policies=policies))
 
     asyncio.run(send())
     assert scene.erasures().preview("alice").plaintext == 2

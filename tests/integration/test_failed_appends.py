@@ -165,11 +165,11 @@ async def test_an_event_that_cannot_be_encoded_fails_its_own_command_only() -> N
     await engine.open("process 1")
     log.may_append.clear()
     earlier = asyncio.create_task(engine.submit([SetPolicy(TOPIC, TopicPolicy())]))
-    await until(lambda: bool(engine.mailbox.policies))
+    await until(lambda: bool(engine.mailbox.settings.topics))
     poison = asyncio.create_task(
         engine.submit([SetPolicy("\ud800", TopicPolicy()), SetPolicy("invoices", TopicPolicy())])
     )
-    await until(lambda: len(engine.mailbox.policies) > 1)
+    await until(lambda: len(engine.mailbox.settings.topics) > 1)
     log.may_append.set()
     async with asyncio.timeout(HANG_SECONDS):
         assert await earlier == [1]
@@ -196,4 +196,4 @@ async def test_a_snapshot_whose_commit_was_not_appended_replaces_none() -> None:
     assert [type(result) for result in results] == [Unavailable, Unavailable]
     assert await engine.submit([SetPolicy("invoices", TopicPolicy())]) == [1]
     await engine.close()
-    assert set(fold(log).policies) == {TOPIC, "invoices"}
+    assert set(fold(log).settings.topics) == {TOPIC, "invoices"}

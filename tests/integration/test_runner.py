@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from nats.aio.client import Client
 
-from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose import OwnerSettings, open_mailbox
 from postroom.adapters.compose.admin import LeaseStores, serve_admin
 from postroom.adapters.compose.runner import OpenRunner, RunnerSettings, open_runner
 from postroom.adapters.compose.serve import unrestricted
@@ -25,6 +25,7 @@ from postroom.application.ports.control_plane import LeaseAdmin
 from postroom.application.ports.mailbox_host import MailboxReport
 from postroom.domain.errors import Fenced, InvalidRequest, PostroomError, Unavailable, WrongOwner
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.settings import SettingsChanges
 from tests.integration import ingest_world
 from tests.support.memory_control_plane import MemoryControlPlane
 from tests.support.messages import MAILBOX, message
@@ -131,17 +132,14 @@ async def test_messages_survive_the_change_of_their_runner(store: str, admin: Me
             assert [each.payload for each in await client.receive_messages("orders")] == [b"1", b"2"]
 
 
-async def test_policies_of_the_settings_are_set_when_a_mailbox_is_opened(
-    store: str, admin: MemoryControlPlane
-) -> None:
-    policy = TopicPolicy(visibility_ms=7_000)
-    async with running(store, admin, topics={"orders": policy}) as runner:
+async def test_a_new_mailbox_gets_the_settings_of_the_runner(store: str, admin: MemoryControlPlane) -> None:
+    settings = SettingsChanges(topics={"orders": {"visibility_ms": 7_000}})
+    async with running(store, admin, owner=OwnerSettings(settings=settings)) as runner:
         await served(runner)
         async with calling(runner) as client:
-            assert await client.get_topic_policy("orders") == policy
-            changed = TopicPolicy(visibility_ms=8_000)
-            await runner.host.set_topics({"orders": changed})
-            assert await client.get_topic_policy("orders") == changed
+            assert await client.get_topic_policy("orders") == TopicPolicy(visibility_ms=7_000)
+            await runner.host.reload(SettingsChanges(topics={"orders": {"visibility_ms": 8_000}}))
+            assert await client.get_topic_policy("orders") == TopicPolicy(visibility_ms=8_000)
 
 
 # -- offers ---

@@ -21,7 +21,6 @@ from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.write_health import WriteHealth
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable, WrongOwner
 from postroom.domain.mailbox.commands import Receive
-from postroom.domain.policy import TopicPolicy
 from tests.support.messages import message
 from tests.support.waiting import SECONDS, until
 
@@ -32,7 +31,6 @@ def service_of(mailbox: Postroom) -> Service:
     return Service(
         mailbox,
         unrestricted(mailbox, mailbox.search_messages),
-        TopicPolicy(),
         asyncio.Event(),
         DeliveryWindows(),
         SurfaceMetrics(),

@@ -38,11 +38,12 @@ from postroom.application.ports.control_plane import Heartbeat, LeaseGrant, Leas
 from postroom.application.ports.lease_store import LeaseStore
 from postroom.domain.errors import LeaseHeld, LeaseLost
 from postroom.domain.lease.policy import LeasePolicy
-from postroom.domain.policy import TopicPolicy
+from postroom.domain.settings import SettingsChanges
 from tests.linearizability.history import Recorder
 from tests.linearizability.models import REFUSED
 
 TOPIC = "orders"
+SECTION = {"max_attempts": 1_000, "visibility_ms": 1_000}
 TOKEN = "t" * 32
 LEASE = LeasePolicy(ttl_ms=2_000, heartbeat_interval_ms=500, grace_period_ms=500)
 OWN_SECONDS = 0.05
@@ -174,8 +175,7 @@ async def runner(settings: Settings) -> AsyncIterator[None]:
             proxy="p",
             mailboxes=settings.mailboxes,
             listen=settings.listen,
-            owner=OwnerSettings(durability="relaxed"),
-            topics={TOPIC: TopicPolicy(max_attempts=1_000, visibility_ms=1_000)},
+            owner=OwnerSettings(durability="relaxed", settings=SettingsChanges(topics={TOPIC: SECTION})),
         )
         running: Any = await opened.enter_async_context(
             open_runner(settings.store, identity, unrestricted, RecordedAdmin(client, recorder))

@@ -15,6 +15,7 @@ from postroom.domain.errors import BrokenLog, StaleReceipt
 from postroom.domain.event import Event
 from postroom.domain.message import MessageAcked
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.settings import SettingsChanges
 from tests.linearizability.checker import NotLinearizable, check_each
 from tests.linearizability.history import Recorder
 from tests.linearizability.models import REFUSED, message_model
@@ -86,8 +87,8 @@ async def use(log: MemoryEventLog, clients: list[Client]) -> None:
     """Have clients use a mailbox through changes of its owner."""
     clock = ManualClock()
     for owner in range(OWNERS):
-        engine = MailboxEngine(log, clock, default_policy=POLICY)
-        await engine.open(f"owner {owner}")
+        engine = MailboxEngine(log, clock)
+        await engine.open(f"owner {owner}", settings=SettingsChanges.of(None, POLICY))
         mailbox = Postroom(engine, clock)
         await asyncio.gather(*(client.run(mailbox, clock) for client in clients))
         await engine.close()

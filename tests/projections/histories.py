@@ -28,6 +28,7 @@ from postroom.domain.mailbox.counts import TopicCount, count
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import NO_BODIES, BodyRules
+from postroom.domain.settings import SettingsChanges
 from postroom.projections import plan
 from postroom.projections.follow import Follower
 from postroom.projections.log_conditions import Condition
@@ -341,8 +342,8 @@ async def _live(store: Store, mailbox: str, taken: Sequence[Step], mode: Mailbox
     clock = ManualClock()
     clock.wall_us = START_US
     log = open_log(store, mailbox)
-    engine = MailboxEngine(log, clock, default_policy=POLICY)
-    await engine.open("a test", mode)
+    engine = MailboxEngine(log, clock)
+    await engine.open("a test", mode, SettingsChanges.of(None, POLICY))
     post = Postroom(engine, clock)
     received: list[ReceivedMessage] = []
     for step in taken:
@@ -351,8 +352,8 @@ async def _live(store: Store, mailbox: str, taken: Sequence[Step], mode: Mailbox
             clock.advance(step.ms)
         elif isinstance(step, Reopen):
             await engine.close()
-            engine = MailboxEngine(log, clock, default_policy=POLICY)
-            await engine.open("a test", mode)
+            engine = MailboxEngine(log, clock)
+            await engine.open("a test", mode, SettingsChanges.of(None, POLICY))
             post = Postroom(engine, clock)
         else:
             with suppress(Rejected):  # a refused command leaves no trace: nothing to agree about

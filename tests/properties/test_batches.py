@@ -20,6 +20,7 @@ from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import MS, Headers, Receipt
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.settings import MailboxSettings
 
 NAME = "acme@one"
 TOPICS = ("orders", "mail")
@@ -110,15 +111,16 @@ STEPS: st.SearchStrategy[Step] = st.one_of(
 
 
 def new_mailbox(mode: MailboxMode, *, priorities: bool) -> Mailbox:
-    mailbox, own = Mailbox(NAME, LIMITS), mailbox_stream(NAME)
+    mailbox, own = Mailbox(NAME), mailbox_stream(NAME)
     policy = msgspec.structs.replace(POLICY, priorities=priorities)
     for event in (
-        MailboxCreated(own, 1, 0, NAME, mode),
+        MailboxCreated(own, 1, 0, NAME, mode, MailboxSettings(LIMITS)),
         OwnershipTaken(own, 2, 0, 1, "owner", "boot", 0, False),
         TopicPolicySet(own, 3, 0, "orders", policy),
-        *decide(send(255, "orders", b"a", None, None, 0, None), Mailbox(NAME, LIMITS, policy), 0),
     ):
         evolve(mailbox, event)
+    for first in decide(send(255, "orders", b"a", None, None, 0, None), mailbox, 0):
+        evolve(mailbox, first)
     return mailbox
 
 

@@ -59,14 +59,14 @@ def under_one_policy(taken: list[Step]) -> list[Step]:
 def test_no_change_changes_nothing(taken: list[Step]) -> None:
     for history, end in lived(live(memory_place(), taken)):
         was = observe(history, end)
-        assert simulate(history, Changes(), POLICY, end) == (was, was)
+        assert simulate(history, Changes(), end) == (was, was)
 
 
 @given(histories.map(under_one_policy))
 def test_the_same_policy_again_gives_exactly_what_was_observed(taken: list[Step]) -> None:
     for history, end in lived(live(memory_place(), taken)):
         was = observe(history, end)
-        assert simulate(history, SAME, POLICY, end) == (was, was)
+        assert simulate(history, SAME, end) == (was, was)
 
 
 def without_operators(taken: list[Step]) -> list[Step]:
@@ -88,14 +88,14 @@ def test_the_best_is_no_worse_than_the_worst_and_equal_where_nothing_is_assumed(
     taken: list[Step], changed: Changes
 ) -> None:
     for history, end in lived(live(memory_place(), taken)):
-        best, worst = simulate(history, changed, POLICY, end)
+        best, worst = simulate(history, changed, end)
         assert (best.dead_letterings > 0) <= (worst.dead_letterings > 0)
         assert best.assumed <= worst.assumed or best.status == "settled"
         assert 0 <= best.queued <= end - history.sent.at
         assert 0 <= worst.queued <= end - history.sent.at
         if not worst.assumed:
             assert best == worst
-        assert simulate(history, changed, POLICY, end) == (best, worst)
+        assert simulate(history, changed, end) == (best, worst)
 
 
 @given(histories, changes, st.integers(1, 5))
@@ -104,7 +104,7 @@ def test_with_more_attempts_no_message_dies_that_would_have_lived(
 ) -> None:
     fewer, more = (msgspec.structs.replace(changed, max_attempts=n) for n in (attempts, attempts + 1))
     for history, end in lived(live(memory_place(), taken)):
-        pairs = zip(simulate(history, fewer, POLICY, end), simulate(history, more, POLICY, end), strict=True)
+        pairs = zip(simulate(history, fewer, end), simulate(history, more, end), strict=True)
         for under_fewer, under_more in pairs:
             if not under_fewer.dead_letterings:
                 assert under_more == under_fewer
@@ -115,8 +115,8 @@ def test_a_longer_backoff_makes_no_message_come_sooner_or_more_often(
     taken: list[Step], base: int, more: int
 ) -> None:
     for history, end in lived(live(memory_place(), taken)):
-        short = simulate(history, Changes(backoff_base_ms=base, backoff_max_ms=1_000), POLICY, end)
-        long = simulate(history, Changes(backoff_base_ms=base + more, backoff_max_ms=1_000), POLICY, end)
+        short = simulate(history, Changes(backoff_base_ms=base, backoff_max_ms=1_000), end)
+        long = simulate(history, Changes(backoff_base_ms=base + more, backoff_max_ms=1_000), end)
         for before, after in zip(short, long, strict=True):
             if not before.assumed and not after.assumed:
                 assert after.deliveries <= before.deliveries
@@ -131,11 +131,11 @@ def test_a_simulation_adds_up_the_messages_that_were_asked_for(
     taken: list[Step], changed: Changes, first: int, topic: str
 ) -> None:
     past = live(memory_place(), taken)
-    simulation = Simulation(changed, POLICY)
+    simulation = Simulation(changed)
     Reader(past.log, past.place.clock).simulate_policy(
         simulation, start=first, end=as_time(past.place.clock.wall_us), topics=[topic] if topic else []
     )
-    one_by_one = Simulation(changed, POLICY)
+    one_by_one = Simulation(changed)
     for history, end in lived(past):
         is_in_time = history.sent.position >= first and history.sent.at < past.place.clock.wall_us
         if is_in_time and (topic in ("", history.topic) or (topic == "m*" and history.topic == "mail")):
@@ -146,10 +146,10 @@ def test_a_simulation_adds_up_the_messages_that_were_asked_for(
 @given(histories, st.lists(changes, min_size=1, max_size=4))
 def test_a_grid_has_the_outcomes_of_each_policy_alone(taken: list[Step], grid: list[Changes]) -> None:
     for history, end in lived(live(memory_place(), taken)):
-        outcomes = simulate_grid(history, grid, POLICY, end)
+        outcomes = simulate_grid(history, grid, end)
         for index, changed in enumerate(grid):
             (of_policy,) = (each for each in outcomes if each.policies & 1 << index)
-            assert (of_policy.best, of_policy.worst) == simulate(history, changed, POLICY, end)
+            assert (of_policy.best, of_policy.worst) == simulate(history, changed, end)
         pairs = [(each.best, each.worst) for each in outcomes]
         assert all(pair not in pairs[:number] for number, pair in enumerate(pairs))
 
@@ -165,12 +165,12 @@ def test_the_past_of_a_mailbox_and_the_events_of_a_message_make_its_history(take
         if isinstance(record.event, MessageEvent):
             events.setdefault(record.stream, []).append((record.position, record.epoch, record.event))
     simulated = [
-        simulate(history, Changes(max_attempts=2), POLICY, head.at)
+        simulate(history, Changes(max_attempts=2), head.at)
         for each in events.values()
         for history in past.histories(each)
     ]
     expected = [
-        simulate(history, Changes(max_attempts=2), POLICY, head.at)
+        simulate(history, Changes(max_attempts=2), head.at)
         for history in message_histories(log)
         if history.rounds
     ]
@@ -181,7 +181,7 @@ def test_a_comparison_says_what_is_sure_and_what_is_not() -> None:
     poison: list[Step] = [Receive("mail"), Settle("nack", 0, 0)] * 3
     slow: list[Step] = [Receive("orders"), Wait(100), Settle("ack", 0)]
     past = live(memory_place(), [Send("mail"), *poison, Send("orders"), *slow, Wait(60_000), Send("mail")])
-    simulation = Simulation(Changes(max_attempts=5), POLICY)
+    simulation = Simulation(Changes(max_attempts=5))
     Reader(past.log, past.place.clock).simulate_policy(simulation)
     compared = simulation.comparison()
     assert (compared.messages, compared.unchanged, compared.undecided, compared.more_deliveries) == (

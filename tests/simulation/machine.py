@@ -17,6 +17,7 @@ from postroom.application.queries.verify import VerifyLog
 from postroom.domain.errors import PostroomError, Rejected, Unavailable
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import Status
+from postroom.domain.settings import SettingsChanges
 from tests.simulation.choices import (
     LIMITS,
     POLICY,
@@ -272,7 +273,7 @@ class MailboxMachine(RuleBasedStateMachine):
     def _folding_the_log_again_gives_the_same_mailbox(self) -> None:
         if self.folded[0] != self.disk.changes:
             logs = WithoutSnapshots(self.disk), self.handle
-            self.folded = self.disk.changes, [fold(log, LIMITS, POLICY) for log in logs]
+            self.folded = self.disk.changes, [fold(log) for log in logs]
         now = self.engine.now()
         running = view(self.engine.mailbox, now)
         for mailbox in self.folded[1]:
@@ -347,7 +348,7 @@ class MailboxMachine(RuleBasedStateMachine):
         if kill_after is None:
             self.model.end_what_ran_out()
         else:  # whether the process still got to it before it died, only the log knows
-            left = fold(WithoutSnapshots(self.disk), LIMITS, POLICY)
+            left = fold(WithoutSnapshots(self.disk))
             overdue = {
                 str(UUID(bytes=m.stream)) for m in left.overdue(self.model.now, len(left.messages) + 1)
             }
@@ -371,10 +372,10 @@ class MailboxMachine(RuleBasedStateMachine):
 
     def _open(self) -> None:
         self.handle = LogHandle(self.disk)
-        self.engine = MailboxEngine(self.handle, self.clock, limits=LIMITS, default_policy=POLICY)
+        self.engine = MailboxEngine(self.handle, self.clock)
         self.room = Room(self.engine, self.clock.wall)
         self.boot = self.clock.boot()
-        self.loop.play(self.engine.open("the simulation"))
+        self.loop.play(self.engine.open("the simulation", settings=SettingsChanges.of(LIMITS, POLICY)))
 
     def _kill(self) -> None:
         self.handle.kill()

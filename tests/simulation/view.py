@@ -25,7 +25,7 @@ def view(mailbox: Mailbox, now: int) -> dict[str, Any]:
         "next_timer": mailbox.next_timer(),
         "over_capacity": mailbox.over_capacity,
         "paused_topics": mailbox.paused_topics,
-        "policies": mailbox.policies,
+        "settings": mailbox.stored_settings,
         "messages": {stream: astuple(message) for stream, message in mailbox.messages.items()},
         "topics": {name: _topic_view(topic, now) for name, topic in mailbox.topics.items()},
     }
@@ -34,6 +34,7 @@ def view(mailbox: Mailbox, now: int) -> dict[str, Any]:
 def _topic_view(topic: Any, now: int) -> dict[str, Any]:
     return {
         "policy": topic.policy,
+        "shards in use": topic.shards_in_use,
         "dead, oldest first": list(topic.dead),
         "dead_letterings": topic.dead_letterings,
         "keys": topic.window.entries(topic.window.keys(), now - topic.policy.replay_window_ms * MS),

@@ -8,6 +8,7 @@ from postroom.adapters.compose import Postroom
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.messages import NewMessage
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.settings import SettingsChanges
 from tests.projections.histories import START_US, Store, build_without_spark, open_log
 from tests.support.clocks import ManualClock
 
@@ -60,8 +61,8 @@ def fill(store: Store, failures: Sequence[Failure] = FAILURES, *, start_us: int 
         clock = ManualClock()
         clock.wall_us = start_us
         log = open_log(store, MAILBOX)
-        engine = MailboxEngine(log, clock, default_policy=POLICY)
-        await engine.open("a test", "queue")
+        engine = MailboxEngine(log, clock)
+        await engine.open("a test", "queue", SettingsChanges.of(None, POLICY))
         await fail(Postroom(engine, clock), clock, failures)
         await engine.close()
         log.close()

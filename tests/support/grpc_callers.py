@@ -18,7 +18,6 @@ from postroom.application.service import Service, unrestricted
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.write_health import WriteHealth
 from postroom.domain.errors import NotFound
-from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
 from tests.support.waiting import SECONDS
 
@@ -31,9 +30,7 @@ def serve_grpc(
     mailbox: Mailbox, address: str, search: Callable[[EventFilter], Awaitable[SearchPage]] = no_search
 ) -> AbstractAsyncContextManager[str]:
     session = unrestricted(mailbox, search)
-    service = Service(
-        mailbox, session, TopicPolicy(), asyncio.Event(), DeliveryWindows(), SurfaceMetrics(), WriteHealth()
-    )
+    service = Service(mailbox, session, asyncio.Event(), DeliveryWindows(), SurfaceMetrics(), WriteHealth())
     return grpc_surface(address)(service)
 
 

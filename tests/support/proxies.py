@@ -24,7 +24,6 @@ from postroom.application.ports.control_plane import LeaseAdmin
 from postroom.application.service import OpenSession, Service, unrestricted
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.write_health import WriteHealth
-from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import SearchPage
 from tests.support.fixed_control_plane import FixedControlPlane
 from tests.support.waiting import SECONDS, until
@@ -36,7 +35,6 @@ def service_of(
     return Service(
         mailbox,
         access(mailbox, mailbox.search_messages),
-        TopicPolicy(),
         asyncio.Event(),
         DeliveryWindows(),
         SurfaceMetrics(),

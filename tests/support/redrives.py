@@ -16,6 +16,7 @@ from postroom.domain.commit import Commit, IndexEntry
 from postroom.domain.mailbox.commands import Sweep
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
+from postroom.domain.settings import SettingsChanges
 from tests.support.waiting import until_answer
 
 NAME = "main@local"
@@ -54,8 +55,8 @@ async def owned(
     log: MemoryEventLog, *, batch: int = 3, policy: TopicPolicy = POLICY, is_running: bool = True
 ) -> AsyncIterator[Postroom]:
     """Own a mailbox, whose jobs change `batch` messages at a time; a crash leaves nothing but its log."""
-    engine = MailboxEngine(log, SystemClock(), default_policy=policy)
-    await engine.open("test")
+    engine = MailboxEngine(log, SystemClock())
+    await engine.open("test", settings=SettingsChanges.of(None, policy))
     postroom = Postroom(engine, SystemClock())
     postroom.redrives.runner = RedriveRunner(engine, batch=batch)
     async with background_task(postroom.redrives.runner.run() if is_running else _nothing()):

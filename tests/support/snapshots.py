@@ -10,7 +10,6 @@ from postroom.domain.mailbox.snapshot import (
     restore_snapshot,
 )
 from postroom.domain.mailbox.state import Mailbox
-from postroom.domain.policy import MailboxLimits, TopicPolicy
 
 
 def take_snapshot(mailbox: Mailbox) -> bytes:
@@ -19,9 +18,7 @@ def take_snapshot(mailbox: Mailbox) -> bytes:
     return encode_part(SnapshotPart(VERSION, 0, b"", Head.of(mailbox), chunks))
 
 
-def restore(
-    state: bytes, name: str, limits: MailboxLimits | None = None, default_policy: TopicPolicy | None = None
-) -> Mailbox | None:
+def restore(state: bytes, name: str) -> Mailbox | None:
     """Return the mailbox of a snapshot in one part, or None if it can't be read."""
     part = decode_part(state)
-    return None if part is None else restore_snapshot([part], name, limits, default_policy)
+    return None if part is None else restore_snapshot([part], name)

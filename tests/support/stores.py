@@ -17,6 +17,7 @@ from postroom.application.ports.log_archive import LogArchive
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.settings import SettingsChanges
 from tests.support.clocks import ManualClock
 from tests.support.commits import as_appended
 from tests.support.envelopes import build_envelope
@@ -72,9 +73,9 @@ class Place:
     ) -> AsyncIterator[Postroom]:
         """Own the mailbox while the context lasts."""
         log = self.open_log()
-        engine = MailboxEngine(log, self.clock, limits=limits, default_policy=policy, cache_bytes=cache_bytes)
+        engine = MailboxEngine(log, self.clock, cache_bytes=cache_bytes)
         try:
-            await engine.open("test", mode)
+            await engine.open("test", mode, SettingsChanges.of(limits, policy))
             yield Postroom(engine, self.clock, archive or self.archive)
         finally:
             await engine.close()

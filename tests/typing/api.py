@@ -168,7 +168,7 @@ def look() -> None:
         assert_type(reader.list_dead_letters(at=datetime(2026, 1, 31, tzinfo=UTC)), list[DeadLetter])
         account = reader.explain_message("order-1")
         assert_type([each.why for each in account.deliveries], list[str])
-        simulation = Simulation(Changes(max_attempts=8, backoff_base_ms=500), TopicPolicy())
+        simulation = Simulation(Changes(max_attempts=8, backoff_base_ms=500))
         reader.simulate_policy(simulation, start=7, topics=["github.*"])
         assert_type(simulation.comparison().worst.dead_lettered, int)
     with read_projections("store.db") as projections:

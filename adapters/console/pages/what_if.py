@@ -1,5 +1,6 @@
 """The policy simulator: replays the latest events of the log under another retry policy."""
 
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
@@ -102,14 +103,10 @@ async def _replay(page: Page, topic: str, changes: Changes, size: int) -> Replay
         raise Saturated(
             "Another simulation is running in this console; try again in a few seconds.", RETRY_MS
         )
-    topics = await page.mailbox.list_topics()
-    policies = {each.topic: each.policy for each in topics if each.policy is not None}
 
     async def read() -> Replay:
         await page.check(Operation.READ_HEADERS)
-        return await page.blocking(
-            _simulate, log, topic, changes, size, policies, page.service.default_policy
-        )
+        return await page.blocking(_simulate, log, topic, changes, size)
 
     _busy.add(page.console)
     try:
@@ -129,25 +126,21 @@ def _simulate(
     topic: str,
     changes: Changes,
     size: int,
-    policies: dict[str, TopicPolicy],
-    default_policy: TopicPolicy,
 ) -> Replay:
-    simulation = Simulation(changes, default_policy)
+    simulation = Simulation(changes)
     head = log.head()
     last = 0 if head is None else head.position
     first = max(1, last - size + 1, log.first_position() or 1)
-    SimulatePolicy(log)(simulation, start=first, topics=(topic,) if topic else (), policies=policies)
+    SimulatePolicy(log)(simulation, start=first, topics=(topic,) if topic else ())
     return Replay(simulation.comparison(), max(0, last - first + 1), last)
 
 
 async def _policy(page: Page, topic: str) -> TopicPolicy:
-    """Return the current policy of a topic, or the default policy."""
+    """Return the current policy of a topic that the caller may see, or the usual policy."""
     if topic and "*" not in topic and page.grant.covers(topic):
-        try:
-            return await page.mailbox.get_topic_policy(topic) or page.service.default_policy
-        except InvalidRequest:
-            pass
-    return page.service.default_policy
+        with suppress(InvalidRequest):
+            return await page.mailbox.get_topic_policy(topic)
+    return TopicPolicy()
 
 
 def _check_topic(page: Page, topic: str) -> None:

@@ -917,7 +917,7 @@ class ListTopicsResponse(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[_Union[TopicSummary, _Mapping]]] = ...) -> None: ...
 
 class TopicSummary(_message.Message):
-    __slots__ = ("topic", "paused", "policy", "ready", "in_flight", "delayed", "dead", "oldest_at", "dead_letterings")
+    __slots__ = ("topic", "paused", "policy", "ready", "in_flight", "delayed", "dead", "oldest_at", "dead_letterings", "shards_in_use")
     class DeadLetteringsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -934,6 +934,7 @@ class TopicSummary(_message.Message):
     DEAD_FIELD_NUMBER: _ClassVar[int]
     OLDEST_AT_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTERINGS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_IN_USE_FIELD_NUMBER: _ClassVar[int]
     topic: str
     paused: bool
     policy: TopicPolicy
@@ -943,7 +944,8 @@ class TopicSummary(_message.Message):
     dead: int
     oldest_at: int
     dead_letterings: _containers.ScalarMap[str, int]
-    def __init__(self, topic: _Optional[str] = ..., paused: _Optional[bool] = ..., policy: _Optional[_Union[TopicPolicy, _Mapping]] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., delayed: _Optional[int] = ..., dead: _Optional[int] = ..., oldest_at: _Optional[int] = ..., dead_letterings: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    shards_in_use: int
+    def __init__(self, topic: _Optional[str] = ..., paused: _Optional[bool] = ..., policy: _Optional[_Union[TopicPolicy, _Mapping]] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., delayed: _Optional[int] = ..., dead: _Optional[int] = ..., oldest_at: _Optional[int] = ..., dead_letterings: _Optional[_Mapping[str, int]] = ..., shards_in_use: _Optional[int] = ...) -> None: ...
 
 class PauseTopicRequest(_message.Message):
     __slots__ = ("topic",)

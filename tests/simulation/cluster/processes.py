@@ -18,6 +18,7 @@ from postroom.domain.commit import Commit
 from postroom.domain.errors import PostroomError, Unavailable
 from postroom.domain.lease.policy import LeasePolicy
 from postroom.domain.lease.routing import RoutingTable
+from postroom.domain.settings import SettingsChanges
 from tests.simulation.choices import LIMITS, POLICY
 from tests.simulation.cluster.doubtful_store import DoubtfulRecorder
 from tests.simulation.cluster.virtual_loop import VirtualLoop
@@ -199,11 +200,10 @@ class Host:
         handle = LeasedLogHandle(self._disks[mailbox])
         handle.may_append, handle.refused = may_append, self.appended_without_lease
         self._handles.append(handle)
-        engine = MailboxEngine(
-            handle, self._clock, limits=LIMITS, default_policy=POLICY, may_append=may_append
-        )
+        engine = MailboxEngine(handle, self._clock, may_append=may_append)
         self.opened[mailbox] = may_append
-        await engine.open(self._name, epoch=epoch, accept_clock=True)
+        settings = SettingsChanges.of(LIMITS, POLICY)
+        await engine.open(self._name, settings=settings, epoch=epoch, accept_clock=True)
         sending = asyncio.create_task(self._send(engine))
         try:
             yield Hosted(engine)

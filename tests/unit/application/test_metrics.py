@@ -57,7 +57,7 @@ async def test_the_settings_in_force_are_measured() -> None:
     async with open_mailbox("memory:") as mailbox:
         await mailbox.set_topic_policy("short", TopicPolicy(ready_retention_ms=60_000))
         assert await values(mailbox, "ready_retention_seconds") == {"*": 7 * 86_400, "short": 60}
-        assert await values(mailbox, "in_flight_retention_seconds") == {"*": 50, "short": 50}
+        assert await values(mailbox, "in_flight_retention_seconds") == {"*": 300, "short": 300}
         assert (await values(mailbox, "dead_retention_seconds"))["*"] == 14 * 86_400
         assert (await values(mailbox, "replay_window_seconds"))["*"] == 300
         assert (await values(mailbox, "backoff_max_seconds"))["*"] == 60

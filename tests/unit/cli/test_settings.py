@@ -7,10 +7,11 @@ from postroom.adapters.cli.lease import open_control_plane
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.project import body_rules
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.settings import DEFAULT_POLICY, InvalidSettings, load_settings, make_policy
+from postroom.adapters.cli.settings import InvalidSettings, load_settings, make_policy
 from postroom.adapters.compose.console import ConsoleSettings
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.search import BodyRules
+from postroom.domain.settings import SettingsChanges
 
 
 @pytest.fixture
@@ -23,7 +24,8 @@ def test_without_any_setting_the_defaults_hold(folder):
     settings = load_settings({}, {})
 
     assert (settings.store, settings.mailbox, settings.durability) == (None, None, "full")
-    assert (settings.policy, settings.limits, settings.file) == (DEFAULT_POLICY, MailboxLimits(), None)
+    assert (settings.policy, settings.limits, settings.file) == (TopicPolicy(), MailboxLimits(), None)
+    assert settings.mailbox_settings() == SettingsChanges()
 
 
 def test_flags_win_over_the_environment_which_wins_over_the_file(folder):
@@ -39,7 +41,7 @@ def test_flags_win_over_the_environment_which_wins_over_the_file(folder):
     assert (settings.timeout_ms, settings.file) == (3_000, "postroom.toml")
 
 
-def test_a_topic_takes_what_it_does_not_say_from_the_default_policy(folder):
+def test_only_what_the_file_and_the_environment_say_is_given_to_a_mailbox(folder):
     (folder / "mine.toml").write_text(
         '[policy]\nvisibility = "30s"\nmax_attempts = 7\n'
         '[topics."a.b"]\nmax_attempts = 2\n'
@@ -53,8 +55,12 @@ def test_a_topic_takes_what_it_does_not_say_from_the_default_policy(folder):
         7,
         2,
     )
-    assert (settings.topics["a.b"].visibility_ms, settings.topics["a.b"].max_attempts) == (30_000, 2)
     assert settings.limits.topics == 3
+    assert settings.mailbox_settings() == SettingsChanges(
+        {"topics": 3},
+        {"visibility_ms": 30_000, "max_attempts": 7, "shards": 2},
+        {"a.b": {"max_attempts": 2}},
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,4 +203,4 @@ def test_a_policy_is_given_priorities(value):
 
 def test_a_received_message_is_hidden_for_30_seconds_by_default(folder):
     assert load_settings({}, {}).policy == TopicPolicy(visibility_ms=30_000)
-    assert load_settings({}, {"POSTROOM_POLICY__VISIBILITY": "5s"}).policy == TopicPolicy()
+    assert load_settings({}, {"POSTROOM_POLICY__VISIBILITY": "5s"}).policy.visibility_ms == 5_000

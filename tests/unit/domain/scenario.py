@@ -33,19 +33,23 @@ from postroom.domain.message import (
 )
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.settings import MailboxSettings
 from tests.support.snapshots import take_snapshot
 
 NAME = "acme@one"
 TOPIC = "orders"
-POLICY = TopicPolicy()
+POLICY = TopicPolicy(visibility_ms=5_000)
 BOOT = "5d0b0000-boot"
 NOTHING: list[Event] = []
 
 
-def new_mailbox(mode: MailboxMode = "queue") -> list[Event]:
+def new_mailbox(
+    mode: MailboxMode = "queue",
+    settings: MailboxSettings = MailboxSettings(),  # noqa: B008  # it is frozen
+) -> list[Event]:
     """Return the first events of every scenario: a new mailbox and its first owner."""
     own = mailbox_stream(NAME)
-    return [MailboxCreated(own, 1, 0, NAME, mode), taken_over(epoch=1, version=2, at=0)]
+    return [MailboxCreated(own, 1, 0, NAME, mode, settings), taken_over(epoch=1, version=2, at=0)]
 
 
 def taken_over(
@@ -125,10 +129,11 @@ class Life:
         )
 
     def received(
-        self, *, at: int, visibility: int = POLICY.visibility_ms, consumer: str | None = None
+        self, *, at: int, visibility: int | None = None, consumer: str | None = None
     ) -> MessageReceived:
         """Return the event that the message was delivered."""
         self.attempt += 1
+        visibility = self.policy.visibility_ms if visibility is None else visibility
         event = MessageReceived(*self._next(at), self.attempt, (at + visibility) * MS, consumer)
         self.receipts.append(Receipt(self.stream, self.version, self.epoch))
         return event
@@ -233,7 +238,7 @@ def given(
         policy: the default policy of its topics.
         before: events that replace the creation and the first owner.
     """
-    mailbox = Mailbox(NAME, limits, policy)
-    for event in [*(new_mailbox(mode) if before is None else before), *events]:
+    mailbox, settings = Mailbox(NAME), MailboxSettings(limits or MailboxLimits(), policy)
+    for event in [*(new_mailbox(mode, settings) if before is None else before), *events]:
         evolve(mailbox, event)
     return Given(mailbox)

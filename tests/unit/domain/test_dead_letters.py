@@ -22,7 +22,7 @@ def dead(name: str, *, at: int, policy: TopicPolicy = ONCE) -> tuple[Life, list[
 
 
 def test_a_timed_out_delivery_is_requeued_until_the_last_attempt() -> None:
-    policy = TopicPolicy(max_attempts=2)
+    policy = TopicPolicy(max_attempts=2, visibility_ms=5_000)
     a = Life("a", policy=policy)
     scenario = given([a.sent(at=0), a.received(at=0)], policy=policy)
     scenario = scenario.when(Sweep(), at=5_000).then([a.timed_out(at=5_000)])
@@ -32,7 +32,7 @@ def test_a_timed_out_delivery_is_requeued_until_the_last_attempt() -> None:
 
 
 def test_a_last_time_out_keeps_the_error_of_the_nack_before() -> None:
-    policy = TopicPolicy(max_attempts=2)
+    policy = TopicPolicy(max_attempts=2, visibility_ms=5_000)
     a = Life("a", policy=policy)
     past = [a.sent(at=0), a.received(at=0), a.requeued(at=1, due=1, error="boom"), a.received(at=1)]
     given(past, policy=policy).when(Sweep(), at=5_001).then([a.dead(at=5_001, error="boom")])
@@ -118,7 +118,7 @@ def test_dead_letters_beyond_their_capacity_expire_oldest_first() -> None:
 
 def test_the_order_of_dead_letters_survives_a_restart() -> None:
     scenario, (_, b, _) = dead_letters_over_capacity()
-    reopened = restore(take_snapshot(scenario.mailbox), NAME, None, scenario.mailbox.default_policy)
+    reopened = restore(take_snapshot(scenario.mailbox), NAME)
     assert reopened is not None
     Given(reopened).when(Sweep(), at=4).then([b.expired(at=4, reason="capacity")])
 

@@ -10,6 +10,7 @@ from postroom.domain.mailbox.state import EXPIRY_GRACE_MS, Clock, Mailbox
 from postroom.domain.message import MS
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import DAY_MS
+from postroom.domain.settings import MailboxSettings
 from tests.unit.domain.scenario import BOOT, NAME, NOTHING, TOPIC, Life, given, taken_over
 
 MINUTE = 60_000_000
@@ -25,7 +26,7 @@ def take(*, continues: bool = False, uptime: int = 0) -> TakeOwnership:
 
 
 def test_the_first_owner_makes_the_mailbox() -> None:
-    created = MailboxCreated(OWN, 1, 5_000, NAME, "queue")
+    created = MailboxCreated(OWN, 1, 5_000, NAME, "queue", MailboxSettings())
     taken = OwnershipTaken(OWN, 2, 5_000, 1, "process 1", BOOT, 0, False)
     given(NOTHING, before=NOTHING).when(take(), at=5).then([created, taken])
 

@@ -5,8 +5,11 @@ import pytest
 
 from postroom.domain.errors import InvalidRequest, Saturated
 from postroom.domain.mailbox.commands import SetPolicy
+from postroom.domain.mailbox.counts import summarize_topics
+from postroom.domain.mailbox.decide import shard_of
+from postroom.domain.message import MS, MessageSent
 from postroom.domain.policy import DAY_MS, MailboxLimits, TopicPolicy
-from tests.unit.domain.scenario import NOTHING, TOPIC, Life, given, policy_set
+from tests.unit.domain.scenario import NOTHING, POLICY, TOPIC, Life, given, policy_set
 
 NUMBERS = [name for name in TopicPolicy.__struct_fields__ if name != "priorities"]
 
@@ -66,7 +69,10 @@ def test_every_limit_is_an_int_within_bounds(field: str, value: object) -> None:
     ("policy", "match"),
     [
         (TopicPolicy(visibility_ms=249), "visibility_ms must be at least 250; it was 249"),
-        (TopicPolicy(replay_window_ms=9_999), r"at least twice visibility_ms \(10000\); it was 9999"),
+        (
+            TopicPolicy(visibility_ms=5_000, replay_window_ms=9_999),
+            r"at least twice visibility_ms \(10000\); it was 9999",
+        ),
         (
             TopicPolicy(backoff_base_ms=2, backoff_max_ms=1),
             "backoff_max_ms must not be below backoff_base_ms",
@@ -86,7 +92,7 @@ def test_fields_that_contradict_each_other_are_refused(policy: TopicPolicy, matc
     "policy",
     [
         TopicPolicy(visibility_ms=250),
-        TopicPolicy(replay_window_ms=10_000),
+        TopicPolicy(visibility_ms=5_000, replay_window_ms=10_000),
         TopicPolicy(backoff_max_ms=200),
         TopicPolicy(priorities=True, ready_retention_ms=6_000_001),
         TopicPolicy(priorities=False, ready_retention_ms=1),
@@ -118,7 +124,7 @@ def test_a_policy_is_set_before_or_after_the_topic_has_messages() -> None:
         given([Life("a").sent(at=0)]).when(SetPolicy(TOPIC, policy), at=1).then([policy_set(policy, at=1)])
     )
     assert scenario.mailbox.policy(TOPIC) == policy
-    assert scenario.mailbox.policy("another") == TopicPolicy()
+    assert scenario.mailbox.policy("another") == POLICY
 
 
 def test_setting_the_same_policy_again_changes_nothing() -> None:
@@ -130,16 +136,21 @@ def test_an_invalid_policy_is_not_set() -> None:
     given(NOTHING).when(SetPolicy(TOPIC, TopicPolicy(shards=0)), at=1).then_rejected(InvalidRequest, "shards")
 
 
-def test_the_shard_count_is_fixed_while_the_topic_holds_anything() -> None:
+def test_another_shard_count_waits_while_the_topic_holds_anything() -> None:
     more = TopicPolicy(shards=16)
-    a = Life("a")
+    a, b = Life("a"), Life("b")
     steps = [a.sent(at=0), a.received(at=1), a.dead(at=2)]
     for count in (1, 2, 3):
-        scenario = given(steps[:count])
-        scenario.when(SetPolicy(TOPIC, more), at=3).then_rejected(
-            InvalidRequest, "has 8 shards and holds messages"
-        )
-        same_shards = TopicPolicy(max_attempts=9)
-        scenario.when(SetPolicy(TOPIC, same_shards), at=3).then([policy_set(same_shards, at=3)])
-    emptied = given([*steps, a.expired(at=3, reason="purged")])
-    emptied.when(SetPolicy(TOPIC, more), at=4).then([policy_set(more, at=4)])
+        scenario = given(steps[:count]).when(SetPolicy(TOPIC, more), at=3).then([policy_set(more, at=3)])
+        (topic,) = summarize_topics(scenario.mailbox, 3 * MS)
+        assert (topic.policy, topic.shards_in_use) == (more, 8)
+        for key in ("user-1", "user-2"):
+            (sent,) = scenario.when(b.send(sticky_key=key), at=3).events
+            assert isinstance(sent, MessageSent)
+            assert sent.shard == shard_of(key, 8)
+    emptied = given([*steps, policy_set(more, at=3), a.expired(at=4, reason="purged")])
+    (topic,) = summarize_topics(emptied.mailbox, 4 * MS)
+    assert topic.shards_in_use is None
+    (sent,) = emptied.when(b.send(sticky_key="user-1"), at=4).events
+    assert isinstance(sent, MessageSent)
+    assert sent.shard == shard_of("user-1", 16) != shard_of("user-1", 8)

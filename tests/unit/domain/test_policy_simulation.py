@@ -21,7 +21,7 @@ def lived(events: Sequence[Event]) -> MessageHistory:
     epoch, happenings = 1, []
     for position, event in enumerate(events, 1):
         epoch = event.epoch if isinstance(event, OwnershipTaken) else epoch
-        happenings.append((position, epoch, event, None))
+        happenings.append((position, epoch, event, POLICY))
     history = trace(happenings)  # type: ignore[arg-type]  # they are of a message, or takeovers
     assert history is not None
     return history
@@ -29,7 +29,7 @@ def lived(events: Sequence[Event]) -> MessageHistory:
 
 def under(events: Sequence[Event], end: int = END, **changes: int) -> tuple[Outcome, Outcome]:
     """Return the best and the worst under some changes; `end` in ms."""
-    return simulate(lived(events), Changes(**changes), POLICY, end * MS)
+    return simulate(lived(events), Changes(**changes), end * MS)
 
 
 def outcome(

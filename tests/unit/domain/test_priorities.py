@@ -158,7 +158,7 @@ def test_messages_are_delivered_by_their_age_and_priority_and_those_of_one_prior
 
 
 def assert_restored_mailbox_delivers_the_same(mailbox: Mailbox, now: int) -> None:
-    restored = restore(take_snapshot(mailbox), NAME, mailbox.limits, mailbox.default_policy)
+    restored = restore(take_snapshot(mailbox), NAME)
     assert restored is not None
     for later in (now, now + 700, now + 10_000):
         command = Receive((TOPIC,), 100, 1 << 20)

@@ -1,13 +1,16 @@
-"""Which messages are encrypted for whom, and which of their headers."""
+"""Which messages are encrypted for whom, and which of their headers (ADR 0089)."""
 
 from collections.abc import Mapping
 
 import msgspec
 
 from postroom.domain.arguments import check_items, check_text, check_type
-from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import InvalidRequest
+from postroom.domain.message import Headers
 from postroom.domain.names import check_topic
+
+ALGORITHM = "postroom-aes-siv"
+"""Algorithm of the messages that Postroom encrypts, in their header `encryption`."""
 
 ATTRS = "attrs."
 """Prefix of the fields that are attributes."""
@@ -41,7 +44,17 @@ class SubjectPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return SubjectPolicy(checked[0], tuple(checked[1:]))
 
 
-def check_policies(topics: object) -> dict[str, SubjectPolicy]:
+def is_encrypted(headers: Headers) -> bool:
+    """Return whether Postroom encrypted the message, by its headers."""
+    return headers.encryption == ALGORITHM
+
+
+def find_policy(policies: Mapping[str, SubjectPolicy], topic: str) -> SubjectPolicy | None:
+    """Return the policy of a topic, or None if its messages are not encrypted."""
+    return policies.get(topic) or policies.get(ANY_TOPIC) if policies else None
+
+
+def check_subject_policies(topics: object) -> dict[str, SubjectPolicy]:
     """Return policies by topic; `*` is that of the topics without one of their own.
 
     Raises: InvalidRequest naming what is of a wrong type or malformed.
@@ -63,21 +76,3 @@ def _check_field(name: str, field: object) -> str:
     if text in HEADERS or (text.startswith(ATTRS) and text != ATTRS):
         return text
     raise InvalidRequest(f"{name} must be {', '.join(HEADERS)} or {ATTRS}NAME; it was {text!r}.")
-
-
-def read_field(envelope: PrismEnvelope, field: str) -> bytes:
-    """Return the value of a field; empty if the message has none."""
-    if field.startswith(ATTRS):
-        return envelope.extensions.get(field.removeprefix(ATTRS), b"")
-    text: str = envelope.security.publisher_id if field == "principal" else getattr(envelope.metadata, field)
-    return text.encode()
-
-
-def write_field(envelope: PrismEnvelope, field: str, value: str) -> None:
-    """Replace the value of a field."""
-    if field.startswith(ATTRS):
-        envelope.extensions[field.removeprefix(ATTRS)] = value.encode()
-    elif field == "principal":
-        envelope.security.publisher_id = value
-    else:
-        setattr(envelope.metadata, field, value)

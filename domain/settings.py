@@ -1,0 +1,302 @@
+"""Settings of a mailbox: its limits, and the policies of its topics by section (ADR 0098)."""
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from itertools import combinations
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from postroom.domain.arguments import check_text, check_type
+from postroom.domain.errors import Difference, InvalidRequest, SettingsConflict
+from postroom.domain.names import check_topic
+from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.search import topic_matches
+from postroom.domain.subject_policy import SubjectPolicy, check_subject_policies
+
+Struct = TypeVar("Struct", TopicPolicy, MailboxLimits)
+Section = Mapping[str, int | bool]
+"""Fields of a topic policy that a section sets."""
+
+DEFAULT = "policy"
+"""Name of the section of all topics: `[policy]` of a settings file."""
+MAX_GLOBS = 50
+"""Sections with a `*`; those that may match the same topic are checked together."""
+_DEPENDENT = (
+    ("visibility_ms", "replay_window_ms"),
+    ("backoff_base_ms", "backoff_max_ms"),
+    ("priorities", "priority_aging_ms", "ready_retention_ms"),
+)
+"""Fields that `TopicPolicy.validate` compares with each other."""
+_COMMAND_LINE = "postroom "
+_LIBRARY_VISIBILITY_MS = 5_000
+
+
+class MailboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is true of a mailbox whoever owns it; changes are events in its log.
+
+    Arguments:
+        default_policy: of topics, unless a section changes it.
+        topics: sections, by the name of a topic or a glob such as `payments.*` (see `topic_matches`).
+        subject_policies: encryption of the messages of data subjects, by topic; see `SubjectPolicy`.
+    """
+
+    limits: MailboxLimits = MailboxLimits()
+    default_policy: TopicPolicy = TopicPolicy()
+    topics: Mapping[str, Section] = {}
+    subject_policies: Mapping[str, SubjectPolicy] = {}
+
+    def validate(self) -> "MailboxSettings":
+        """Return these settings.
+
+        Raises: InvalidRequest naming the first field of a wrong type or out of bounds, alone or with those of
+            other sections that match the same topic.
+        """
+        check_type("limits", self.limits, MailboxLimits).validate()
+        check_type("default_policy", self.default_policy, TopicPolicy).validate()
+        for pattern, section in self.topics.items():
+            _check_pattern(pattern)
+            if not isinstance(section, Mapping):
+                raise InvalidRequest(f"The section of topic {pattern} must be a mapping of fields.")
+            _check_names(section, TopicPolicy, f"The section of topic {pattern}")
+        _check_sections(self)
+        if self.subject_policies:
+            check_subject_policies(self.subject_policies)
+        return self
+
+
+class SettingsChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Changes of a mailbox's settings; what they leave out stays as it is.
+
+    Arguments:
+        limits, default_policy: values by the name of the field.
+        topics: values by the name of the field, by topic or glob. None in place of a value removes the field
+            from the section, and None in place of the fields removes the section.
+        subject_policies: by topic; None removes one.
+    """
+
+    limits: Mapping[str, int | None] = {}
+    default_policy: Section = {}
+    topics: Mapping[str, Mapping[str, int | bool | None] | None] = {}
+    subject_policies: Mapping[str, SubjectPolicy | None] = {}
+
+    @classmethod
+    def of(
+        cls,
+        limits: MailboxLimits | None = None,
+        default_policy: TopicPolicy | None = None,
+        subject_policies: Mapping[str, SubjectPolicy] | None = None,
+    ) -> "SettingsChanges":
+        """Return the changes to these values; None changes nothing."""
+        return cls(
+            {} if limits is None else msgspec.structs.asdict(limits),
+            {} if default_policy is None else msgspec.structs.asdict(default_policy),
+            subject_policies=subject_policies or {},
+        )
+
+
+UNCHANGED = SettingsChanges()
+
+
+class Resolved(NamedTuple):
+    """A field of a topic's policy, and the section that sets it; `DEFAULT` if none does."""
+
+    value: int | bool
+    section: str
+
+
+def change_settings(settings: MailboxSettings, changes: SettingsChanges) -> MailboxSettings:
+    """Return the settings after changes.
+
+    Raises: InvalidRequest as `MailboxSettings.validate`, and for an unknown field.
+    """
+    check_type("changes", changes, SettingsChanges)
+    topics = {name: dict(section) for name, section in settings.topics.items()}
+    for pattern, fields in _check_mapping("topics", changes.topics).items():
+        section = topics.setdefault(_check_pattern(pattern), {})
+        if fields is None:
+            section.clear()
+            continue
+        for name, value in _check_mapping(f"The section of topic {pattern}", fields).items():
+            if value is None:
+                section.pop(name, None)
+            else:
+                section[name] = value
+    subjects = {**settings.subject_policies, **_check_mapping("subject_policies", changes.subject_policies)}
+    return MailboxSettings(
+        _replace(settings.limits, _check_mapping("limits", changes.limits), "limits"),
+        _replace(
+            settings.default_policy,
+            _check_mapping("default_policy", changes.default_policy),
+            "default_policy",
+        ),
+        {pattern: section for pattern, section in topics.items() if section},
+        {topic: policy for topic, policy in subjects.items() if policy is not None},
+    ).validate()
+
+
+def changed_sections(before: SettingsChanges, after: SettingsChanges) -> SettingsChanges:
+    """Return the change to the sections of topics that `after` has and `before` has not, or has otherwise."""
+    return SettingsChanges(
+        topics={
+            pattern: {**dict.fromkeys(before.topics.get(pattern) or ()), **(fields or {})}
+            for pattern, fields in after.topics.items()
+            if before.topics.get(pattern) != fields
+        }
+    )
+
+
+def resolve_policy(settings: MailboxSettings, topic: str) -> TopicPolicy:
+    """Return the policy of a topic: the default, changed by the sections that match, in their order."""
+    fields: dict[str, int | bool] = {}
+    for _, section in sections_of(settings, topic):
+        fields |= section
+    return msgspec.structs.replace(settings.default_policy, **fields) if fields else settings.default_policy
+
+
+def explain_policy(settings: MailboxSettings, topic: str) -> dict[str, Resolved]:
+    """Return each field of a topic's policy with the section that sets it."""
+    resolved = {
+        name: Resolved(value, DEFAULT)
+        for name, value in msgspec.structs.asdict(settings.default_policy).items()
+    }
+    for pattern, section in sections_of(settings, topic):
+        resolved |= {name: Resolved(value, pattern) for name, value in section.items()}
+    return resolved
+
+
+def sections_of(settings: MailboxSettings, topic: str) -> list[tuple[str, Section]]:
+    """Return the sections that match a topic, the most specific one last.
+
+    A glob is the more specific the more characters it has besides `*`; of two with as many, the later one by
+    name counts as more specific. The section of the topic itself is the most specific of all.
+    """
+    if not settings.topics:
+        return []
+    globs = [each for each in settings.topics if is_glob(each) and topic_matches(each, topic)]
+    names = sorted(globs, key=_specificity)
+    if topic in settings.topics:
+        names.append(topic)
+    return [(name, settings.topics[name]) for name in names]
+
+
+def is_glob(pattern: str) -> bool:
+    """Return whether a section is of the topics that match a glob, not of one topic."""
+    return "*" in pattern
+
+
+def check_settings(mailbox: str, stored: MailboxSettings, settings: SettingsChanges) -> None:
+    """Check that a mailbox has the settings with which a process opens it.
+
+    Fields of a topic's section are compared with the policy in force, those of a glob with the section.
+
+    Raises: SettingsConflict naming each difference.
+    """
+    differences = tuple(_differences(stored, settings))
+    if differences:
+        raise SettingsConflict(mailbox, differences)
+
+
+def settings_before(owner: str) -> MailboxSettings:
+    """Return the settings of a mailbox whose log has none, as far as its owner's name tells.
+
+    Owners of the command line hid what they delivered for 30 s, those of the library for 5 s.
+    """
+    if owner.startswith(_COMMAND_LINE):
+        return MailboxSettings()
+    return MailboxSettings(default_policy=TopicPolicy(visibility_ms=_LIBRARY_VISIBILITY_MS))
+
+
+def _differences(stored: MailboxSettings, settings: SettingsChanges) -> Iterator[Difference]:
+    for prefix, current, values in (
+        ("limits", stored.limits, settings.limits),
+        (DEFAULT, stored.default_policy, settings.default_policy),
+    ):
+        for name, value in values.items():
+            if getattr(current, name) != value:
+                yield Difference(f"{prefix}.{name}", getattr(current, name), value)
+    for pattern, fields in settings.topics.items():
+        in_force = stored.topics.get(pattern, {})
+        if not is_glob(pattern):
+            in_force = msgspec.structs.asdict(resolve_policy(stored, pattern))
+        for name, field in (fields or {}).items():
+            if field is not None and in_force.get(name) != field:
+                yield Difference(f"topics.{pattern}.{name}", in_force.get(name), field)
+    for topic, subject in settings.subject_policies.items():
+        current_subject = stored.subject_policies.get(topic)
+        if current_subject != subject:
+            yield Difference(f"erasure.topics.{topic}", _shown(current_subject), _shown(subject))
+
+
+def _shown(policy: SubjectPolicy | None) -> str | None:
+    return None if policy is None else " ".join((policy.subject, *policy.encrypt))
+
+
+def _specificity(pattern: str) -> tuple[int, str]:
+    return len(pattern) - pattern.count("*"), pattern
+
+
+def _replace(values: Struct, changes: Mapping[str, int | bool | None], where: str) -> Struct:
+    _check_names(changes, type(values), where)
+    return msgspec.structs.replace(values, **changes)
+
+
+def _check_mapping(name: str, values: object) -> Mapping[str, Any]:
+    if not isinstance(values, Mapping):
+        raise InvalidRequest(f"{name} must be a mapping, not of type {type(values).__name__}.")
+    return values
+
+
+def _check_names(values: Mapping[str, object], kind: type[msgspec.Struct], where: str) -> None:
+    fields = kind.__struct_fields__
+    for name in values:
+        if check_text("The name of a field", name) not in fields:
+            close = get_close_matches(name, fields, 1)
+            choices = f"did you mean {close[0]}?" if close else f"it has {', '.join(fields)}."
+            raise InvalidRequest(f"{where} has no field {name[:80]!r}; {choices}")
+
+
+def _check_pattern(pattern: object) -> str:
+    text = check_text("A topic or glob", pattern, 1)
+    check_topic(text.replace("*", "x"))
+    return text
+
+
+def _check_sections(settings: MailboxSettings) -> None:
+    globs = sorted(filter(is_glob, settings.topics), key=_specificity)
+    topics = [each for each in settings.topics if not is_glob(each)]
+    if len(globs) > MAX_GLOBS:
+        raise InvalidRequest(f"There are sections for {len(globs)} globs of topics; use at most {MAX_GLOBS}.")
+    if len(topics) > settings.limits.topics:
+        raise InvalidRequest(
+            f"There are sections for {len(topics)} topics, and the limit is {settings.limits.topics}; use "
+            "globs, or raise limits.topics."
+        )
+    for pattern in globs:
+        _check_policy(settings, (pattern,))
+    for fields in _DEPENDENT:
+        relevant = [each for each in globs if not settings.topics[each].keys().isdisjoint(fields)]
+        for count in range(2, len(fields) + 1):
+            for some in combinations(relevant, count):
+                if all(_may_overlap(one, other) for one, other in combinations(some, 2)):
+                    _check_policy(settings, some)
+    for topic in topics:
+        _check_policy(settings, tuple(name for name, _ in sections_of(settings, topic)))
+
+
+def _check_policy(settings: MailboxSettings, sections: tuple[str, ...]) -> None:
+    fields: dict[str, int | bool] = {}
+    for each in sections:
+        fields |= settings.topics[each]
+    try:
+        msgspec.structs.replace(settings.default_policy, **fields).validate()
+    except InvalidRequest as error:
+        names = " and ".join(f'[topics."{each}"]' for each in sections)
+        raise InvalidRequest(f"{names}: {error}") from error
+
+
+def _may_overlap(one: str, other: str) -> bool:
+    """Return whether a topic may match both globs, judged by their beginnings and ends alone."""
+    heads = sorted((one.split("*")[0], other.split("*")[0]), key=len)
+    tails = sorted((one.split("*")[-1], other.split("*")[-1]), key=len)
+    return heads[1].startswith(heads[0]) and tails[1].endswith(tails[0])
