@@ -8,7 +8,8 @@ import pytest
 
 from postroom.adapters.compose import open_mailbox
 from postroom.application.messages import NewMessage
-from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.policy import TopicPolicy
+from postroom.domain.settings import SettingsChanges
 
 MAILBOX = "main@local"
 QUESTIONS = (
@@ -43,8 +44,8 @@ async def retain(postroom, archive, rounds=1):
     """Let retention remove what it may."""
     removed = []
     for _ in range(rounds):
-        limits = MailboxLimits(history_retention_ms=1)
-        async with open_mailbox(str(postroom.store), MAILBOX, limits=limits, archive=archive) as mailbox:
+        async with open_mailbox(str(postroom.store), MAILBOX, archive=archive) as mailbox:
+            await mailbox.set_settings(SettingsChanges({"history_retention_ms": 1}))
             await asyncio.sleep(0.01)
             removed.append(await mailbox.retention.enforce_age())
     return removed

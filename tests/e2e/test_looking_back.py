@@ -81,7 +81,7 @@ def test_show_why_tells_what_happened_and_why_it_was_delivered_twice(postroom, m
     told = postroom.ok("show", message_id, "--why").out
     assert "with idempotency key 'order-1'" in told
     assert "Why it was delivered 2 times:" in told
-    assert "attempt 2, the last one" in told
+    assert "attempt 2 of 2, the last one" in told
     assert postroom("show", message_id, "--why", "--payload").code == 2
     assert postroom("show", "unknown", "--why").code == 3
 

@@ -311,13 +311,14 @@ async def test_retention_keeps_a_commit_that_cannot_be_decoded_and_names_it(
     place: AlteredPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_archive: bool
 ) -> None:
     monkeypatch.setattr(snapshot_saver, "CLOSING_SNAPSHOT_EVENTS", 1)
-    async with place.open() as mailbox:
+    limits = MailboxLimits(history_retention_ms=1)
+    async with place.open(limits=limits) as mailbox:
         await mailbox.send_batch([message(PAYLOAD), message(PAYLOAD)])
         await mailbox.purge_topic("orders", ready=True)
     place.alter(3, "events", b"\xc1")
     place.clock.advance(2 * DAY_MS)
     archive = ParquetLogArchive(tmp_path / "archive") if has_archive else None
-    async with place.open(limits=MailboxLimits(history_retention_ms=1), archive=archive) as mailbox:
+    async with place.open(archive=archive) as mailbox:
         log = mailbox.engine.log
         before = [commit.first for commit in log.commits()]
         for _ in range(2):

@@ -220,10 +220,10 @@ async def test_a_log_that_was_altered_is_neither_archived_nor_removed(archive: P
 
 async def test_open_mailbox_archives_into_the_folder_it_is_given(tmp_path: Path) -> None:
     store, folder = str(tmp_path / "store.db"), tmp_path / "archive"
-    async with open_mailbox(store) as mailbox:
-        await live(mailbox, 5)
     limits = MailboxLimits(history_retention_ms=1)
-    async with open_mailbox(store, limits=limits, archive=folder) as mailbox:
+    async with open_mailbox(store, limits=limits) as mailbox:
+        await live(mailbox, 5)
+    async with open_mailbox(store, archive=folder) as mailbox:
         await asyncio.sleep(0.01)
         removed = await mailbox.retention.enforce_age()
         assert removed > 10

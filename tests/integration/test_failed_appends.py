@@ -52,7 +52,7 @@ async def test_a_mailbox_whose_append_failed_ends_deliveries_without_being_asked
         log.fails = "before"
         with pytest.raises(Unavailable):
             await mailbox.send_message(message())
-        place.clock.advance(10_000)
+        place.clock.advance(40_000)
         async with asyncio.timeout(HANG_SECONDS):
             while all(record.type != "MessageRequeued" for record in log.read()):
                 await asyncio.sleep(0.001)

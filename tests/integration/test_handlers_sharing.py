@@ -230,7 +230,7 @@ async def test_the_in_flight_ceiling_refuses_with_a_time_to_retry(store: str) ->
         assert len(await mailbox.receive_messages("orders")) == 1
         with pytest.raises(Saturated, match="limit of 1 messages in flight") as refused:
             await mailbox.receive_messages("orders")
-        assert 0 < refused.value.retry_after_ms <= 5_000
+        assert 0 < refused.value.retry_after_ms <= 30_000
 
 
 # -- owning, reading, closing ---

@@ -14,6 +14,7 @@ from postroom.application.messages import NewMessage
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.errors import NotFound
 from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.settings import SettingsChanges
 from tests.support.logs import capture_logs
 
 MB = 1_000_000
@@ -92,6 +93,7 @@ async def test_a_mailbox_that_fits_and_one_without_a_bound_keep_everything(opene
     async with opened(100 * MB) as mailbox:
         await live(mailbox, 100)
         assert await mailbox.retention.enforce_size() == 0
+        await mailbox.set_settings(SettingsChanges({"max_store_bytes": None}))
     async with opened(None) as mailbox:
         assert await mailbox.retention.enforce_size() == 0
 

@@ -11,8 +11,9 @@ from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.reports import make_report, whatif_report
 from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.application.messages import NewMessage
-from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.policy import TopicPolicy
 from postroom.domain.policy_grid import policy_grid
+from postroom.domain.settings import SettingsChanges
 from postroom.projections.reports.catalog import REPORTS
 from postroom.projections.spark.options import LogSelection
 from tests.conformance.records import append
@@ -62,8 +63,8 @@ async def settle_messages(store: str, *ids: str) -> None:
 
 async def retain(store: str, archive: str) -> int:
     """Let retention remove what it may, and return how many events."""
-    limits = MailboxLimits(history_retention_ms=1)
-    async with open_mailbox(store, MAILBOX, limits=limits, archive=archive) as mailbox:
+    async with open_mailbox(store, MAILBOX, archive=archive) as mailbox:
+        await mailbox.set_settings(SettingsChanges({"history_retention_ms": 1}))
         await asyncio.sleep(0.01)
         return await mailbox.retention.enforce_age()
 
