@@ -78,9 +78,7 @@ class OwnerQueries:
         """Return the settings; see `Mailbox.get_settings`."""
         return await self._now(lambda: self._engine.mailbox.settings)
 
-    async def preview_settings(
-        self, changes: SettingsChanges, *, replace: bool = False
-    ) -> SettingsPreview:
+    async def preview_settings(self, changes: SettingsChanges, *, replace: bool = False) -> SettingsPreview:
         """Return what a change of settings would do; see `Mailbox.preview_settings`."""
         preview, last = await self._now(self._preview_settings, changes, replace=replace)
         return await asyncio.to_thread(self._preview_settings.count_removed, preview, last)

@@ -32,6 +32,7 @@ from postroom.application.queries.owner_queries import OwnerQueries
 from postroom.application.redrive.jobs import RedriveJobs
 from postroom.domain.mailbox.events import OwnershipTaken
 from postroom.domain.names import mailbox_stream
+from postroom.domain.settings import SettingsChanges
 
 OWNER_TIMEOUT_MS = 600
 ROUNDS = 4
@@ -171,12 +172,15 @@ def test_a_process_that_connects_late_does_not_evict_the_successor_on_another_ho
 
 JOB = RedriveSpec(topics=("orders",))
 OF_THE_LOG = {"get_message", "explain_message", "search_messages"}
-OF_THE_PROCESS = {"get_mode", "get_subject_policies"}
+OF_THE_PROCESS = {"get_mode"}
 CALLS: dict[str, Callable[[Postroom], Awaitable[object]]] = {
     "get_backlog": lambda mailbox: mailbox.get_backlog(),
     "list_topics": lambda mailbox: mailbox.list_topics(),
     "peek_messages": lambda mailbox: mailbox.peek_messages("orders"),
     "list_dead_letters": lambda mailbox: mailbox.list_dead_letters("orders"),
+    "get_settings": lambda mailbox: mailbox.get_settings(),
+    "preview_settings": lambda mailbox: mailbox.preview_settings(SettingsChanges()),
+    "set_settings": lambda mailbox: mailbox.set_settings(SettingsChanges()),  # which changes nothing
     "get_topic_policy": lambda mailbox: mailbox.get_topic_policy("orders"),
     "search_unsettled": lambda mailbox: mailbox.search_unsettled(EventFilter()),
     "measure": lambda mailbox: mailbox.measure(),

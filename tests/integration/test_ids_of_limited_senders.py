@@ -12,7 +12,6 @@ from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.compose.projections import LocalRunner, rebuild_projections
 from postroom.adapters.compose.queries import open_read_models, read_mailbox
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.erasure.policy import SubjectPolicy
 from postroom.application.messages import Sent
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.queries.browse_log import BrowseLog
@@ -24,6 +23,7 @@ from postroom.domain.errors import Forbidden, IdempotencyConflict, NotFound
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.search import EventFilter
+from postroom.domain.subject_policy import SubjectPolicy
 from tests.support.access import Controlled
 from tests.support.erasure import new_erasure
 from tests.support.redrives import ended

@@ -52,7 +52,7 @@ async def test_retention_removes_the_settled_past_and_everything_goes_on(place: 
         assert isinstance((await mailbox.ack_messages([old.receipt]))[0], NotFound)
 
     async with place.open(limits=limits) as mailbox:
-        place.clock.advance(10_000)
+        place.clock.advance(30_000)
         again = await receive_one(mailbox)
         assert (again.message_id, again.payload) == ("kept", b"kept")
         await mailbox.ack_messages([again.receipt])

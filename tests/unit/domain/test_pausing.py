@@ -48,7 +48,7 @@ def test_pausing_and_resuming_again_changes_nothing(command: Command, past: list
 
 
 def test_sends_settlements_and_expiry_go_on_while_a_topic_is_paused() -> None:
-    policy = TopicPolicy(max_attempts=1)
+    policy = TopicPolicy(max_attempts=1, visibility_ms=5_000)
     a, b, c, d = (Life(name, policy=policy) for name in "abcd")
     past = [a.sent(at=0), b.sent(at=0), c.sent(at=0, ttl=9_000), a.received(at=1), b.received(at=1)]
     scenario = given([*past, paused(at=2)], policy=policy)
