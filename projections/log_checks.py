@@ -7,9 +7,9 @@ import polars as pl
 from blake3 import blake3
 
 from postroom.application.mailbox.codec import decode_events
+from postroom.application.queries.verify import check_name
 from postroom.domain.commit import GENESIS, POSITIONS_PER_MAILBOX, Commit, chained
 from postroom.domain.errors import BrokenLog
-from postroom.domain.mailbox.events import MailboxCreated
 from postroom.projections.incremental.cursors import Cursor, Head, check_cursors
 from postroom.projections.log_extent import Range, split
 from postroom.projections.ports.log_reader import POSITIONS_PER_READ, LogReader
@@ -56,12 +56,7 @@ def check_names(log: LogReader) -> None:
                 continue
             commit = next(reader.commits(Range(extent, 1, 1), envelopes=False), None)
             event = None if commit is None else next(decode_events(commit), None)
-            if isinstance(event, MailboxCreated) and event.name != extent.name:
-                raise BrokenLog(
-                    f"The store has a log under the name {extent.name} that is that of {event.name}: the "
-                    "names of mailboxes were altered. Restore the store from a backup.",
-                    1,
-                )
+            check_name(extent.name, event)
 
 
 def check_same_log(

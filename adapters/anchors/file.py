@@ -22,10 +22,10 @@ class AnchorFile:
         self.path = path
 
     def read(self) -> list[Anchor]:
-        """Return the anchors, oldest first; an incomplete last line, left by a crash, is ignored.
+        """Return the anchors, oldest first.
 
-        Raises: NotFound if the file does not exist, InvalidRequest if a line is no anchor, Unavailable if the
-            file can't be read.
+        Raises: NotFound if the file does not exist, InvalidRequest if it is empty or a line is no whole
+            anchor, Unavailable if the file can't be read.
         """
         try:
             with self.path.open("rb") as file:
@@ -35,11 +35,23 @@ class AnchorFile:
             raise NotFound(f"The file {self.path} does not exist; create it with postroom anchor.") from None
         except OSError as error:
             raise self.failure(error) from error
+        if not lines:
+            raise InvalidRequest(
+                f"The file {self.path} is empty, so no log can be compared with it; restore it, or name "
+                "another file."
+            )
+        if not lines.endswith(b"\n"):
+            raise InvalidRequest(
+                f"The last line of {self.path} is incomplete: the file was cut, or postroom anchor was "
+                "killed; restore the file, or run postroom anchor again."
+            )
         return self._decode(lines)
 
     @contextmanager
     def locked(self) -> "Iterator[LockedFile]":
         """Create the file if it does not exist, and lock it for the duration of the context.
+
+        An incomplete last line, left by a crash, is ignored.
 
         Raises: the errors of `read`; Unavailable if another process holds the lock.
         """

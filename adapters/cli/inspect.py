@@ -192,6 +192,11 @@ def verify(
         from postroom.adapters.compose.audit import verify_reserved_logs
 
         others = verify_reserved_logs(session.existing_store(), anchors.anchors)
+    if not any(each.last for each in (*verifications, *others)):
+        raise NotFound(
+            f"The store {session.shown_store} has no log with a record, so nothing was verified; name "
+            "another store, or restore this one from a backup."
+        )
     erasures = verify_erasures(session, encrypted)
     if session.out.as_json:
         facts = {"mailboxes": verifications, "logs": others, "timestamps": anchors.times}

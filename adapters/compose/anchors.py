@@ -76,9 +76,14 @@ def read_anchors(file: Path, store: str, mailbox: str | None = None) -> list[Anc
     Arguments:
         mailbox: the mailbox whose anchors are returned; None for all.
 
-    Raises: the errors of `AnchorFile.read`; BrokenLog if a log is missing.
+    Raises: the errors of `AnchorFile.read`; InvalidRequest if there are none; BrokenLog if a log is missing.
     """
     anchors = [each for each in AnchorFile(file).read() if mailbox in (None, each.log)]
+    if not anchors:
+        raise InvalidRequest(
+            f"The file {file} has no anchor of {mailbox}, so its log can't be compared; anchor it first, or "
+            "name another file."
+        )
     check_logs(anchors, _logs(store), store)
     return anchors
 

@@ -14,7 +14,7 @@ from postroom.application.queries.verify_fold import FoldCheck
 from postroom.application.queries.verify_index import IndexCheck
 from postroom.domain.commit import GENESIS, Commit, chained
 from postroom.domain.errors import BrokenLog
-from postroom.domain.mailbox.events import LogTruncated
+from postroom.domain.mailbox.events import LogTruncated, MailboxCreated
 from postroom.domain.message import MessageSent
 from postroom.domain.names import mailbox_stream
 from postroom.domain.record import Record
@@ -61,7 +61,7 @@ def mailbox_removals(log: EventLogReader) -> Sequence[Removal]:
 
 @dataclass(frozen=True)
 class VerifyLog:
-    """A verification of a log: of its chain, its messages (svc-mailbox I-12), its index and its seal.
+    """A verification of a log: of its name, chain, messages (svc-mailbox I-12), index and seal.
 
     Every event must be decodable, valid after those before it, and in the index.
 
@@ -104,6 +104,7 @@ class VerifyLog:
             expected.check(commit)
             envelopes: list[bytes] = []
             for record in fold.applied(commit, to_records(commit)):
+                check_name(self.log.mailbox, record.event)
                 index.add(record)
                 if (sent := check_message(record)) is not None:
                     envelopes.append(sent.envelope)
@@ -148,6 +149,16 @@ def check_envelopes(commit: Commit, envelopes: Sequence[bytes]) -> None:
             f"The commit of positions {commit.first} to {commit.last} has other envelopes than those of its "
             "messages: it was altered. Restore the store from a backup.",
             commit.first,
+        )
+
+
+def check_name(mailbox: str, event: object) -> None:
+    """Raise BrokenLog when a log that begins with `event` is that of another mailbox."""
+    if isinstance(event, MailboxCreated) and event.name != mailbox:
+        raise BrokenLog(
+            f"The store has a log under the name {mailbox} that is that of {event.name}: the names of "
+            "mailboxes were altered. Restore the store from a backup.",
+            1,
         )
 
 

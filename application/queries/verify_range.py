@@ -14,6 +14,7 @@ from postroom.application.queries.verify import (
     Removal,
     check_envelopes,
     check_message,
+    check_name,
     mailbox_removals,
     start_of,
 )
@@ -81,7 +82,9 @@ class VerifyRange:
         end = 0 if head is None else head.position
         stop = end if through is None else min(through, end)
         for commit in chained(self.log.commits(start), link, start + 1):
-            sent = [each for each in map(check_message, to_records(commit)) if each is not None]
+            records = list(to_records(commit))
+            check_name(self.log.mailbox, records[0].event)
+            sent = [each for each in map(check_message, records) if each is not None]
             check_envelopes(commit, [each.envelope for each in sent])
             last, link = commit.last, commit.chain
             commits, messages = commits + 1, messages + len(sent)

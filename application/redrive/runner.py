@@ -16,6 +16,7 @@ from postroom.application.redrive.selection import (
     CHUNK,
     Candidate,
     find_candidates,
+    find_changed,
     find_matches,
     read_records,
 )
@@ -128,6 +129,7 @@ class _Work:
         self._source: deque[Candidate] | None = None
         self._advances: deque[tuple[int, RedriveAdvanced]] | None = None
         self._copies = copies
+        self._changed: list[bytes] | None = None
         self._is_stalled = False
 
     async def advance(self, job: RedriveJob) -> float:
@@ -144,6 +146,8 @@ class _Work:
         is_last = await self._fill(job, count)
         batch = self._take(job, count)
         is_last = is_last and len(batch) == len(self._matches)
+        if is_last and job.left > len(batch) and await self._skip_changed(job, batch):
+            return 0
         cursor = job.cutoff if is_last else batch[-1].last
         streams = tuple(each.message.stream for each in batch)
         copies = await asyncio.to_thread(self._make_copies, job, batch) if job.spec.sends_copies else ()
@@ -155,6 +159,26 @@ class _Work:
         self._matches = [each for each in self._matches if each.last > after.cursor]
         self._is_stalled = after.version == job.version
         return FULL_SECONDS if self._is_stalled else self._pace.pause()
+
+    async def _skip_changed(self, job: RedriveJob, rest: Sequence[Candidate]) -> bool:
+        """Skip the next selected messages that changed before the job, or its next owner, looked for them.
+
+        Arguments:
+            rest: the messages that are still to be changed.
+
+        Returns: False when there are none.
+        """
+        if self._changed is None:
+            self._changed = await find_changed(job, self._engine.log, {each.message.stream for each in rest})
+        streams = tuple(self._changed[: self._batch])
+        if not streams:
+            return False
+        skips: tuple[SkipReason, ...] = ()
+        if job.spec.sends_copies:
+            skips = tuple("settled" for _ in streams)
+        await self._submit(AdvanceRedrive(job.job, streams, job.cursor, is_last=False, copies=skips))
+        del self._changed[: self._batch]
+        return True
 
     def _take(self, job: RedriveJob, count: int) -> list[Candidate]:
         """Return the next matches, up to `count`; fewer if their copies would be large."""

@@ -2,16 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
+from postroom.application.mailbox.fold import fold_message
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.search_unsettled import describe_message
 from postroom.domain.errors import BrokenLog
 from postroom.domain.mailbox.state import Mailbox
-from postroom.domain.message import Message, MessageSent
+from postroom.domain.message import Message, MessageDeadLettered, MessageSent
 from postroom.domain.record import Record
+from postroom.domain.redrive.events import RedriveAdvanced, RedriveSkipped
+from postroom.domain.redrive.job import RedriveJob
 from postroom.domain.redrive.spec import RedriveSpec, is_dead
 
 CHUNK = 500
@@ -50,6 +54,55 @@ async def find_candidates(
             )
             await asyncio.sleep(0)  # lets the mailbox run
     candidates.sort(key=lambda each: each.last)
+    return candidates
+
+
+async def find_changed(job: RedriveJob, log: EventLogReader, others: AbstractSet[bytes]) -> list[bytes]:
+    """Return the messages that a job selected, but that changed before it reached them.
+
+    They were dead letters at its cut-off and matched then; the log is read up to there.
+
+    Arguments:
+        others: selected messages that did not change.
+    """
+    streams = await asyncio.to_thread(_dead_letters_at, log, job)
+    candidates = await asyncio.to_thread(_candidates_at, log, job, streams - others)
+    candidates.sort(key=lambda each: each.last)
+    changed: list[bytes] = []
+    async for chunk in select(job.spec, candidates, log):
+        changed += (each.message.stream for each in chunk)
+    return changed[: job.left - len(others)]
+
+
+def _dead_letters_at(log: EventLogReader, job: RedriveJob) -> set[bytes]:
+    """Return the messages that were dead letters at a job's cut-off and have no outcome yet."""
+    dead: set[bytes] = set()
+    for position, event in log.replay():
+        if position > job.cutoff:
+            break
+        if isinstance(event, MessageDeadLettered):
+            dead.add(event.stream)
+        else:
+            dead.discard(event.stream)
+    for record in log.read_stream(job.job):
+        if isinstance(record.event, RedriveSkipped):
+            dead.discard(record.event.message)
+        elif isinstance(record.event, RedriveAdvanced):
+            changed = range(record.position - record.event.moved, record.position)
+            dead.difference_update(each.stream for each in log.at_positions(changed).values())
+    return dead
+
+
+def _candidates_at(log: EventLogReader, job: RedriveJob, streams: AbstractSet[bytes]) -> list[Candidate]:
+    """Return the messages that matched by their state at a job's cut-off."""
+    candidates = []
+    for stream, records in log.read_streams(streams).items():
+        message = fold_message(each for each in records if each.position <= job.cutoff)
+        if message is None or not job.spec.covers_topic(message.topic):
+            continue
+        chosen = job.spec.streams(log.mailbox, message.topic)
+        if is_dead(message) and (chosen is None or stream in chosen) and job.spec.covers_state(message):
+            candidates.append(Candidate(message.last, message))
     return candidates
 
 

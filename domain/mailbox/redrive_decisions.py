@@ -104,7 +104,7 @@ def _advance(command: AdvanceRedrive, mailbox: Mailbox, now: int) -> list[Event]
     is_stopped = False
     copies = command.copies if job.spec.sends_copies else (None,) * len(command.messages)
     for stream, copy in zip(command.messages, copies, strict=True):
-        if remaining is not None and len(changes) >= remaining:
+        if remaining is not None and len(changes) + len(skips) >= remaining:
             break
         message = mailbox.messages.get(stream)
         reason = _skip_reason(message, copy, job, mailbox)
@@ -119,19 +119,23 @@ def _advance(command: AdvanceRedrive, mailbox: Mailbox, now: int) -> list[Event]
         if isinstance(copy, Copy):
             sends.append(_send(copy, shard, job.spec, mailbox, now))
         changes.append(_change(message, job.spec, mailbox, now))
-    is_limited = remaining is not None and len(changes) >= remaining
     if is_stopped:
         del skips[skips_before:]  # they come again, with the message that has no room
     else:
         cursor = max(cursor, command.cursor)
+    is_limited = remaining is not None and len(changes) + len(skips) >= remaining
+    is_complete = is_limited or (command.is_last and not is_stopped)
+    # Selected messages whose records retention removed before the job reached them can't be named.
+    unnamed = job.left - len(changes) - len(skips) if is_complete else 0
+    skipped = len(skips) + max(0, unnamed)
     events, version = [*sends, *changes], job.version
-    if changes or skips or cursor > job.cursor:
+    if changes or skipped or cursor > job.cursor:
         version += 1
-        events.append(RedriveAdvanced(job.job, version, now, cursor, len(changes), len(skips)))
+        events.append(RedriveAdvanced(job.job, version, now, cursor, len(changes), skipped))
     for stream, why in skips:
         version += 1
         events.append(RedriveSkipped(job.job, version, now, stream, why))
-    if is_limited or (command.is_last and not is_stopped):
+    if is_complete:
         events.append(RedriveCompleted(job.job, version + 1, now))
     return events
 

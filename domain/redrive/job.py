@@ -67,8 +67,13 @@ class RedriveJob(msgspec.Struct, frozen=True):
 
     @property
     def remaining(self) -> int | None:
-        """Return how many messages it may still change; None for no limit."""
-        return None if self.spec.limit is None else max(0, self.spec.limit - self.moved)
+        """Return how many messages it may still change or skip; None for no limit."""
+        return None if self.spec.limit is None else max(0, self.spec.limit - self.moved - self.skipped)
+
+    @property
+    def left(self) -> int:
+        """Return how many of the messages that it selected have no outcome yet."""
+        return max(0, self.matched - self.moved - self.skipped)
 
 
 _STATUS_AFTER: dict[type, JobStatus] = {

@@ -23,6 +23,7 @@ from postroom.adapters.compose.audit import open_audit_log
 from postroom.adapters.compose.store import open_store
 from postroom.domain.errors import BrokenLog, IntegrityFailure, InvalidRequest, NotFound, Unavailable
 from tests.conformance.audit_log import entry
+from tests.support.replaced_logs import cut, run_sql
 from tests.support.servers.timestamps import Authority, timestamp_authority
 from tests.support.stores import MAILBOX, message
 
@@ -173,11 +174,48 @@ def test_a_line_that_a_crash_left_incomplete_is_replaced_by_the_next_anchor(run:
     run(anchor.anchor, str(ANCHORS))
     whole = ANCHORS.read_bytes()
     ANCHORS.write_bytes(whole + whole[:30])
-    assert run(inspect.verify, anchor=str(ANCHORS))["mailboxes"][0]["anchors"] == 1
+    with pytest.raises(
+        InvalidRequest, match=r"last line of anchors\.jsonl is incomplete.* run postroom anchor"
+    ):
+        run(inspect.verify, anchor=str(ANCHORS))
     send()
     run(anchor.anchor, str(ANCHORS))
     assert ANCHORS.read_bytes().startswith(whole + b'{"log":')
     assert len(AnchorFile(ANCHORS).read()) == 2
+
+
+@pytest.mark.parametrize("end", [0, -1, 40], ids=["empty", "without its line break", "cut"])
+def test_an_anchor_file_that_was_cut_verifies_nothing(run: Run, end: int) -> None:
+    send()
+    run(anchor.anchor, str(ANCHORS))
+    ANCHORS.write_bytes(ANCHORS.read_bytes()[:end])
+    with pytest.raises(InvalidRequest, match=r"is empty, so no log|is incomplete: the file was cut"):
+        run(inspect.verify, anchor=str(ANCHORS))
+
+
+def test_an_anchor_file_without_the_mailbox_verifies_nothing(run: Run) -> None:
+    send()
+    run(anchor.anchor, str(ANCHORS))
+    send(mailbox="acme@two")
+    with pytest.raises(InvalidRequest, match="has no anchor of acme@two"):
+        run(inspect.verify, anchor=str(ANCHORS), mailbox="acme@two")
+
+
+def test_a_store_without_logs_is_not_verified(run: Run) -> None:
+    send()
+    cut("store.db", 0)
+    with pytest.raises(NotFound, match=r"store\.db has no log with a record, so nothing was verified"):
+        run(inspect.verify)
+    run_sql("store.db", "DELETE FROM mailbox_names")
+    with pytest.raises(NotFound, match=r"store\.db has no log with a record, so nothing was verified"):
+        run(inspect.verify)
+
+
+def test_a_log_under_the_name_of_another_mailbox_is_named(run: Run) -> None:
+    send()
+    run_sql("store.db", "UPDATE mailbox_names SET name = 'acme@other'")
+    with pytest.raises(BrokenLog, match=f"a log under the name acme@other that is that of {MAILBOX}"):
+        run(inspect.verify)
 
 
 def test_files_that_can_not_be_used_are_refused(run: Run) -> None:

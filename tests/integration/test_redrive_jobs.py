@@ -101,8 +101,28 @@ async def test_failures_after_the_start_never_join() -> None:
         await mailbox.nack_messages([each.receipt for each in received], reason="boom")
     async with owned(log_of(list(log.commits()))) as mailbox:
         report = await ended(mailbox, job)
-        assert (report.moved, report.skipped) == (len(IDS) - 1, 0)
+        assert (report.matched, report.moved, report.skipped) == (len(IDS), len(IDS) - 1, 1)
         assert await dead_ids(mailbox) == ["late", "m0"]
+
+
+@pytest.mark.parametrize("limit", [None, 5])
+async def test_each_selected_message_has_one_outcome_though_its_owner_is_killed_when_others_settle_it(
+    limit: int | None,
+) -> None:
+    log = MemoryEventLog(NAME)
+    async with owned(log, is_running=False) as mailbox:
+        await add_dead_letters(mailbox, IDS)
+        job = await mailbox.start_redrive(RedriveSpec(limit=limit))
+        await mailbox.redrive_dead_letters("orders", message_ids=["m0", "m3"])
+        received = await mailbox.receive_messages("orders", max_messages=2)
+        await mailbox.ack_messages([each.receipt for each in received])
+    async with owned(log_of(list(log.commits()))) as mailbox:
+        report = await ended(mailbox, job)
+        assert report.matched == (limit or len(IDS)) == report.moved + report.skipped
+        messages = (await mailbox.list_redrive_messages(job.job_id)).messages
+        assert len({each.message_id for each in messages}) == len(messages) == report.matched
+        if limit is None:
+            assert [each.message_id for each in messages if each.reason == "settled"] == ["m0", "m3"]
 
 
 @pytest.mark.parametrize(("action", "reason"), [("archive", "archived"), ("purge", "purged")])

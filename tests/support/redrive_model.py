@@ -99,11 +99,22 @@ async def check_job(kind: str, steps: Sequence[str], count: int, batch: int, rec
     expected = Counter({stream: 1 for each in ids if (stream := message_stream(NAME, each)) not in taken})
     assert changes(log, kind) - by_others == expected
     assert (report.status, report.moved) == ("completed", expected.total())
+    await _check_outcomes(log, job, batch, count)
     if KINDS[kind].action == "redrive":
         async with owned(log_of(list(log.commits())), batch=batch) as mailbox:
             if receives:
                 await mailbox.receive_messages(["orders", "fixed"], max_messages=receives)
             await _check_undo(mailbox, job, expected.keys() - by_others.keys())
+
+
+async def _check_outcomes(log: MemoryEventLog, job: str, batch: int, count: int) -> None:
+    """Check that each message that a job selected has exactly one outcome, and that the counts say so."""
+    async with owned(log_of(list(log.commits())), batch=batch) as mailbox:
+        report = await mailbox.get_redrive(job)
+        messages = (await mailbox.list_redrive_messages(job, limit=1_000)).messages
+    assert report.matched == count == report.moved + report.skipped
+    assert sorted(each.message_id for each in messages) == sorted(f"m{number}" for number in range(count))
+    assert sum(each.outcome == "skipped" for each in messages) == report.skipped
 
 
 async def _check_undo(mailbox: Postroom, job: str, changed: Set[bytes]) -> None:
