@@ -29,6 +29,7 @@
     ├── BrokenProjection           500 E_PROJECTION, a defect in the code of a read model
     └── Unavailable                503 E_UNAVAILABLE, with retry_after_ms
         ├── MailboxClosed          503 E_UNAVAILABLE, this process closed it
+        ├── UnusableServer         503 E_UNAVAILABLE, until rights, settings or tables are changed
         ├── MailboxOwned           503 E_OWNED, another process owns the mailbox
         ├── DuplicateRecord        503 E_UNAVAILABLE, the log has the record's version of its stream
         ├── WrongPosition          503 E_WRONG_POSITION, another process appended
@@ -331,6 +332,10 @@ class Unavailable(PostroomError):
 
 class MailboxClosed(Unavailable):
     """A mailbox was used after this process closed it; only opening it again helps."""
+
+
+class UnusableServer(Unavailable):
+    """A server or store can't be used until rights, settings or tables are changed; a retry doesn't help."""
 
 
 class MailboxOwned(Unavailable):

@@ -20,6 +20,11 @@ MAX_COUNT = 1_000_000_000
 """Maximum of counts in policies and limits, unless stated otherwise."""
 MAX_SHARDS = 65_536
 MAX_FRAME_BYTES = 256 << 20
+ARCHIVE_ROOM_BYTES = 64 << 10
+"""Room for the headers of a message in an archive, beside a payload of `frame_bytes`.
+
+Archives take the messages of brokers, whose default limits, such as 1 MiB, are for the payload.
+"""
 DEFAULT_MAX_MESSAGES = 32
 DEFAULT_MAX_BYTES = 512 << 10
 SATURATED_RETRY_MS = 1_000

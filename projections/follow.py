@@ -105,12 +105,14 @@ class Follower:
         self._updater.close()
 
     def run(self, stop: Event, *, once: bool = False) -> None:
-        """Follow until stopped, and retry after outages of the store; a stop undoes the current batch.
+        """Follow until stopped; wait for the first rebuild, and after outages of the store.
+
+        A stop undoes the current batch.
 
         Arguments:
             once: return when all present records are applied, and raise when the store is unavailable.
 
-        Raises: NotFound before the first rebuild; Unavailable, with `once`, when the store can't be used.
+        Raises, with `once`: NotFound before the first rebuild, Unavailable when the store can't be used.
         """
         failures, is_standing_by = 0, False
         while not stop.is_set():
@@ -125,7 +127,7 @@ class Follower:
                 self.progress.succeeded()
                 stop.wait(STANDBY_SECONDS)
                 failures = 0
-            except Unavailable as error:
+            except (Unavailable, NotFound) as error:
                 self._version = None
                 if once:
                     raise

@@ -9,6 +9,7 @@ from postroom.domain.errors import (
     PostroomError,
     Saturated,
     Unavailable,
+    UnusableServer,
     UnusableStore,
 )
 
@@ -18,7 +19,7 @@ INTERRUPTED, BROKEN_PIPE = 130, 141
 MEANINGS = {
     DONE: "done",
     REFUSED: "refused, or failed",
-    USAGE: "wrong usage, invalid settings, or a store that this version or user can't use",
+    USAGE: "wrong usage, invalid settings, or a store or server that this version or user can't use",
     NOTHING: "not found, or nothing to receive",
     TRY_AGAIN: "temporary failure, retry: saturated or unavailable",
     INTEGRITY: "stored data is not intact",
@@ -33,7 +34,7 @@ HELP = "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in MEANI
 def exit_code(error: PostroomError) -> int:
     """Return the exit code for a kind of error."""
     match error:
-        case WrongUsage() | UnusableStore():
+        case WrongUsage() | UnusableStore() | UnusableServer():
             return USAGE
         case NotFound():
             return NOTHING
@@ -48,6 +49,6 @@ def exit_code(error: PostroomError) -> int:
 def describe(error: PostroomError) -> dict[str, Any]:
     """Return an error as JSON: `{code, message, retry_after_ms?}`."""
     facts: dict[str, Any] = {"code": error.code, "message": str(error)}
-    if isinstance(error, Saturated | Unavailable):
+    if isinstance(error, Saturated | Unavailable) and not isinstance(error, UnusableServer):
         facts["retry_after_ms"] = error.retry_after_ms
     return facts

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Argument, Option
 
+from postroom.adapters.cli.mapping import Headers, Id, Key, Time, record_mapping
 from postroom.adapters.cli.session import ARCHIVE_MAILBOX, MEMORY, Session
-from postroom.adapters.cli.values import WrongUsage, parse_pairs
+from postroom.adapters.cli.values import WrongUsage
 from postroom.application.pluralize import pluralize
 from postroom.domain.errors import InvalidRequest, Rejected, Saturated, WrongMode
 
@@ -28,6 +29,7 @@ LINES_PER_TURN = 50
 SATURATED_TRIES = 5
 MAX_LINE_BYTES = 16 << 20
 MAX_NOTES = 20
+BOM = b"\xef\xbb\xbf"
 
 
 async def import_file(
@@ -41,29 +43,10 @@ async def import_file(
             "segments whose field is null or missing are left out.",
         ),
     ] = None,
-    header: Annotated[
-        list[str] | None,
-        Option(
-            metavar="NAME=PATH",
-            help="Header from a field, such as principal=sender.login; may be repeated. principal, "
-            "correlation_id, trace_id, span_id and content_type are standard, others are custom headers.",
-        ),
-    ] = None,
-    key: Annotated[str | None, Option(metavar="PATH", help="Field of the sticky key.")] = None,
-    time_: Annotated[
-        str | None,
-        Option(
-            "--time", metavar="PATH", help="Field of the publish time: RFC 3339, or s, ms or µs since 1970."
-        ),
-    ] = None,
-    id_: Annotated[
-        str | None,
-        Option(
-            "--id",
-            metavar="PATH",
-            help="Field of the message id; default: derived from line number and content.",
-        ),
-    ] = None,
+    header: Headers = None,
+    key: Key = None,
+    time_: Time = None,
+    id_: Id = None,
     deliver: Annotated[
         bool, Option("--deliver", help="Queue the messages for delivery instead of archiving them.")
     ] = False,
@@ -82,7 +65,7 @@ async def import_file(
     """
     _check_choice("--on-error", on_error, ("fail", "skip"))
     _check_choice("--validation", validation, ("strict", "warn", "disabled"))
-    mapping = _mapping(topic, header or [], key, time_, id_)
+    mapping = record_mapping(topic, header or [], key, time_, id_)
     mailbox = session.settings.mailbox or (session.mailbox if deliver else ARCHIVE_MAILBOX)
     async with _use(session, mailbox, deliver) as postroom:
         run = _Import(postroom, mapping, _name(file), on_error == "skip", validation)
@@ -114,6 +97,8 @@ class _Source:
         try:
             while line := self._lines.readline(MAX_LINE_BYTES):
                 number += 1
+                if number == 1:
+                    line = line.removeprefix(BOM)
                 if len(line) == MAX_LINE_BYTES:
                     raise InvalidRequest(f"{self._name}, line {number}: longer than {MAX_LINE_BYTES} bytes.")
                 line = line.removesuffix(b"\n").removesuffix(b"\r")
@@ -148,10 +133,11 @@ class _Import:
 
     async def __call__(self, source: _Source, advance: Callable[[float, str], None]) -> None:
         """Import all lines; those before an error are stored when it is raised."""
+        from postroom.application.ingest.documents import split_documents
         from postroom.application.ingest.file_import import read_record
 
         start = time.monotonic()
-        lines = iter(source)
+        lines = iter(source) if self._mapping is not None else split_documents(source)
         while True:
             try:
                 number, line = next(lines, (0, b""))
@@ -240,24 +226,6 @@ class _Import:
 _RETRY_HINT = (
     "All lines before it are stored; correct it and import the file again, which adds only the missing lines."
 )
-
-
-def _mapping(
-    topic: str | None, headers: list[str], key: str | None, time: str | None, id_: str | None
-) -> "RecordMapping | None":
-    from postroom.application.ingest.file_import import RecordMapping, TopicTemplate, parse_path
-
-    if topic is None:
-        if headers or key or time or id_:
-            raise WrongUsage("--header, --key, --time and --id require --topic.")
-        return None
-    return RecordMapping(
-        topic=TopicTemplate(topic),
-        headers={name: parse_path(path) for name, path in parse_pairs(headers, "--header").items()},
-        key=parse_path(key) if key else None,
-        time=parse_path(time) if time else None,
-        id=parse_path(id_) if id_ else None,
-    )
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from postroom.adapters.cli.exit_codes import REFUSED
 from postroom.adapters.cli.messaging import Database, Nats, show_backlog, show_cleanup
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
 from postroom.adapters.cli.python_object import load_object
-from postroom.adapters.cli.running import running
+from postroom.adapters.cli.running import opened, running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.streams import consumer_definition
 from postroom.adapters.cli.values import WrongUsage, parse_duration
@@ -107,10 +107,10 @@ async def consume(
     definition = _consumer(session, settings.consumer)
     server = session.settings.section("nats", NatsSettings, {"url": nats})
     stop = asyncio.Event()
-    async with open_monitored_worker(messaging, server, definition, settings, handler=functions) as (
-        worker,
-        monitor,
-    ):
+    async with opened(
+        lambda: open_monitored_worker(messaging, server, definition, settings, handler=functions),
+        is_patient=not once,
+    ) as (worker, monitor):
         destination = handlers or ", ".join(dict.fromkeys(settings.urls.values()))
         session.out.note(f"Delivering messages of {definition.name} to {destination}.")
         with monitoring(session, metrics_port, monitor):

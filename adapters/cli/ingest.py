@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from typer import Option
 
+from postroom.adapters.cli.mapping import Headers, Id, Key, Time, record_mapping
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
-from postroom.adapters.cli.running import Reload, running, topic_policies
+from postroom.adapters.cli.running import Reload, opened, running, topic_policies
 from postroom.adapters.cli.session import ARCHIVE_MAILBOX, Session
 from postroom.adapters.cli.settings import Settings
 from postroom.adapters.cli.values import WrongUsage
@@ -67,6 +68,18 @@ async def ingest(
         str | None,
         Option("--stream", metavar="NAME", help="NATS stream; default: the one that has the subject."),
     ] = None,
+    topic: Annotated[
+        str | None,
+        Option(
+            metavar="TEMPLATE",
+            help="Read messages as any JSON, text or bytes and store them with this topic, such as "
+            "github.{event}.{action}; segments whose field is null or missing are left out.",
+        ),
+    ] = None,
+    header: Headers = None,
+    key: Key = None,
+    time_: Time = None,
+    id_: Id = None,
     dead_letters: Annotated[
         str | None,
         Option(
@@ -78,7 +91,9 @@ async def ingest(
     once: Annotated[bool, Option("--once", help="Exit when no message has arrived for a second.")] = False,
     metrics_port: MetricsPort = None,
 ) -> None:
-    """Store the envelopes of a stream in an archive, each exactly once, until interrupted.
+    """Store the messages of a stream in an archive, each exactly once, until interrupted.
+
+    They are CloudEvents, PrismEnvelopes or, with --topic, any JSON, text or bytes.
 
     A message is acknowledged after it is durable in the log, so a crash of any process loses none.
     A settings file is named before the command: postroom --config postroom.toml ingest.
@@ -90,13 +105,17 @@ async def ingest(
         definition = _from_file(config, namespace)
     else:
         definition = _from_flags(session, namespace, flags)
+    mapping = record_mapping(topic, header or [], key, time_, id_)
+    definition = msgspec.structs.replace(definition, mapping=mapping)
     from postroom.adapters.compose.ingest import open_namespace
 
     session = _for_namespace(session, definition)
     # Connect to the source first, so that no store is created if it is unreachable.
     async with (
-        open_namespace(definition) as source,
-        session.use(definition.mailbox, create=True, mode="archive") as postroom,
+        opened(lambda: open_namespace(definition), is_patient=not once) as source,
+        opened(
+            lambda: session.use(definition.mailbox, create=True, mode="archive"), is_patient=not once
+        ) as postroom,
     ):
         ingester = source.ingester(postroom)
         reloads = [topic_policies(session, postroom)]
@@ -154,6 +173,7 @@ def _namespace_file(ingester: "Ingester", definition: "Namespace", file: str) ->
 
     async def apply(settings: Settings) -> None:
         changed = await asyncio.to_thread(_from_file, file, definition.name)
+        changed = msgspec.structs.replace(changed, mapping=definition.mapping)
         await asyncio.to_thread(reload_namespace, ingester, changed)
         names = [name for name in definition.__struct_fields__ if name not in RELOADED]
         if later := [name for name in names if getattr(changed, name) != getattr(definition, name)]:

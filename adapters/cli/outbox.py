@@ -19,7 +19,7 @@ from postroom.adapters.cli.outbox_target import (
     scheme_of,
     target_from_url,
 )
-from postroom.adapters.cli.running import running
+from postroom.adapters.cli.running import opened, running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage, parse_duration
 from postroom.application.extras import explain_missing_extra
@@ -67,7 +67,10 @@ async def relay(
         raise WrongUsage("No context is configured; pass --context, or set context under [messaging].")
     target = target_from_url(session, settings.to, nats)
     async with (
-        open_monitored_relay(messaging, target, settings) as (event_relay, monitor),
+        opened(lambda: open_monitored_relay(messaging, target, settings), is_patient=not once) as (
+            event_relay,
+            monitor,
+        ),
         running(session, event_relay.stop),
     ):
         if once:

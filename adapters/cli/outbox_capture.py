@@ -18,7 +18,7 @@ from postroom.adapters.cli.outbox_target import (
     scheme_of,
     target_from_url,
 )
-from postroom.adapters.cli.running import running
+from postroom.adapters.cli.running import opened, running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage
 from postroom.application.extras import explain_missing_extra
@@ -75,16 +75,18 @@ async def capture(
         raise WrongUsage("No context is configured; pass --context, or set context under [messaging].")
     target = target_from_url(session, settings.to)
     async with (
-        open_monitored_capture(messaging, captured, target, settings) as (opened, monitor),
-        running(session, opened.stop),
+        opened(
+            lambda: open_monitored_capture(messaging, captured, target, settings), is_patient=not once
+        ) as (capture, monitor),
+        running(session, capture.stop),
     ):
         if once:
-            await opened.run_once()
+            await capture.run_once()
         else:
             session.out.note(f"Capturing {captured.table} for {target.shown_url}.")
             with monitoring(session, metrics_port, monitor):
-                await opened.run()
-    counts = opened.counts
+                await capture.run()
+    counts = capture.counts
     session.out.result(counts, f"{counts.published:,} published, {counts.held:,} held in the outbox table")
 
 

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import os
+import random
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import NamedTuple
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -15,12 +16,17 @@ from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import Settings
 from postroom.adapters.compose.running import ServiceManager
 from postroom.application.background import background_task
+from postroom.application.backoff import OutageBackoff
 from postroom.application.garbage_collection import exempt_heap
 from postroom.application.ports.settings import Settings as SettingsPort
 from postroom.application.telemetry import ROOT, logger, summarize
-from postroom.domain.errors import PostroomError
+from postroom.domain.errors import PostroomError, Unavailable, UnusableServer
+from postroom.domain.policy import SECOND_MS, backoff_ms
 from postroom.domain.settings import changed_sections
 
+BACKOFF = OutageBackoff(250, 15_000)
+"""Backoff while what a command uses is unavailable at its start."""
+T = TypeVar("T")
 LIVE = ("log_level",)
 """Settings that every long-running command applies at a reload."""
 
@@ -77,6 +83,41 @@ async def running(
                 yield
         finally:
             manager.stopping()
+
+
+@asynccontextmanager
+async def opened(
+    open_: Callable[[], AbstractAsyncContextManager[T]], *, is_patient: bool = True
+) -> AsyncIterator[T]:
+    """Open what a long-running command uses, and wait while a server or the store is unavailable.
+
+    The service manager is told that the command is ready when it begins to wait, as it is during an outage.
+
+    Arguments:
+        open_: returns a new context for each attempt.
+        is_patient: wait; otherwise the first failure is raised.
+
+    Raises: UnusableServer, and every other error that a later attempt would raise as well.
+    """
+    async with AsyncExitStack() as stack:
+        async with AsyncExitStack() as waiting:
+            failures = 0
+            context: T | None = None
+            while context is None:
+                try:
+                    context = await stack.enter_async_context(open_())
+                except Unavailable as error:
+                    if not is_patient or isinstance(error, UnusableServer):
+                        raise
+                    if not failures:
+                        manager = ServiceManager()
+                        await waiting.enter_async_context(background_task(manager.watch()))
+                        manager.ready()
+                    failures += 1
+                    pause_ms = backoff_ms(BACKOFF, failures, random.random())
+                    logger().warning("start.unavailable", error=str(error), pause_ms=pause_ms)
+                    await asyncio.sleep(pause_ms / SECOND_MS)
+        yield context
 
 
 def topic_policies(session: Session, mailbox: SettingsPort) -> Reload:

@@ -10,7 +10,7 @@ from typer import Option
 from postroom.adapters.cli.access_settings import AccessSection
 from postroom.adapters.cli.amnesia import enter_amnesia, report_loss
 from postroom.adapters.cli.lease import open_control_plane
-from postroom.adapters.cli.running import Reload, running, topic_policies
+from postroom.adapters.cli.running import Reload, opened, running, topic_policies
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
 from postroom.adapters.compose.access import Access, CheckedAccess, check_keys, open_access, open_key_ring
@@ -173,7 +173,7 @@ async def _serve(
 ) -> None:
     stop = asyncio.Event()
     async with (
-        session.use(create=True, amnesia=amnesia) as mailbox,
+        opened(lambda: session.use(create=True, amnesia=amnesia)) as mailbox,
         opening as access,
         serve_mailbox(
             session.store,

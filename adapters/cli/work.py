@@ -11,7 +11,7 @@ from typer import Argument, Option
 from postroom.adapters.cli.exit_codes import DONE
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
 from postroom.adapters.cli.python_object import load_object
-from postroom.adapters.cli.running import running, topic_policies
+from postroom.adapters.cli.running import opened, running, topic_policies
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.cli.values import WrongUsage, parse_duration
@@ -47,7 +47,7 @@ async def work(
 
     worker = load_object(app, Worker)
     stop_ms = parse_duration(stop_within)
-    async with session.use(create=True) as mailbox:
+    async with opened(lambda: session.use(create=True), is_patient=not once) as mailbox:
         if not once:
             session.out.note(f"Handling messages of {session.mailbox} in {session.shown_store}.")
         monitor = mailbox_monitor(mailbox, _collect(mailbox, worker.collect_metrics))
@@ -73,7 +73,7 @@ async def schedule(session: Session, metrics_port: MetricsPort = None) -> None:
         raise WrongUsage(
             "No schedules are configured; add [schedules.NAME] with cron and topic to postroom.toml."
         )
-    async with session.use(create=True) as mailbox:
+    async with opened(lambda: session.use(create=True)) as mailbox:
         scheduler = make_scheduler(mailbox, schedules)
         session.out.note(f"Sending {pluralize(len(schedules), 'schedule')} to {session.mailbox}.")
         monitor = mailbox_monitor(mailbox, _collect(mailbox, scheduler.collect_metrics))

@@ -130,6 +130,8 @@ def _settings(namespace: Namespace) -> IngestSettings:
         namespace.envelope_validation,
         namespace.max_retries,
         isinstance(namespace.source, NatsSource),
+        namespace.mapping,
+        not isinstance(namespace.source, RabbitmqSource) or namespace.source.stream is not None,
     )
 
 

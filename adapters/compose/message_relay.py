@@ -7,7 +7,7 @@ from postroom.adapters.compose.store import Store, open_store
 from postroom.application.background import cancel_and_wait
 from postroom.application.outbox.message_relay import MessageRelay, SendBatch
 from postroom.application.ports.message_outbox import MessageOutbox
-from postroom.domain.errors import InvalidRequest, Unavailable
+from postroom.domain.errors import InvalidRequest, UnusableServer
 
 MAX_OUTBOXES = 100
 
@@ -58,6 +58,6 @@ async def check_outboxes(addresses: Sequence[str]) -> None:
     """Raise Unavailable unless messages can be recorded at all addresses."""
     for store in map(open_store, addresses):
         if not await asyncio.to_thread(store.has_message_outbox):
-            raise Unavailable(
+            raise UnusableServer(
                 f"{store.where} has no table outbox_messages; run `postroom migrate --messaging URL` once."
             )

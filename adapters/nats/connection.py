@@ -13,7 +13,7 @@ from postroom.adapters.nats.client import SupervisedClient
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.application.background import cancel_and_wait
 from postroom.application.telemetry import logger, summarize
-from postroom.domain.errors import Unavailable
+from postroom.domain.errors import Unavailable, UnusableServer
 
 CONNECT_TIMEOUT_SECONDS = 3.0
 PING_SECONDS, MAX_UNANSWERED_PINGS = 3, 2
@@ -81,7 +81,8 @@ async def connect(settings: NatsSettings, name: str) -> AsyncIterator[Supervised
         reason = last_error or error
         advice = explain(reason)
         problem = "can't be reached" if advice is None else "refuses the connection"
-        raise Unavailable(
+        kind = Unavailable if advice is None else UnusableServer
+        raise kind(
             f"NATS at {settings.shown_url} {problem}: {str(reason).rstrip('.') or type(reason).__name__}. "
             f"{advice or 'Check [nats] url and that the server runs.'}"
         ) from error

@@ -10,7 +10,9 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest, NotFound
 
-_STREAM_NOT_FOUND = 10059
+STREAM_NOT_FOUND = 10059
+CREATED = "created by postroom"
+"""Description of the consumers that `find_or_create` creates."""
 
 
 class PullConsumer(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,9 +44,9 @@ async def find_or_create(stream: JetStreamContext, consumer: PullConsumer) -> tu
     try:
         config = (await stream.consumer_info(name, consumer.durable)).config
     except NotFoundError as error:
-        if not consumer.create or error.err_code == _STREAM_NOT_FOUND:
+        if not consumer.create or error.err_code == STREAM_NOT_FOUND:
             raise missing_error(name, consumer.durable, error) from error
-        return name, await _create(stream, name, consumer)
+        return name, await create_consumer(stream, name, consumer)
     _check_config(name, consumer, config)
     if consumer.create and consumer.max_deliver < 0 < (config.max_deliver or 0):
         logger().warning(
@@ -69,10 +71,11 @@ async def _stream_of(stream: JetStreamContext, subjects: tuple[str, ...]) -> str
         ) from None
 
 
-async def _create(stream: JetStreamContext, name: str, consumer: PullConsumer) -> ConsumerConfig:
+async def create_consumer(stream: JetStreamContext, name: str, consumer: PullConsumer) -> ConsumerConfig:
+    """Create a consumer; raise InvalidRequest if the stream refuses it."""
     config = ConsumerConfig(
         durable_name=consumer.durable,
-        description="created by postroom",
+        description=CREATED,
         deliver_policy=DeliverPolicy(consumer.deliver),
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=consumer.ack_wait_ms / 1_000,
@@ -118,9 +121,7 @@ def _check_config(stream: str, consumer: PullConsumer, config: ConsumerConfig) -
 def missing_error(stream: str, durable: str, error: NotFoundError) -> NotFound:
     """Return the error for a missing stream or consumer."""
     missing = (
-        f"stream {stream}"
-        if error.err_code == _STREAM_NOT_FOUND
-        else f"consumer {durable} of stream {stream}"
+        f"stream {stream}" if error.err_code == STREAM_NOT_FOUND else f"consumer {durable} of stream {stream}"
     )
     return NotFound(
         f"This NATS server has no {missing}; define it in the settings file and run postroom streams apply."

@@ -13,7 +13,14 @@ from nats.js.errors import NotFoundError
 
 from postroom.adapters.nats.client import SupervisedClient
 from postroom.adapters.nats.connection import connect
-from postroom.adapters.nats.pull_consumer import PullConsumer, find_or_create, missing_error
+from postroom.adapters.nats.pull_consumer import (
+    CREATED,
+    STREAM_NOT_FOUND,
+    PullConsumer,
+    create_consumer,
+    find_or_create,
+    missing_error,
+)
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.application.background import wait_at_most
 from postroom.application.ports.source import Headers, SourceMessage
@@ -56,8 +63,10 @@ class JetStreamSource:
         config: ConsumerConfig,
         prefetch: int,
         resources: AsyncExitStack,
+        consumer: PullConsumer,
     ) -> None:
         self._client = client
+        self._consumer = consumer
         self._stream = stream
         self._durable = config.durable_name or ""
         self._config = config
@@ -92,7 +101,7 @@ class JetStreamSource:
             client = await resources.enter_async_context(connect(settings, f"postroom {consumer.durable}"))
             try:
                 stream, config = await find_or_create(client.jetstream(), consumer)
-                source = cls(client, stream, config, prefetch, resources)
+                source = cls(client, stream, config, prefetch, resources, consumer)
                 await source._listen()
             except (NatsError, OSError, TimeoutError) as error:
                 raise Unavailable(
@@ -243,7 +252,11 @@ class JetStreamSource:
             await self._client.force_reconnect()
 
     async def _check(self) -> None:
-        """Raise when the source is closed, or when the server refused a request permanently."""
+        """Raise when the source is closed, or when the server refused a request permanently.
+
+        A consumer that this program created is created again: what was stored before is delivered again, too,
+        and skipped as a duplicate.
+        """
         if self._closed:
             raise self._unavailable("can't be read", "it was closed")
         reason, self._refused = self._refused, None
@@ -254,10 +267,17 @@ class JetStreamSource:
                 f"{self._name()} refuses to prefetch {self._prefetch:,} messages: {reason}. "
                 "Raise the consumer's limits, or lower the batch size."
             )
+        jetstream = self._client.jetstream()
         try:
-            await self._client.jetstream().consumer_info(self._stream, self._durable)
-        except NotFoundError as error:
-            raise missing_error(self._stream, self._durable, error) from error
+            try:
+                await jetstream.consumer_info(self._stream, self._durable)
+            except NotFoundError as error:
+                is_ours = self._consumer.create and self._config.description == CREATED
+                if not is_ours or error.err_code == STREAM_NOT_FOUND:
+                    raise missing_error(self._stream, self._durable, error) from error
+                logger().warning("source.consumer_deleted", consumer=self._durable, stream=self._stream)
+                self._config = await create_consumer(jetstream, self._stream, self._consumer)
+                return
         except (NatsError, OSError, TimeoutError) as error:
             raise self._unavailable("can't be read", error) from error
         logger().warning("source.refused", consumer=self._durable, stream=self._stream, reason=reason)

@@ -10,7 +10,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from postroom.adapters.postgres.url import is_url
-from postroom.domain.errors import InvalidRequest, Unavailable
+from postroom.domain.errors import InvalidRequest, Unavailable, UnusableServer
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
@@ -36,6 +36,8 @@ _DEFAULTS: dict[str, Any] = {
 _LOCAL_HOSTS = ("", "localhost", "127.0.0.1", "::1")
 _NO_CONNECTION = ("08", "28", "3D", "53300", "57P")
 """Prefixes of the SQLSTATE of connections that failed, were refused, or were ended by the server."""
+_REFUSED = ("28", "3D")
+_REFUSAL_TEXTS = ("authentication failed", "no pg_hba.conf entry", "does not exist", "permission denied")
 NAME_BYTES = 63
 """Limit of an application name; the server truncates longer ones."""
 
@@ -177,12 +179,17 @@ def describe(error: psycopg.Error, url: str) -> Unavailable:
     """Return a database error as `Unavailable`, in one sentence."""
     message = error.diag.message_primary or str(error).partition("\n")[0]
     reason = " ".join(message.removeprefix("connection failed:").split()).rstrip(".") or type(error).__name__
+    if _is_refused(error, message):
+        return UnusableServer(
+            f"The database {shown(url)} refuses the connection: {reason}. Check user, password and "
+            "database of its URL."
+        )
     if is_lost(error):
         return Unavailable(
             f"The database {shown(url)} can't be reached: {reason}. Check its URL and that the server runs."
         )
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return Unavailable(
+        return UnusableServer(
             f"The database {shown(url)} denies a privilege that Postroom needs: {reason}; grant it to the "
             "user."
         )
@@ -196,6 +203,16 @@ def is_lost(error: psycopg.Error) -> bool:
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError)
     return error.sqlstate.startswith(_NO_CONNECTION)
+
+
+def _is_refused(error: psycopg.Error, message: str) -> bool:
+    """Return whether a server refused the user or the database of a connection, as it would again.
+
+    libpq reports no SQLSTATE for these; their texts are those of a server with English messages.
+    """
+    if error.sqlstate is not None:
+        return error.sqlstate.startswith(_REFUSED)
+    return "FATAL:" in message and any(text in message for text in _REFUSAL_TEXTS)
 
 
 def _arguments(url: str, name: str) -> dict[str, Any]:

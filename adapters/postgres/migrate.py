@@ -21,7 +21,7 @@ from psycopg import sql
 
 from postroom.adapters.postgres.database import Connection, connect, shown, unavailable
 from postroom.adapters.sql.statements import statements
-from postroom.domain.errors import InvalidRequest, Unavailable
+from postroom.domain.errors import InvalidRequest, Unavailable, UnusableServer
 
 LOCK_TIMEOUT = "60s"
 SCHEMAS = {"keys": "postroom_keys", "leases": "postroom", "store": "postroom"}
@@ -96,7 +96,7 @@ def check_connection(connection: Connection, url: str, set_: str) -> None:
     with unavailable(url):
         if _pending(connection, url, set_, None, ahead=1):
             option = "--store" if set_ == "store" else f"--{set_}"
-            raise Unavailable(
+            raise UnusableServer(
                 f"The database {shown(url)} lacks tables of this version of Postroom; run "
                 f"`postroom migrate {option} URL` as a user who may create tables."
             )

@@ -36,7 +36,7 @@ from postroom.adapters.sql.log_heads import read_heads
 from postroom.adapters.sql.read_models import SqlReadModels
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import ReadModelTables
-from postroom.domain.errors import Unavailable
+from postroom.domain.errors import Unavailable, UnusableServer
 from postroom.domain.tokenizer import Word
 from postroom.projections.incremental.cursors import Cursor, Head
 
@@ -122,7 +122,7 @@ class PostgresReadModels(SqlReadModels):
         assert isinstance(error, psycopg.Error)
         is_cursor = isinstance(error, psycopg.errors.UndefinedColumn) and "projection_cursor" in str(error)
         if is_cursor or isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName):
-            return Unavailable(
+            return UnusableServer(
                 f"The database {self._shown} lacks tables of this version of Postroom; run "
                 "`postroom migrate --store URL` as a user who may create tables."
             )

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from postroom.domain.errors import InvalidRequest, Unavailable
+from postroom.domain.errors import InvalidRequest, UnusableServer
 
 if TYPE_CHECKING:
     import psycopg
@@ -54,7 +54,7 @@ class DatabaseRefused(Exception):
         self.constraint = constraint
 
 
-class MissingTable(Unavailable):
+class MissingTable(UnusableServer):
     """A table or column that a statement names does not exist.
 
     Arguments:

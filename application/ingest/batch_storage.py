@@ -9,6 +9,7 @@ from postroom.application.cloudevents.new_message import new_message
 from postroom.application.correlation import correlate
 from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.dead_letters import DeadLetterSubject
+from postroom.application.ingest.file_import import map_message
 from postroom.application.ingest.settings import IngestSettings
 from postroom.application.ingest.settlement import Settlement
 from postroom.application.mailbox.send import SendEnvelopes
@@ -144,10 +145,12 @@ class BatchStorage:
         return Refusals(full, retry_after_ms)
 
     def _content(self, message: SourceMessage) -> bytes | NewMessage:
-        """Return the envelope of a message, or what is sent for a CloudEvent.
+        """Return the envelope of a message, or what is sent for a CloudEvent or for mapped data.
 
-        Raises: InvalidRequest for an invalid CloudEvent.
+        Raises: InvalidRequest for an invalid CloudEvent, or a message that can't be mapped.
         """
+        if self.settings.mapping is not None:
+            return map_message(message, self.settings.mapping, has_places=self.settings.has_places)
         headers = message.header_pairs if message.headers else ()
         if not is_cloud_event(headers):
             return message.envelope

@@ -1,5 +1,6 @@
-"""Import of NDJSON: each line is a CloudEvent, an envelope, or, with a mapping, any JSON document.
+"""Import of NDJSON, and of messages that are no envelopes, by a mapping of their fields.
 
+Each line is a CloudEvent, an envelope, or, with a mapping, any JSON document.
 The same line at the same line number always gets the same message id, so a repeated import adds nothing.
 """
 
@@ -13,10 +14,21 @@ from typing import Any, NewType, TypeVar
 import msgspec
 from blake3 import blake3
 
-from postroom.application.cloudevents.event import NotACloudEvent
+from postroom.application.cloudevents.event import BYTES, JSON, NotACloudEvent
 from postroom.application.cloudevents.json_format import read_json
 from postroom.application.cloudevents.new_message import new_message
 from postroom.application.messages import NewMessage
+from postroom.application.outbox.attributes import RESERVED_PREFIXES
+from postroom.application.outbox.message import (
+    CAUSATION_ID,
+    CONTENT_TYPE,
+    CORRELATION_ID,
+    MESSAGE_ID,
+    TRACEPARENT,
+)
+from postroom.application.outbox.route import EVENT_ID
+from postroom.application.ports.source import SourceMessage
+from postroom.application.trace_context import read_context
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.names import check_topic
 
@@ -25,12 +37,24 @@ Envelope = NewType("Envelope", bytes)
 Path = tuple[str, ...]
 """Location of a field in a JSON document: field names and array indexes, outermost first."""
 
+_TEXT = "text/plain; charset=utf-8"
+_ID_HEADERS = (MESSAGE_ID.lower(), EVENT_ID.lower(), "message_id")
+"""Headers with the id that a publisher gave to a message, in lower case; RabbitMQ's property is the last."""
+_OWN_HEADERS = frozenset(
+    {
+        *_ID_HEADERS,
+        *(name.lower() for name in (CONTENT_TYPE, CORRELATION_ID, CAUSATION_ID, TRACEPARENT)),
+    }
+)
+"""Headers that correspond to fields of a message; all others become custom headers."""
+
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 _SEGMENT = re.compile(r"((?:[^.{}]|\{[^{}]+\})+)(\.|\Z)")
-_MICROSECONDS, _MILLISECONDS = (
+_NANOSECONDS, _MICROSECONDS, _MILLISECONDS = (
+    10**17,
     10**14,
     10**11,
-)  # larger numbers are µs or ms, smaller ones s: 10^11 s is the year 5138
+)  # larger numbers are ns, µs or ms, smaller ones s: 10^11 s is the year 5138
 
 
 class _Fraction(str):
@@ -109,9 +133,12 @@ def read_record(line: bytes, number: int, mapping: RecordMapping | None = None) 
     Raises: InvalidRequest for a line that can't be read.
     """
     if mapping is not None:
-        return _apply_mapping(line, number, mapping)
-    if line.lstrip().startswith(b"{"):
+        new = _apply_mapping(_parse(_decode, line), line, mapping, line_id(line, number))
+        return new if new.content_type else msgspec.structs.replace(new, content_type=JSON)
+    if line.lstrip().startswith((b"{", b"[")):
         try:
+            if line.lstrip().startswith(b"["):
+                _parse(_decode, line)
             return new_message(read_json(line))
         except NotACloudEvent:
             raise InvalidRequest("it is JSON but not a CloudEvent; add --topic to import any JSON.") from None
@@ -121,9 +148,54 @@ def read_record(line: bytes, number: int, mapping: RecordMapping | None = None) 
         raise InvalidRequest("it is neither JSON nor an envelope in base64.") from None
 
 
+def map_message(message: SourceMessage, mapping: RecordMapping, *, has_places: bool) -> NewMessage:
+    """Return the message for one of a broker: of any JSON, or of text or bytes, which have no fields.
+
+    Its headers become those of the message; what the mapping says takes precedence. Without a path of the
+    message id, that of the publisher is used, or else one that is derived from its place and content.
+
+    Arguments:
+        has_places: whether `sequence` is the same for each delivery of a message; otherwise each delivery of
+            a message without an id gets an id of its own.
+
+    Raises: InvalidRequest if the topic has no value, or the id is missing.
+    """
+    document: object = None
+    content_type = JSON
+    try:
+        document = _parse(_decode, message.data)
+    except InvalidRequest:
+        content_type = _TEXT if _is_text(message.data) else BYTES
+    headers = {
+        name: value
+        for name, value in message.headers.items()
+        if not name.lower().startswith(RESERVED_PREFIXES) and name.lower() not in _OWN_HEADERS
+    }
+    given = {name.lower(): value for name, value in reversed(message.header_pairs)}
+    id_ = next((given[name] for name in _ID_HEADERS if given.get(name)), None)
+    if id_ is None and has_places:
+        id_ = _derive_id(f"{message.subject}\n{message.sequence}", message.data)
+    new = _apply_mapping(document, message.data, mapping, id_)
+    trace = read_context(given.get(TRACEPARENT))
+    return msgspec.structs.replace(
+        new,
+        sticky_key=new.sticky_key if mapping.key is not None else message.sticky_key,
+        content_type=new.content_type or given.get(CONTENT_TYPE.lower()) or content_type,
+        correlation_id=new.correlation_id or given.get(CORRELATION_ID.lower()),
+        causality_parent=given.get(CAUSATION_ID.lower()),
+        trace_id=new.trace_id or (trace.trace_id if trace else None),
+        span_id=new.span_id or (trace.span_id if trace else None),
+        attrs=headers | dict(new.attrs),
+    )
+
+
 def line_id(line: bytes, number: int) -> str:
     """Return the message id for a line without one: a UUID (version 8) derived from number and content."""
-    digits = blake3(b"%d\n%b" % (number, line)).hexdigest(16)
+    return _derive_id(str(number), line)
+
+
+def _derive_id(place: str, content: bytes) -> str:
+    digits = blake3(b"%b\n%b" % (place.encode(), content)).hexdigest(16)
     return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
 
 
@@ -131,13 +203,15 @@ def time_us(value: object) -> int:
     """Return a time in µs since 1970 UTC.
 
     Arguments:
-        value: RFC 3339 text with an offset, or s, ms or µs since 1970, distinguished by magnitude.
+        value: RFC 3339 text with an offset, or s, ms, µs or ns since 1970, distinguished by magnitude.
 
     Raises: InvalidRequest for anything else.
     """
     if isinstance(value, _Fraction):
         value = float(value)
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MICROSECONDS * 10_000:
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _NANOSECONDS * 1_000:
+        if abs(value) >= _NANOSECONDS:
+            return int(value) // 1_000
         unit = 1 if abs(value) >= _MICROSECONDS else 1_000 if abs(value) >= _MILLISECONDS else 1_000_000
         return round(value * unit)
     try:
@@ -146,26 +220,36 @@ def time_us(value: object) -> int:
         time = None
     if time is None or time.tzinfo is None:
         raise InvalidRequest(
-            f"{value!r} is not a time; write RFC 3339 with an offset, or s, ms or µs since 1970."
+            f"{value!r} is not a time; write RFC 3339 with an offset, or s, ms, µs or ns since 1970."
         )
     seconds = int(time.replace(microsecond=0).timestamp())
     return seconds * 1_000_000 + time.microsecond
 
 
-def _apply_mapping(line: bytes, number: int, mapping: RecordMapping) -> NewMessage:
-    document = _parse(_decode, line)
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _apply_mapping(
+    document: object, payload: bytes, mapping: RecordMapping, default_id: str | None
+) -> NewMessage:
+    """Return the message of a document, without a content type unless a header has it."""
     headers = {
         name: text
         for name, path in mapping.headers.items()
         if (text := _text(document, path, name)) is not None
     }
-    id_ = line_id(line, number) if mapping.id is None else _text(document, mapping.id, "the message id")
-    if id_ is None:
-        raise InvalidRequest(f"it has no message id at {'.'.join(mapping.id or ())}.")
+    id_ = default_id if mapping.id is None else _text(document, mapping.id, "the message id")
+    if id_ is None and mapping.id is not None:
+        raise InvalidRequest(f"it has no message id at {'.'.join(mapping.id)}.")
     published = None if mapping.time is None else _find(document, mapping.time)
     return NewMessage(
         topic=mapping.topic.fill(document),
-        payload=line,
+        payload=payload,
         message_id=id_,
         sticky_key=None if mapping.key is None else _text(document, mapping.key, "the key"),
         published_at_us=None if published is None else time_us(published),
@@ -173,7 +257,7 @@ def _apply_mapping(line: bytes, number: int, mapping: RecordMapping) -> NewMessa
         correlation_id=headers.pop("correlation_id", None),
         trace_id=headers.pop("trace_id", None),
         span_id=headers.pop("span_id", None),
-        content_type=headers.pop("content_type", None) or "application/json",
+        content_type=headers.pop("content_type", None),
         attrs=headers,
     )
 

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from postroom.application.ingest.broker_access import BrokerAccess
+from postroom.application.ingest.file_import import RecordMapping
 from postroom.application.ingest.nats_access import NatsAccess, without_secrets
 from postroom.domain.envelope.validation import ValidationMode
 from postroom.domain.errors import InvalidRequest
@@ -160,6 +161,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True):
         max_retries: retries of a batch before its messages are stored one by one.
         history_retention_ms: age at which messages are removed; None uses the mailbox's settings.
         max_store_bytes: size at which the oldest messages are removed; None is unlimited.
+        mapping: maps messages that are any JSON, text or bytes; None expects CloudEvents and envelopes.
     """
 
     name: str
@@ -173,6 +175,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True):
     max_retries: int
     history_retention_ms: int | None
     max_store_bytes: int | None
+    mapping: RecordMapping | None = None
 
     @property
     def prefetch(self) -> int:

@@ -68,7 +68,7 @@ from postroom.domain.message_decisions import (
     time_out,
 )
 from postroom.domain.names import mailbox_stream, message_id
-from postroom.domain.policy import SATURATED_RETRY_MS, TopicPolicy, check_visibility
+from postroom.domain.policy import ARCHIVE_ROOM_BYTES, SATURATED_RETRY_MS, TopicPolicy, check_visibility
 from postroom.domain.redrive.commands import RedriveCommand
 from postroom.domain.settings import MailboxSettings, change_settings, check_settings
 
@@ -131,10 +131,11 @@ def _ready_messages(topic: Topic, offset: int, now: int) -> Iterator[Message]:
 
 
 def _send(command: Send, mailbox: Mailbox, now: int) -> list[Event]:
-    if len(command.envelope) > mailbox.limits.frame_bytes:
+    most = mailbox.limits.frame_bytes + (ARCHIVE_ROOM_BYTES if mailbox.mode == "archive" else 0)
+    if len(command.envelope) > most:
         raise FrameTooLarge(
             f"Message on topic {command.topic} is {len(command.envelope)} bytes with its envelope; "
-            f"a frame holds at most {mailbox.limits.frame_bytes}. Send a reference to the data instead."
+            f"a frame holds at most {most}. Send a reference to the data instead."
         )
     if mailbox.settings.subject_policies and is_in_the_clear(command.topic, command.headers, mailbox):
         raise InvalidRequest(

@@ -156,7 +156,21 @@ async def test_a_consumer_that_cannot_be_made_is_told_with_the_servers_reason(pl
         await place.open(subjects=("acme.orders.>", "acme.orders.placed"))
 
 
-async def test_a_consumer_that_is_deleted_while_it_is_read_is_missed(place: JetStreamPlace) -> None:
+async def test_a_consumer_that_the_source_made_is_made_again_when_it_is_deleted(
+    place: JetStreamPlace,
+) -> None:
+    await place.publish(b"1")
+    source = await place.open()
+    assert len(await source.fetch(1, PATIENT_MS)) == 1
+    await place.stream.delete_consumer(STREAM, DURABLE)
+    await place.publish(b"2")
+    assert {message.data for message in await fetch(source, 2)} == {b"1", b"2"}
+
+
+async def test_a_consumer_of_others_that_is_deleted_while_it_is_read_is_missed(place: JetStreamPlace) -> None:
+    await place.stream.add_consumer(
+        STREAM, ConsumerConfig(durable_name=DURABLE, ack_policy=AckPolicy.EXPLICIT, max_ack_pending=100)
+    )
     source = await place.open()
     fetching = asyncio.create_task(source.fetch(1, PATIENT_MS))
     await asyncio.sleep(NOTHING_MS / 1_000)

@@ -143,7 +143,7 @@ def test_a_bad_line_is_named_and_all_before_it_is_stored(postroom):
 
 def test_a_line_that_the_mailbox_refuses_is_named_too(postroom):
     content = lines(3)
-    content[1] = json.dumps({"kind": "k0", "pad": "x" * (1 << 20)}).encode()
+    content[1] = json.dumps({"kind": "k0", "pad": "x" * ((1 << 20) + (64 << 10))}).encode()
     file = write(postroom, "a.ndjson", content)
 
     done = postroom("import", file, *MAPPING, "--json")
@@ -271,3 +271,13 @@ def _wait_for_records(store, count):
         if found >= count:
             return
         time.sleep(0.005)
+
+
+def test_cloud_events_are_imported_after_a_byte_order_mark_in_arrays_and_on_several_lines(postroom):
+    events = [{"specversion": "1.0", "id": str(n), "source": "/s", "type": "t", "data": n} for n in range(4)]
+    text = json.dumps(events[:2]) + "\n" + json.dumps(events[2], indent=2) + "\n" + json.dumps(events[3])
+    (postroom.folder / "events.json").write_text(text, encoding="utf-8-sig")
+    assert counts(postroom.ok("import", "events.json", "--json")) == (4, 4, 0, 0)
+    assert archived(postroom) == [b"0", b"1", b"2", b"3"]
+    refused = postroom("import", "-", stdin=b'{"specversion": "1.0",\n"id": 1\n')
+    assert (refused.code, "stdin, line 1: " in refused.err) == (1, True)

@@ -152,6 +152,8 @@ def test_servers_that_are_not_there_are_named(postroom):
     done = postroom("outbox", "backlog", *database)
     assert done.code == 4
     assert "The database postgresql://me@127.0.0.1:9/shop can't be reached" in done.err
-    done = postroom("outbox", "relay", *database, "--context", "sea", "--nats", "nats://127.0.0.1:9")
+    done = postroom(
+        "outbox", "relay", "--once", *database, "--context", "sea", "--nats", "nats://127.0.0.1:9"
+    )
     assert done.code == 4
     assert "NATS at nats://127.0.0.1:9 can't be reached" in done.err

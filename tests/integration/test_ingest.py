@@ -15,12 +15,16 @@ from redis.asyncio import Redis
 
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.ingest import reload_namespace
+from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.cloudevents.message import NATS
 from postroom.application.ingest.counts import IngestCounts
+from postroom.application.ingest.file_import import RecordMapping, TopicTemplate
 from postroom.application.ingest.namespace import PayloadSchema, RedisSource, SchemaFormat
+from postroom.domain.envelope.build import open_envelope
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.envelope.validation import ValidationMode
 from postroom.domain.errors import InvalidRequest
+from postroom.domain.message import MessageSent
 from tests.integration.ingest_world import (
     DEAD,
     DURABLE,
@@ -308,3 +312,49 @@ async def test_what_a_database_can_not_hold_as_text_is_stored_all_the_same(
 ) -> None:
     await publish(client, envelope("1", correlation_id="a\0b", principal="\0"), envelope("2"))
     assert await ingest(namespace(nats_url, store)) == IngestCounts(received=2, stored=2)
+
+
+ANY = RecordMapping(topic=TopicTemplate("web.{kind}"))
+
+
+async def test_with_a_topic_plain_json_text_and_bytes_are_archived_once(
+    nats_url: str, client: Client, store: str
+) -> None:
+    bodies = [b'{"kind": "a"}', b"text", b"\xff\x00", b"text"]
+    await publish(client, *bodies)
+    what = namespace(nats_url, store, mapping=ANY)
+    assert await ingest(what) == IngestCounts(received=4, stored=4)
+    again = namespace(nats_url, store, mapping=ANY, consumer_group="again")
+    assert await ingest(again) == IngestCounts(received=4, duplicates=4)
+    with read_mailbox(store, MAILBOX) as reader:
+        events = [each.event for each in reader.log.read() if isinstance(each.event, MessageSent)]
+    assert [(each.topic, open_envelope(each.envelope).payload) for each in events] == [
+        ("web.a", bodies[0]),
+        *(("web", body) for body in bodies[1:]),
+    ]
+
+
+async def test_a_message_of_the_largest_size_of_the_broker_is_archived(
+    nats_url: str, client: Client, store: str
+) -> None:
+    headers = {"tenant": "x" * 1_000}
+    body = b"x" * (client.max_payload - 1_100)
+    assert client.max_payload == 1 << 20
+    await client.jetstream().publish(SUBJECT, bytes(client.max_payload))
+    await client.jetstream().publish(SUBJECT, body, headers=headers)
+    assert await ingest(namespace(nats_url, store, mapping=ANY)) == IngestCounts(received=2, stored=2)
+
+
+async def test_an_ingester_whose_consumer_is_deleted_goes_on(
+    nats_url: str, client: Client, store: str
+) -> None:
+    await publish(client, *envelopes(["1", "2"]))
+    async with ingesting(namespace(nats_url, store)) as ingester:
+        running = asyncio.create_task(ingester.run())
+        await until(lambda: ingester.counts.stored == 2)
+        await client.jetstream().delete_consumer(STREAM, DURABLE)
+        await publish(client, *envelopes(["3"]))
+        await until(lambda: ingester.counts.stored == 3)
+        ingester.stop()
+        await running
+    assert stored(store) == Counter(["1", "2", "3"])

@@ -14,7 +14,7 @@ from postroom.adapters.postgres.messaging.tables import Tables, messaging_statem
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.ports.capture import Aggregate
 from postroom.application.ports.outbox_repository import Decision
-from postroom.domain.errors import Unavailable
+from postroom.domain.errors import UnusableServer
 
 
 class _Held(msgspec.Struct, frozen=True, gc=False):
@@ -75,7 +75,7 @@ class PostgresHeldEvents:
             if connection.closed:
                 self._connection = None
             if isinstance(error, psycopg.errors.UndefinedTable):
-                raise Unavailable(
+                raise UnusableServer(
                     f"The database {shown(self._url)} has no outbox: {error.diag.message_primary}. Run "
                     "`postroom migrate --messaging URL` once, or configure the names of its tables."
                 ) from error

@@ -19,7 +19,7 @@ from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.aggregate_codec import CODEC
 from postroom.application.ports.inbox_repository import PartitionBacklog
 from postroom.application.ports.outbox_repository import Backlog
-from postroom.domain.errors import NotFound, PostroomError, Unavailable
+from postroom.domain.errors import NotFound, PostroomError, Unavailable, UnusableServer
 from postroom.domain.inbox import (
     BUSY_RETRY_MS,
     InboxEvent,
@@ -356,7 +356,7 @@ class PostgresInbox:
             try:
                 yield self._connection
             except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
-                raise Unavailable(
+                raise UnusableServer(
                     f"The database {shown(self._url)} has no inbox of this version: "
                     f"{error.diag.message_primary}. Run `postroom migrate --messaging URL` once, or "
                     "configure the names of its tables."

@@ -15,7 +15,7 @@ from postroom.application.inbox.partitions import PARTITIONS
 from postroom.application.ports.inbox_queue import NewMessage, Ownership, QueuedMessage, Retry, Turn
 from postroom.application.ports.ordered_stream import StreamState
 from postroom.application.ports.source import Headers, SourceMessage
-from postroom.domain.errors import Unavailable
+from postroom.domain.errors import Unavailable, UnusableServer
 
 
 class _Content(msgspec.Struct, array_like=True, frozen=True):
@@ -141,7 +141,7 @@ class PostgresInboxQueue:
                 cursor = await self._connection.execute(self._sql[name], parameters)
                 return await cursor.fetchall() if cursor.description is not None else []
             except psycopg.errors.UndefinedTable as error:
-                raise Unavailable(
+                raise UnusableServer(
                     f"The database {shown(self._url)} has no inbox queue: {error.diag.message_primary}. Run "
                     "`postroom migrate --messaging URL` once, or configure the names of its tables."
                 ) from error

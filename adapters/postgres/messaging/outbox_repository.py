@@ -15,7 +15,7 @@ from postroom.adapters.postgres.messaging.tables import Tables, messaging_statem
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.aggregate_codec import CODEC
 from postroom.application.ports.outbox_repository import Backlog, Decision, OutboxRow
-from postroom.domain.errors import PostroomError, Unavailable
+from postroom.domain.errors import PostroomError, Unavailable, UnusableServer
 from postroom.domain.outbox import OutboxEvent, OutboxEventRecorded, Status
 from postroom.domain.subject import CorrelationContext
 
@@ -129,7 +129,7 @@ class PostgresOutboxRepository:
 
     def _unavailable(self, error: psycopg.Error) -> Unavailable:
         if isinstance(error, psycopg.errors.UndefinedTable):
-            return Unavailable(
+            return UnusableServer(
                 f"The database {shown(self._url)} has no outbox: {error.diag.message_primary}. Run "
                 "`postroom migrate --messaging URL` once, or configure the names of its tables."
             )

@@ -7,11 +7,13 @@ from postroom.application.ingest.file_import import (
     RecordMapping,
     TopicTemplate,
     line_id,
+    map_message,
     parse_path,
     read_record,
     time_us,
 )
 from postroom.application.messages import NewMessage
+from postroom.application.ports.source import Headers, SourceMessage
 from postroom.domain.errors import InvalidRequest
 
 EVENT = {"specversion": "1.0", "id": "1", "source": "/s", "type": "t.made"}
@@ -127,10 +129,83 @@ def test_times_are_read_in_every_common_form(value, us):
     assert time_us(value) == us
 
 
+@pytest.mark.parametrize(
+    ("value", "us"),
+    [
+        (1_769_846_400_123_456, 1_769_846_400_123_456),
+        (1_769_846_400_123_456_789, 1_769_846_400_123_456),
+        ("2026-01-31T08:00:00.123456789Z", 1_769_846_400_123_456),
+    ],
+    ids=["MicroTimestamp", "NanoTimestamp", "ZonedTimestamp"],
+)
+def test_times_of_debezium_are_read(value, us):
+    assert time_us(value) == us
+
+
 @pytest.mark.parametrize("value", ["2026-01-31T08:00:00", "yesterday", True, None, [], 10**30, ""])
 def test_what_is_no_time_is_refused(value):
     with pytest.raises(InvalidRequest, match="not a time"):
         time_us(value)
+
+
+TOPIC = RecordMapping(topic=TopicTemplate("web.{kind}"))
+
+
+def delivered(data, headers=(), sequence="7", **fields):
+    return SourceMessage("acme", data, Headers(headers), 1, sequence, None, **fields)
+
+
+@pytest.mark.parametrize(
+    ("data", "topic", "content_type"),
+    [
+        (b'{"kind": "a"}', "web.a", "application/json"),
+        (b"plain text, with umlauts: \xc3\xbc", "web", "text/plain; charset=utf-8"),
+        (b"\xff\x00", "web", "application/octet-stream"),
+        (b"", "web", "text/plain; charset=utf-8"),
+    ],
+    ids=["json", "text", "bytes", "empty"],
+)
+def test_a_message_of_a_broker_is_json_text_or_bytes(data, topic, content_type):
+    message = map_message(delivered(data), TOPIC, has_places=True)
+    assert (message.topic, message.payload, message.content_type) == (topic, data, content_type)
+
+
+def test_headers_of_a_broker_become_those_of_the_message_and_fields_take_precedence():
+    headers = [
+        ("Content-Type", "application/x.order+json"),
+        ("correlation-id", "request 1"),
+        ("Causation-Id", "order 1"),
+        ("traceparent", f"00-{'a' * 32}-{'b' * 16}-01"),
+        ("Nats-Msg-Id", "m-1"),
+        ("Nats-Expected-Stream", "S"),
+        ("tenant", "Zoë"),
+        ("level", "1"),
+    ]
+    mapping = RecordMapping(
+        topic=TopicTemplate("web"), headers={"level": ("level",), "principal": ("who",)}, key=("key",)
+    )
+    data = b'{"level": 2, "who": "anna", "key": "k"}'
+    message = map_message(delivered(data, headers, sticky_key="other"), mapping, has_places=True)
+    assert (message.message_id, message.content_type) == ("m-1", "application/x.order+json")
+    assert (message.correlation_id, message.causality_parent) == ("request 1", "order 1")
+    assert (message.trace_id, message.span_id, message.principal) == ("a" * 32, "b" * 16, "anna")
+    assert (message.sticky_key, message.attrs) == ("k", {"tenant": "Zoë", "level": "2"})
+
+
+def test_a_delivery_is_recognised_by_its_place_and_content():
+    def id_of(message, *, has_places=True):
+        return map_message(message, TOPIC, has_places=has_places).message_id
+
+    assert id_of(delivered(b"1")) == id_of(delivered(b"1"))
+    others = [delivered(b"1"), delivered(b"2"), delivered(b"1", sequence="8")]
+    assert len({id_of(each) for each in others}) == 3
+    assert id_of(delivered(b"1"), has_places=False) is None
+    assert id_of(delivered(b"1", [("message_id", "m-1")]), has_places=False) == "m-1"
+
+
+def test_a_message_without_the_field_of_its_id_is_refused():
+    with pytest.raises(InvalidRequest, match=r"no message id at id\."):
+        map_message(delivered(b"text"), RecordMapping(topic=TopicTemplate("t"), id=("id",)), has_places=True)
 
 
 def test_a_cloud_event_keeps_its_context():
