@@ -87,7 +87,12 @@ class HistoryStep(msgspec.Struct, frozen=True):
 
 
 class DeliveryExplanation(msgspec.Struct, frozen=True):
-    """One delivery with its consumer, deadline and outcome; `why` is the reason why it took place."""
+    """One delivery with its consumer, deadline and outcome; `why` is the reason why it took place.
+
+    Arguments:
+        principal, capability: of the consumer's capability, whose root nonce is in hexadecimal; None for a
+            process of the mailbox's own user.
+    """
 
     number: int
     attempt: int
@@ -101,6 +106,8 @@ class DeliveryExplanation(msgspec.Struct, frozen=True):
     ended_at: str | None
     error: str | None
     why: str
+    principal: str | None = None
+    capability: str | None = None
 
 
 class Explanation(msgspec.Struct, frozen=True):

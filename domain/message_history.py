@@ -83,6 +83,7 @@ class Delivery(msgspec.Struct):
         takeovers: changes of ownership while it was in flight.
         outcome: None while it is in flight.
         late_ack: the ack after the deadline and before the next delivery, if any.
+        principal, capability: of the consumer; see `MessageReceived`.
     """
 
     entry: LogPosition
@@ -95,6 +96,8 @@ class Delivery(msgspec.Struct):
     takeovers: list[Takeover] = []
     outcome: DeliveryOutcome | None = None
     late_ack: LogPosition | None = None
+    principal: str | None = None
+    capability: str | None = None
 
     @property
     def hidden(self) -> int:
@@ -200,7 +203,16 @@ def follow(
             available = before.due if before is not None and before.due is not None else current.due
             visibility = event.due - event.at
             current.deliveries.append(
-                Delivery(entry, event.attempt, event.consumer, available, visibility, event.due)
+                Delivery(
+                    entry,
+                    event.attempt,
+                    event.consumer,
+                    available,
+                    visibility,
+                    event.due,
+                    principal=event.principal,
+                    capability=event.capability,
+                )
             )
         case MessageVisibilityExtended():
             delivery = _latest(history)

@@ -25,9 +25,17 @@ class AccessSection(msgspec.Struct, frozen=True, kw_only=True):
     cap_cache_ttl_ms: int = CACHE_TTL_MS
     quotas: dict[str, str] = {}
 
+    def validate(self) -> "AccessSection":
+        """Return the settings; raise InvalidRequest for one out of bounds."""
+        self.control()
+        return self
+
     def control(self) -> "AccessSettings":
         """Return the settings of access control; raise InvalidRequest for one out of bounds."""
         from postroom.application.access.settings import AccessSettings
 
-        quotas = {principal: parse_quota(text) for principal, text in self.quotas.items()}
+        quotas = {
+            principal: parse_quota(text, f"the quota of {principal}")
+            for principal, text in self.quotas.items()
+        }
         return AccessSettings(cap_cache_ttl_ms=self.cap_cache_ttl_ms, principal_quotas=quotas).validate()

@@ -17,6 +17,7 @@ from postroom.adapters.cli.serve import ServeSettings
 from postroom.adapters.cli.session import ArchiveSettings, OwnerSection, RelaySettings, Session
 from postroom.adapters.cli.settings import Settings
 from postroom.adapters.cli.values import WrongUsage, exact_duration
+from postroom.adapters.compose.audit import AuditSettings
 from postroom.adapters.compose.console import ConsoleSettings
 from postroom.adapters.compose.settings import (
     KafkaSettings,
@@ -38,6 +39,7 @@ _KINDS: Mapping[str, type[msgspec.Struct]] = {
     "serve": ServeSettings,
     "console": ConsoleSettings,
     "access": AccessSection,
+    "audit": AuditSettings,
     "nats": NatsSettings,
     "kafka": KafkaSettings,
     "rabbitmq": RabbitmqSettings,

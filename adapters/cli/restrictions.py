@@ -16,6 +16,7 @@ from postroom.adapters.cli.values import (
 )
 from postroom.domain.capability.rights import (
     QUOTA_WINDOWS_MS,
+    BindPrincipal,
     Caveat,
     Expires,
     Mailboxes,
@@ -62,7 +63,14 @@ Quotas = Annotated[
     Option(
         "--quota",
         metavar="AMOUNT/WINDOW",
-        help="Calls or payload bytes per 1s, 1m, 1h or 1d, such as 1000/1m or 50MB/1h; may be repeated.",
+        help="Calls or bytes of messages per 1s, 1m, 1h or 1d, such as 1000/1m or 50MB/1h; may be repeated.",
+    ),
+]
+BindsPrincipal = Annotated[
+    bool,
+    Option(
+        "--bind-principal",
+        help="Its messages have its principal: those that name none get it, others are refused.",
     ),
 ]
 Messages = Annotated[
@@ -93,6 +101,7 @@ def parse_caveats(
     not_before: str | None = None,
     quotas: Iterable[str] | None = None,
     max_messages: int | None = None,
+    bind_principal: bool = False,
 ) -> list[Caveat]:
     """Return the caveats that options describe; none for options that were omitted.
 
@@ -109,24 +118,30 @@ def parse_caveats(
         caveats.append(NotBefore(_parse_future(not_before, now_ms)))
     if expires_in is not None:
         caveats.append(Expires(now_ms + parse_duration(expires_in)))
-    caveats += map(parse_quota, quotas or ())
+    caveats += [parse_quota(each) for each in quotas or ()]
     if max_messages is not None:
         caveats.append(MaxMessages(max_messages))
+    if bind_principal:
+        caveats.append(BindPrincipal())
     return caveats
 
 
-def parse_quota(text: str) -> Quota:
-    """Return a quota such as `1000/1m` (calls) or `50MB/1h` (payload bytes); raise WrongUsage otherwise."""
+def parse_quota(text: str, name: str = "--quota") -> Quota:
+    """Return a quota such as `1000/1m` (calls) or `50MB/1h` (bytes of messages); raise WrongUsage otherwise.
+
+    Arguments:
+        name: option or setting, for the error.
+    """
     amount, slash, window = text.partition("/")
     if slash:
         window_ms = parse_duration(window)
         if window_ms not in QUOTA_WINDOWS_MS:
             windows = ", ".join(map(exact_duration, QUOTA_WINDOWS_MS))
-            raise WrongUsage(f"The window of --quota {text!r} must be one of {windows}.")
+            raise WrongUsage(f"The window of {name} {text!r} must be one of {windows}.")
         if amount.isdecimal() and amount.isascii():
             return Quota(int(amount), None, window_ms)
         return Quota(None, parse_size(amount), window_ms)
-    raise WrongUsage(f"--quota {text!r} is not AMOUNT/WINDOW, such as 1000/1m or 50MB/1h.")
+    raise WrongUsage(f"{name} {text!r} is not AMOUNT/WINDOW, such as 1000/1m or 50MB/1h.")
 
 
 def describe_quota(quota: Quota) -> str:

@@ -83,7 +83,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             kind: its fields; a duration `x_ms` may be set as `x` in a form such as `30s`.
             flags: values of the command line by field; None for omitted flags.
 
-        Raises: InvalidSettings for an unknown key, a missing one, or a value of the wrong type.
+        Raises: InvalidSettings for an unknown key, a missing one, or a value that is invalid or out of range,
+            so that every command refuses the same settings.
         """
         where = f"[{name}] in {self.file or FILE}, or {PREFIX}{name.upper()}__"
         fields = kind.__struct_fields__
@@ -97,9 +98,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             )
         values |= {key: value for key, value in (flags or {}).items() if value is not None}
         try:
-            return msgspec.convert(values, kind, strict=False)
+            section = msgspec.convert(values, kind, strict=False)
+            validate = getattr(section, "validate", None)  # not all settings have bounds
+            if validate is not None:
+                validate()
         except msgspec.ValidationError as error:
             raise InvalidSettings(f"{where}: {error}.") from None
+        except InvalidRequest as error:
+            raise InvalidSettings(f"{where}: {error}") from error
+        return section
 
 
 _INTEGER = re.compile(r"-?\d{1,20}")

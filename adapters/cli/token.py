@@ -12,6 +12,7 @@ from typer import Argument, Option
 from postroom.adapters.cli.access_settings import AccessSection
 from postroom.adapters.cli.exit_codes import NOTHING, REFUSED
 from postroom.adapters.cli.restrictions import (
+    BindsPrincipal,
     MailboxNames,
     Messages,
     OperationNames,
@@ -59,6 +60,7 @@ def mint(
     not_before: ValidFrom = None,
     quota: Quotas = None,
     max_messages: Messages = None,
+    bind_principal: BindsPrincipal = False,
     out: Out = None,
     key_file: KeyFile = None,
 ) -> None:
@@ -71,7 +73,13 @@ def mint(
     if not operation:
         raise WrongUsage("Name what the token allows with --operation, such as --operation send,ack.")
     rights = Rights(tuple(mailbox or ANY), tuple(topic or ANY), parse_operations(operation))
-    caveats = parse_caveats(now_ms=now_ms(), not_before=not_before, quotas=quota, max_messages=max_messages)
+    caveats = parse_caveats(
+        now_ms=now_ms(),
+        not_before=not_before,
+        quotas=quota,
+        max_messages=max_messages,
+        bind_principal=bind_principal,
+    )
     lifetime_ms = parse_duration(expires_in)
     store = session.existing_store()
     keys = open_key_ring(store, _key_file(session, key_file))

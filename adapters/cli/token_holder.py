@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from postroom.adapters.cli.restrictions import (
     ALL,
+    BindsPrincipal,
     ExpiresIn,
     MailboxNames,
     Messages,
@@ -28,6 +29,7 @@ from postroom.adapters.cli.token_text import (
 from postroom.adapters.cli.values import WrongUsage
 from postroom.domain.capability.access import combine
 from postroom.domain.capability.rights import (
+    BindPrincipal,
     Caveat,
     Expires,
     Mailboxes,
@@ -56,6 +58,7 @@ def attenuate(
     not_before: ValidFrom = None,
     quota: Quotas = None,
     max_messages: Messages = None,
+    bind_principal: BindsPrincipal = False,
     out: Out = None,
 ) -> None:
     """Print a token that allows less than another one; needs neither key nor store.
@@ -71,6 +74,7 @@ def attenuate(
         not_before=not_before,
         quotas=quota,
         max_messages=max_messages,
+        bind_principal=bind_principal,
     )
     if not caveats:
         raise WrongUsage("Give at least one limit, such as --topic, --operation or --expires-in.")
@@ -111,6 +115,7 @@ def inspect(session: Session, token_file: TokenFile = None) -> None:
                 "topics": access.topics,
                 "max_messages": access.max_messages,
                 "quotas": access.quotas,
+                "binds_principal": access.binds_principal,
                 "limits": [{"limit": name, "value": str(value), "by": by} for name, value, by in limits],
             }
         )
@@ -151,6 +156,8 @@ def _limits(by: str, caveats: "list[Caveat]") -> "Iterator[tuple[str, str | Time
                 yield "messages a call", str(messages), by
             case Quota():
                 yield "quota", describe_quota(caveat), by
+            case BindPrincipal():
+                yield "principal of messages", "its own", by
 
 
 def _as_caveats(rights: Rights) -> "list[Caveat]":

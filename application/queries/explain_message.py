@@ -149,7 +149,10 @@ def _delivery(delivery: Delivery) -> Iterator[HistoryStep]:
 
 
 def _to(delivery: Delivery) -> str:
-    return f"to {delivery.consumer} " if delivery.consumer else ""
+    name = f"to {delivery.consumer} " if delivery.consumer else ""
+    if delivery.principal is None:
+        return name
+    return f"{name}with capability {delivery.capability} of {delivery.principal} "
 
 
 def _restarted(takeover: Takeover) -> str:
@@ -243,6 +246,8 @@ def _deliveries(history: MessageHistory) -> Iterator[DeliveryExplanation]:
                 rfc3339(entry.at) if entry is not None else None,
                 delivery.outcome.error if delivery.outcome is not None else None,
                 _why(number, delivery, each, before),
+                delivery.principal,
+                delivery.capability,
             )
             before = delivery
 

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
+from postroom.application.queries.message_records import MAX_SAME_IDS
 from postroom.domain.message import MessageSent
-from postroom.domain.names import STREAM_BYTES, message_id
+from postroom.domain.names import STREAM_BYTES, message_id, topic_streams
 
 MIN_PREFIX_DIGITS = 4
 _PREFIX = re.compile(r"[0-9a-f]{1,8}(-[0-9a-f]{0,4}){0,3}(-[0-9a-f]{0,12})?\Z")
@@ -37,18 +38,18 @@ class FindMessageIds:
         digits = prefix.replace("-", "")
         if not is_prefix(prefix) or len(digits) < MIN_PREFIX_DIGITS:
             return []
-        # An id that is unique in its topic shares the first half with its stream.
-        start = digits[:STREAM_BYTES]
-        first = bytes.fromhex(start.ljust(2 * STREAM_BYTES, "0"))
-        last = bytes.fromhex(start.ljust(2 * STREAM_BYTES, "f"))
-        return list(self._candidates(prefix, self._log.streams_between(first, last, limit)))
+        first = bytes.fromhex(digits.ljust(2 * STREAM_BYTES, "0"))
+        last = bytes.fromhex(digits.ljust(2 * STREAM_BYTES, "f"))
+        candidates = list(self._candidates(prefix, self._log.streams_between(first, last, limit)))
+        if len(digits) > STREAM_BYTES:  # an id of a topic and its stream have only the first half in common
+            others = self._log.streams_between(*topic_streams(first), MAX_SAME_IDS)
+            candidates += self._candidates(prefix, others)
+        return sorted(set(candidates))[:limit]
 
     def _candidates(self, prefix: str, streams: Sequence[bytes]) -> Iterator[MessageCandidate]:
-        sent_by_stream = {event.stream: event for event in self._log.replay_first(streams)}
-        for stream in streams:
-            sent = sent_by_stream.get(stream)
+        for sent in self._log.replay_first(streams):
             if isinstance(sent, MessageSent):
-                id_ = message_id(stream, sent.headers.message_id)
+                id_ = message_id(sent.stream, sent.headers.message_id)
                 if id_.startswith(prefix):
                     yield MessageCandidate(id_, sent.topic, rfc3339(sent.at) or "")
 

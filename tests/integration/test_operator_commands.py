@@ -9,6 +9,7 @@ import pytest
 
 from postroom.adapters.cli import backup, config, dlq, inspect, mailbox, messages, topic
 from postroom.adapters.cli.output import Output
+from postroom.adapters.cli.serve import checked_access
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import load_settings
 from postroom.adapters.cli.values import WrongUsage
@@ -247,3 +248,31 @@ def test_settings_are_shown_with_their_sources_and_without_secrets(
 def test_a_section_that_does_not_exist_is_answered_with_those_that_do(session: Open) -> None:
     with pytest.raises(WrongUsage, match=r"no section polcy; did you mean policy or proxy\?"):
         config.show(session(), "polcy")
+
+
+@pytest.mark.parametrize(
+    ("section", "setting", "problem"),
+    [
+        ("access", 'cap_cache_ttl = "1s"', "cap_cache_ttl_ms must be at least 5000; it was 1000"),
+        ("access", 'quotas = {shop = "9 a minute"}', "the quota of shop '9 a minute' is not AMOUNT/WINDOW"),
+        ("access", 'quotas = {shop = "9/7m"}', "The window of the quota of shop '9/7m' must be one of 1s"),
+        ("access", 'quotas = {shop = "x/1m"}', "'x'"),
+        ("audit", 'retention = "1s"', "retention_ms must be at least 3600000"),
+        ("console", 'prefix = "console/"', "prefix is 'console/'"),
+    ],
+)
+def test_config_show_refuses_the_settings_that_serve_refuses(
+    session: Open, section: str, setting: str, problem: str
+) -> None:
+    Path("postroom.toml").write_text(f"[{section}]\n{setting}\n")
+    opened = session()
+    for show in (config.show, lambda opened: config.show(opened, section)):
+        with pytest.raises(WrongUsage, match=problem) as refusal:
+            show(opened)
+        assert str(refusal.value).startswith(
+            f"[{section}] in postroom.toml, or POSTROOM_{section.upper()}__: "
+        )
+    if section != "console":
+        with pytest.raises(WrongUsage) as served:
+            checked_access(opened)
+        assert str(served.value) == str(refusal.value)

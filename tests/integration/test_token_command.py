@@ -86,6 +86,7 @@ def test_a_token_is_narrowed_without_a_key_or_a_store(
         not_before="2026-01-01T00:00:00Z",
         quota=["10/1s", "1MB/1d"],
         max_messages=3,
+        bind_principal=True,
     )
     access = verify(Token.decode(printed_token(capsys)), SECRET)
     assert access.operations == {Operation.SEND}
@@ -93,7 +94,7 @@ def test_a_token_is_narrowed_without_a_key_or_a_store(
     assert (access.covers_mailbox("acme@one"), access.covers_mailbox("acme@two")) == (True, False)
     assert (access.expires < NOW_MS, access.not_before) == (True, 1_767_225_600_000)
     assert access.quotas == (Quota(10, None, 1_000), Quota(None, 1_000_000, 86_400_000))
-    assert access.max_messages == 3
+    assert (access.max_messages, access.binds_principal) == (3, True)
     assert list(Path().iterdir()) == [Path("token")]
 
 
@@ -197,7 +198,13 @@ def test_a_token_is_shown_with_its_limits_and_without_its_tag(
     session: Open, token_file: str, capsys: Captured
 ) -> None:
     token_holder.attenuate(
-        session(), token_file, topic=["orders.eu"], operation=["send"], quota=["5/1m"], out="narrow"
+        session(),
+        token_file,
+        topic=["orders.eu"],
+        operation=["send"],
+        quota=["5/1m"],
+        bind_principal=True,
+        out="narrow",
     )
     token_holder.inspect(session(), "narrow")
     shown = capsys.readouterr().out
@@ -209,6 +216,7 @@ def test_a_token_is_shown_with_its_limits_and_without_its_tag(
         ["topics", "orders.*", "issuer"],
         ["topics", "orders.eu", "caveat", "2"],
         ["quota", "5/1m", "caveat", "4"],
+        ["principal", "of", "messages", "its", "own", "caveat", "5"],
     ):
         assert row in rows
     assert "valid, unless it was revoked or altered" in shown
@@ -218,7 +226,8 @@ def test_a_token_is_shown_with_its_limits_and_without_its_tag(
     token_holder.inspect(session(as_json=True), "narrow")
     facts = document(capsys)
     assert (facts["operations"], facts["topics"]) == (["send"], [["orders.*"], ["orders.eu"]])
-    assert facts["limits"][-1] == {"limit": "quota", "value": "5/1m", "by": "caveat 4"}
+    assert facts["limits"][-2] == {"limit": "quota", "value": "5/1m", "by": "caveat 4"}
+    assert facts["binds_principal"] is True
 
 
 def test_the_validity_of_a_token_is_shown(session: Open, token_file: str, capsys: Captured) -> None:

@@ -245,7 +245,7 @@ def optional_position(name: str, text: str) -> int | None:
 def details(event: LoggedEvent) -> Iterator[tuple[str, Any]]:
     """Yield names and values for the details column of an event's row."""
     fields = event.fields()
-    for name in ("attempt", "reason", "last_error", "consumer", "owner", "through"):
+    for name in ("attempt", "reason", "last_error", "consumer", "principal", "owner", "through"):
         if name in fields:
             yield name.replace("_", " "), fields[name]
 

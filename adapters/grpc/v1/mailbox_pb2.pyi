@@ -813,7 +813,7 @@ class ExplainResponse(_message.Message):
     def __init__(self, mailbox: _Optional[str] = ..., message_id: _Optional[str] = ..., topic: _Optional[str] = ..., shard: _Optional[int] = ..., now: _Optional[str] = ..., deliveries: _Optional[_Iterable[_Union[DeliveryExplanation, _Mapping]]] = ..., story: _Optional[_Iterable[_Union[HistoryStep, _Mapping]]] = ...) -> None: ...
 
 class DeliveryExplanation(_message.Message):
-    __slots__ = ("number", "attempt", "position", "at", "consumer", "epoch", "visible_again", "ended", "ended_position", "ended_at", "error", "why")
+    __slots__ = ("number", "attempt", "position", "at", "consumer", "epoch", "visible_again", "ended", "ended_position", "ended_at", "error", "why", "principal", "capability")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -826,6 +826,8 @@ class DeliveryExplanation(_message.Message):
     ENDED_AT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITY_FIELD_NUMBER: _ClassVar[int]
     number: int
     attempt: int
     position: int
@@ -838,7 +840,9 @@ class DeliveryExplanation(_message.Message):
     ended_at: str
     error: str
     why: str
-    def __init__(self, number: _Optional[int] = ..., attempt: _Optional[int] = ..., position: _Optional[int] = ..., at: _Optional[str] = ..., consumer: _Optional[str] = ..., epoch: _Optional[int] = ..., visible_again: _Optional[str] = ..., ended: _Optional[str] = ..., ended_position: _Optional[int] = ..., ended_at: _Optional[str] = ..., error: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+    principal: str
+    capability: str
+    def __init__(self, number: _Optional[int] = ..., attempt: _Optional[int] = ..., position: _Optional[int] = ..., at: _Optional[str] = ..., consumer: _Optional[str] = ..., epoch: _Optional[int] = ..., visible_again: _Optional[str] = ..., ended: _Optional[str] = ..., ended_position: _Optional[int] = ..., ended_at: _Optional[str] = ..., error: _Optional[str] = ..., why: _Optional[str] = ..., principal: _Optional[str] = ..., capability: _Optional[str] = ...) -> None: ...
 
 class HistoryStep(_message.Message):
     __slots__ = ("position", "at", "text")

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from postroom.application.access.settings import AccessSettings
-from postroom.application.messages import ReceivedMessage
+from postroom.application.messages import NewMessage, ReceivedMessage
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.ports.redrives import Redrives
-from postroom.domain.capability.rights import MaxMessages, Operation, Quota
+from postroom.domain.capability.rights import BindPrincipal, MaxMessages, Operation, Quota
 from postroom.domain.capability.token import Token, attenuate
 from postroom.domain.errors import (
     Forbidden,
@@ -262,6 +262,72 @@ async def test_a_subclass_of_text_is_no_topic(place: MemoryPlace) -> None:
             await call
 
 
+# -- What is of other topics ---
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda mailbox: mailbox.pause_topic("orders.nwe"),
+        lambda mailbox: mailbox.resume_topic("orders.nwe"),
+        lambda mailbox: mailbox.purge_topic("orders.nwe"),
+        lambda mailbox: mailbox.redrive_dead_letters("orders.nwe"),
+    ],
+)
+async def test_the_error_of_an_unknown_topic_names_covered_topics_only(
+    place: MemoryPlace, call: Callable[[Mailbox], Awaitable[object]]
+) -> None:
+    for topic in ("orders.new", "orders.eu", "order.new", "payments"):
+        await place.mailbox.send_message(message(topic=topic))
+    with pytest.raises(NotFound) as everything:
+        await call(await mailbox_of(place))
+    assert "order.new" in str(everything.value)
+    with pytest.raises(NotFound) as limited:
+        await call(await mailbox_of(place, topics=["orders.*"]))
+    assert str(limited.value).endswith("did you mean orders.new or orders.eu?")
+    with pytest.raises(NotFound) as alone:
+        await call(await mailbox_of(place, topics=["orders.nwe"]))
+    assert str(alone.value).endswith("has no topic orders.nwe; there is none yet.")
+
+
+# -- The principal of messages ---
+
+
+async def test_a_capability_that_binds_its_principal_sends_in_its_name_only(place: MemoryPlace) -> None:
+    token = Token.decode(place.issue(principal="shop"))
+    bound = (await place.control.open_session(attenuate(token, BindPrincipal()).encode())).mailbox
+    assert await reason_of(bound.send_message(message(principal="bank"))) == "principal"
+    (refused,) = await bound.send_batch([message(principal="bank")])
+    assert isinstance(refused, Forbidden)
+    await bound.send_message(message(b"1"))
+    await bound.send_batch([message(b"2", principal="shop"), message(b"3", principal="")])
+    free = (await place.control.open_session(token.encode())).mailbox
+    await free.send_message(message(b"4", principal="bank"))
+    received = await place.mailbox.receive_messages(A)
+    assert [(each.payload, each.principal) for each in received] == [
+        *((b"1", "shop"), (b"2", "shop"), (b"3", "shop"), (b"4", "bank"))
+    ]
+
+
+# -- Keys ---
+
+
+@pytest.mark.parametrize("overlap_ms", [0, 60_000])
+async def test_a_session_ends_when_the_key_of_its_token_retires(place: MemoryPlace, overlap_ms: int) -> None:
+    token = place.issue()
+    mailbox = (await place.control.open_session(token)).mailbox
+    await mailbox.send_message(message())
+    place.capabilities.rotate(overlap_ms)
+    await place.control.refresh()
+    if overlap_ms:
+        await mailbox.send_message(message())
+        await place.clock.advance(overlap_ms / 1_000)
+    assert await reason_of(mailbox.send_message(message())) == "expired"
+    assert await reason_of(place.control.open_session(token)) == "expired"
+    renewed = (await place.control.open_session(place.issue())).mailbox
+    await renewed.send_message(message())
+
+
 # -- Quotas ---
 
 
@@ -289,6 +355,44 @@ async def test_bytes_sent_and_received_count(place: MemoryPlace) -> None:
     with pytest.raises(Saturated):
         await mailbox.receive_messages(A)
     await received.ack()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attrs": {"note": "x" * 900}},
+        {"attrs": {"x" * 250: b"x" * 650}},
+        {"attrs": {"note": "\u00fc" * 450}},
+        {"correlation_id": "x" * 900},
+        {"schema_url": "x" * 900},
+        {"idem_key": "x" * 255, "sticky_key": "x" * 255, "message_id": "x" * 255, "content_type": "x" * 150},
+    ],
+)
+async def test_bytes_of_headers_and_attributes_count(place: MemoryPlace, fields: dict[str, Any]) -> None:
+    sends: list[Callable[[Mailbox, NewMessage], Awaitable[object]]] = [
+        lambda mailbox, new: mailbox.send_message(new),
+        lambda mailbox, new: first(mailbox.send_batch([new])),
+    ]
+    for send in sends:
+        mailbox = await mailbox_of(place, Quota(None, 1_000, 60_000))
+        await send(mailbox, message(b"", **fields))
+        with pytest.raises(Saturated, match="1000 bytes"):
+            await send(mailbox, message(b"x" * 101))
+
+
+async def test_attributes_of_a_wrong_type_are_refused_by_the_mailbox(place: MemoryPlace) -> None:
+    mailbox = await mailbox_of(place, Quota(None, 1_000, 60_000))
+    for attrs in (None, 1, ["a"], {1: "a"}, {"a": 1}):
+        with pytest.raises(InvalidRequest, match="attrs"):
+            await mailbox.send_message(message(attrs=attrs))
+
+
+async def test_bytes_of_headers_that_are_read_count(place: MemoryPlace) -> None:
+    await place.mailbox.send_message(message(b"", message_id="m", attrs={"note": "x" * 1_000}))
+    session = await place.control.open_session(place.issue(Quota(None, 1_000, 60_000)))
+    await session.read_headers("m")
+    with pytest.raises(Saturated):
+        await session.read_headers("m")
 
 
 async def test_a_principal_has_one_quota_for_all_its_capabilities() -> None:
