@@ -1,7 +1,8 @@
 """`postroom console`: pages for operators in a browser."""
 
 import asyncio
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Annotated
 
@@ -14,13 +15,13 @@ from postroom.adapters.cli.serve import cache_ttl_ms, checked_access
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.cli.token_text import find_token_text
-from postroom.adapters.compose.access import Access
+from postroom.adapters.compose.access import Access, open_local_access
+from postroom.adapters.compose.audit import AuditSettings
 from postroom.adapters.compose.console import ConsoleSettings, console_mount, new_code
 from postroom.adapters.compose.serve import (
     HttpSettings,
     open_http_surface,
     serve_mailbox,
-    unrestricted,
 )
 from postroom.application.extras import explain_missing_extra
 from postroom.application.service import Surface
@@ -46,31 +47,40 @@ def console(
     if not http or http.startswith("unix:"):
         raise InvalidSettings("--http must be a host:port of this machine that a browser can open.")
     token = find_token_text(session, session.settings.section("client", ClientSettings).token_file)
-    access: AbstractAsyncContextManager[Access] = (
-        nullcontext(unrestricted) if token is None else checked_access(session)
-    )
+    access = local_access(session) if token is None else _access_with(session, token)
     with explain_missing_extra("console"):
         import uvloop
-    uvloop.run(serve_console(session, http, settings, access, token))
+    uvloop.run(serve_console(session, http, settings, access))
+
+
+def local_access(session: Session) -> AbstractAsyncContextManager[tuple[Access, str]]:
+    """Let the user of this process do everything, and audit it; yields the token of the session."""
+    audit = session.settings.section("audit", AuditSettings)
+    return open_local_access(session.store, session.mailbox, audit=audit)
+
+
+@asynccontextmanager
+async def _access_with(session: Session, token: str) -> AsyncIterator[tuple[Access, str]]:
+    async with checked_access(session) as access:
+        yield access, token
 
 
 async def serve_console(
     session: Session,
     http: str,
     settings: ConsoleSettings,
-    opening: AbstractAsyncContextManager[Access],
-    token: str | None,
+    opening: AbstractAsyncContextManager[tuple[Access, str]],
 ) -> None:
     """Print the link of the console, and serve it until interrupted.
 
     Arguments:
-        token: token of the session that the link starts; None for an unrestricted session.
+        opening: yields access control, and the token of the session that the link starts.
     """
     stop = asyncio.Event()
     async with (
         # A console must not replace an owner that is slow to answer, and sets no policies.
         session.use(owner_timeout_ms=MAX_DURATION_MS, gives_settings=False) as mailbox,
-        opening as access,
+        opening as (access, token),
     ):
         code = new_code(token)
         mount = console_mount(
@@ -87,7 +97,7 @@ async def serve_console(
             surfaces,
             access=access,
             measure=mailbox.measure,
-            cap_cache_ttl_ms=None if token is None else cache_ttl_ms(session),
+            cap_cache_ttl_ms=cache_ttl_ms(session),
         ) as (address,):
             link = f"{address}{settings.prefix}/start?code={code.text}"
             async with running(session, stop.set):

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import time
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -213,12 +213,11 @@ def _show_next_steps(session: Session, facts: dict[str, Any]) -> None:
 
 async def _show_console(session: Session) -> None:
     try:
-        from postroom.adapters.cli.console import DEFAULT_HTTP, serve_console
+        from postroom.adapters.cli.console import DEFAULT_HTTP, local_access, serve_console
         from postroom.adapters.compose.console import ConsoleSettings
-        from postroom.adapters.compose.serve import unrestricted
 
         _heading(session, "The same in a browser, until you press Ctrl-C: postroom console")
-        await serve_console(session, DEFAULT_HTTP, ConsoleSettings(), nullcontext(unrestricted), None)
+        await serve_console(session, DEFAULT_HTTP, ConsoleSettings(), local_access(session))
     except MissingExtra as error:
         _print(session, f"Skipped: {error}")
 

@@ -1,8 +1,10 @@
 """Wiring of access control: keys, the log of capabilities, and the control of a served mailbox."""
 
 import os
+import pwd
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from secrets import token_bytes
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -12,22 +14,35 @@ from postroom.adapters.keys.file import SUFFIX, FileKeyRing
 from postroom.adapters.memory.key_ring import MemoryKeyRing
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.access.audit import AuditLog
+from postroom.application.access.audit import ALLOWED, AuditEntry, AuditLog
 from postroom.application.access.authority import Authority
 from postroom.application.access.control import AccessControl
 from postroom.application.access.key_ring import KeyRing
+from postroom.application.access.revocations import RevocationLog, Revocations
 from postroom.application.access.settings import AccessSettings
 from postroom.application.background import background_task
 from postroom.application.extras import explain_missing_extra
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.service import OpenSession, Search
 from postroom.domain.arguments import check_path
+from postroom.domain.capability.rights import Expires, Operation, Rights
+from postroom.domain.capability.token import (
+    KEY_ID_BYTES,
+    NONCE_BYTES,
+    SECRET_BYTES,
+    Identifier,
+    RootKey,
+    mint,
+)
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.names import CAPABILITY_LOG
+from postroom.domain.policy import DAY_MS
 
 if TYPE_CHECKING:  # eventsourcing is slow to import
     from postroom.application.access.capabilities import Capabilities
 
+US_PER_MS = 1_000
+LOCAL_LIFETIME_MS = 366 * DAY_MS
 Access = Callable[[Mailbox, Search], OpenSession]
 """Returns the function that opens the sessions of callers of a mailbox."""
 
@@ -133,6 +148,51 @@ async def open_access(
 
 
 @asynccontextmanager
+async def open_local_access(
+    store: str, mailbox: str, *, audit: AuditSettings | None = None
+) -> AsyncIterator[tuple[CheckedAccess, str]]:
+    """Let this process's user do everything, with a token that only this process knows; calls are audited.
+
+    Yields: what returns the sessions of callers of a mailbox, and the token.
+    Raises: Unavailable when the audit log can't be written.
+    """
+    now = SystemClock().wall()
+    key = RootKey(token_bytes(KEY_ID_BYTES), token_bytes(SECRET_BYTES), now)
+    keys = MemoryKeyRing()
+    keys.rotate(key, now)
+    nonce, principal = token_bytes(NONCE_BYTES), f"local user {_user_name()}"
+    issued_at = now // US_PER_MS
+    identifier = Identifier(
+        key_id=key.id, nonce=nonce, principal=principal, epoch=1, issued_at=issued_at, rights=Rights()
+    )
+    token = mint(identifier, key.secret, [Expires(issued_at + LOCAL_LIFETIME_MS)]).encode()
+    async with (
+        open_audit_log(open_store(store), audit) as log,
+        _open_authority(_NoRevocations(), keys, None) as authority,
+    ):
+        session = AuditEntry(
+            now, principal, nonce.hex(), Operation.ADMIN, mailbox, (), "", 0, ALLOWED, "", ("session",)
+        )
+        await log.record([session])
+        yield CheckedAccess(authority, log, None), token
+
+
+class _NoRevocations:
+    """The revocations of a token that ends with its process."""
+
+    def read_revocations(self, revocations: Revocations) -> None:
+        """Add none."""
+
+
+def _user_name() -> str:
+    """Return the name of the process's user, or its number if the system has no name for it."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+@asynccontextmanager
 async def open_access_control(
     mailbox: Mailbox,
     search: Search,
@@ -151,10 +211,10 @@ async def open_access_control(
 
 @asynccontextmanager
 async def _open_authority(
-    capabilities: "Capabilities", keys: KeyRing, settings: AccessSettings | None
+    revocation_log: RevocationLog, keys: KeyRing, settings: AccessSettings | None
 ) -> AsyncIterator[Authority]:
     ttl_ms = (settings or AccessSettings()).validate().cap_cache_ttl_ms
-    authority = Authority(keys, capabilities, SystemClock(), ttl_ms)
+    authority = Authority(keys, revocation_log, SystemClock(), ttl_ms)
     await authority.refresh()
     check_keys(authority.has_keys)
     async with background_task(authority.run()):

@@ -1,5 +1,7 @@
 """The page of the audit log: entries by filter, its verification, and who may read it."""
 
+import os
+import pwd
 import re
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -8,17 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose.access import open_local_access
+from postroom.adapters.compose.audit import read_audit_log
+from postroom.adapters.compose.console import new_code
 from postroom.adapters.console.pages import audit as audit_page
 from postroom.adapters.console.pages import log as log_page
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.access.audit_log import StoredAuditLog
 from postroom.domain.capability.rights import Operation
+from postroom.domain.errors import Unauthenticated
 from postroom.domain.names import AUDIT_LOG
 from tests.conformance.audit_log import entry
 from tests.integration.console.conftest import access_of
 from tests.support.access import Controlled
 from tests.support.clocks import ManualClock
+from tests.support.messages import MAILBOX, message
 from tests.support.servers.console import Answer, Browser, served_console
 
 Stored = Controlled[Postroom, ManualClock]
@@ -111,3 +118,29 @@ async def test_a_store_without_an_audit_log_says_so(stored: Stored, stored_brows
     await stored_browser.sign_in(stored.issue())
     assert "Nothing has been audited yet" in (await stored_browser.get("/audit")).text
     assert (await stored_browser.get("/audit/verify")).status == 404
+
+
+async def test_the_session_of_a_local_user_is_recorded_and_so_is_what_it_does(tmp_path: Path) -> None:
+    store = str(tmp_path / "store.db")
+    user = f"local user {pwd.getpwuid(os.geteuid()).pw_name}"
+    async with (
+        open_mailbox(store, MAILBOX, durability="relaxed") as mailbox,
+        open_local_access(store, MAILBOX) as (access, token),
+        served_console(mailbox, store=store, access=access, code=new_code(token)) as browser,
+    ):
+        await mailbox.send_message(message(message_id="m"))
+        session = await access(mailbox, mailbox.search_messages)(token)
+        assert (await session.mailbox.get_message("m")).message_id == "m"
+        await session.mailbox.pause_topic("orders")
+        with pytest.raises(Unauthenticated):
+            await access(mailbox, mailbox.search_messages)(None)
+        assert (await browser.get("/")).status == 401
+    with read_audit_log(store) as reader:
+        assert reader is not None
+        entries = reader.read().entries[::-1]
+    assert [(each.principal, each.operation, each.target, each.criteria) for each in entries] == [
+        (user, "admin", "", ("session",)),
+        (user, "read-payload", "m", ()),
+        (user, "admin", "", ("pause",)),
+    ]
+    assert len({each.capability for each in entries}) == 1
