@@ -127,6 +127,21 @@ class SearchStatisticsConformance:
                 for limit in (1, 3, 100):
                     assert models.suggest(field, start, limit, mailbox=mailbox) == tuple(matching[:limit])
 
+    def test_topics_that_are_not_covered_leave_room_for_others(
+        self, models: ReadModels, messages: list[FoundMessage]
+    ) -> None:
+        for mailbox in (None, "box1@test"):
+            topics = sorted(
+                {each.topic for each in messages if mailbox in (None, each.mailbox)}, key=str.encode
+            )
+            for name in topics:
+                for limit in (1, 3, 100):
+                    covered = [each for each in topics if each.encode() >= name.encode()]
+                    actual = models.suggest(
+                        SuggestionField.TOPIC, "", limit, mailbox=mailbox, covers=covered.__contains__
+                    )
+                    assert actual == tuple(covered[:limit])
+
     def test_bounds_are_checked(self, models: ReadModels) -> None:
         for ask in (
             lambda: models.facets(EventFilter(), cap=0),
