@@ -1,14 +1,11 @@
 """A mailbox for code without an event loop: threads, Django, Flask and scripts."""
 
-import asyncio
-import os
-import sys
 import threading
 from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Self, TypeVar
 
-from postroom.application.daemon_executor import DaemonExecutor
+from postroom.application.background_loop import BackgroundLoop, background_loop
 from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
 from postroom.application.messages import (
     DeliveredMessage,
@@ -27,15 +24,13 @@ from postroom.application.query_results import (
     PeekedMessage,
 )
 from postroom.application.sync_redrives import SyncRedrives
-from postroom.domain.errors import InvalidRequest, Rejected, Unavailable
+from postroom.domain.errors import Rejected, Unavailable
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Receipt
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
 
 T = TypeVar("T")
-
-MAX_THREADS = 32
 
 
 class SyncReceivedMessage(DeliveredMessage):
@@ -63,7 +58,7 @@ class SyncMessageStream:
     def __init__(
         self,
         mailbox: "SyncMailbox",
-        loop: "_BackgroundLoop",
+        loop: BackgroundLoop,
         opening: AbstractAsyncContextManager[MessageStream],
     ) -> None:
         self._mailbox = mailbox
@@ -82,7 +77,7 @@ class SyncMessageStream:
         """End the stream, and make ready what was not settled; idempotent."""
         if self._stream is not None:
             self._stream = None
-            self._loop.run(self._opening.__aexit__(None, None, None))
+            self._loop.run(self._opening.__aexit__(None, None, None), may_block=True)
 
     def __iter__(self) -> Self:
         return self
@@ -103,15 +98,15 @@ async def _next(stream: MessageStream) -> ReceivedMessage | None:
 class SyncMailbox(SyncRedrives):
     """The commands and queries of `Mailbox` as functions that return when they are done.
 
-    Any number of threads may use it. All mailboxes of a process run on one event loop, in a background
-    thread. `connect(...)` opens one: `with connect("orders.db") as mailbox`.
+    Any number of threads may use it; a coroutine may only close it. All mailboxes of a process run on one
+    event loop, in a background thread. `connect(...)` opens one: `with connect("orders.db") as mailbox`.
     """
 
     def __init__(self, opening: AbstractAsyncContextManager[Mailbox]) -> None:
         """Open the mailbox; see `connect`."""
         self._opening = opening
         self._closing = threading.RLock()
-        self._loop = _background_loop()
+        self._loop = background_loop()
         self._mailbox: Mailbox | None = None
         self._mailbox = self._run(opening.__aenter__())
 
@@ -126,7 +121,7 @@ class SyncMailbox(SyncRedrives):
         with self._closing:
             if self._mailbox is not None:
                 self._mailbox = None
-                self._run(self._opening.__aexit__(None, None, None))
+                self._loop.run(self._opening.__aexit__(None, None, None), may_block=True)
 
     @property
     def name(self) -> str:
@@ -286,52 +281,3 @@ class SyncMailbox(SyncRedrives):
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._loop.run(work)
-
-
-class _BackgroundLoop:
-    """Event loop in a thread that ends with the process."""
-
-    def __init__(self) -> None:
-        self._process = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_default_executor(DaemonExecutor(MAX_THREADS, "postroom-io"))
-        self._thread = threading.Thread(target=self._loop.run_forever, name="postroom", daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a coroutine, which runs on the loop; an interrupt cancels it.
-
-        Raises: InvalidRequest where it would wait for itself, Unavailable when the process ends.
-        """
-        if sys.is_finalizing():  # only this thread still runs
-            work.close()
-            raise Unavailable("The process ends, so a SyncMailbox can't be used any more; close it before.")
-        if os.getpid() != self._process or threading.current_thread() is self._thread:
-            work.close()
-            raise InvalidRequest(
-                "A SyncMailbox works neither in a process forked after it was opened nor in the coroutines "
-                "of its own event loop; connect after the fork, and await a Mailbox in coroutines."
-            )
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    @property
-    def process(self) -> int:
-        """Return the process in which its thread runs."""
-        return self._process
-
-
-_lock = threading.Lock()
-_loops: list[_BackgroundLoop] = []
-
-
-def _background_loop() -> _BackgroundLoop:
-    """Return the loop of this process; a forked process has one of its own."""
-    with _lock:
-        if not _loops or _loops[-1].process != os.getpid():
-            _loops.append(_BackgroundLoop())
-        return _loops[-1]

@@ -22,10 +22,12 @@ from postroom.adapters.compose.erasure import open_protection
 from postroom.adapters.compose.remote import ClientTls, connect_remote, is_remote
 from postroom.adapters.compose.tracing import trace_if_used
 from postroom.adapters.local.mailbox import SharedMailbox
+from postroom.adapters.local.owner_thread import OwnerThread
 from postroom.adapters.local.shared import SharedOwner
 from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sync_mailbox import SyncMailbox
 from postroom.adapters.system.clock import SystemClock
+from postroom.application.background_loop import background_loop
 from postroom.application.erasure.settings import ErasureSettings
 from postroom.application.ports.mailbox import Mailbox
 from postroom.domain.arguments import check_int, check_path
@@ -184,6 +186,9 @@ async def share_mailbox(
 ) -> AsyncIterator[SharedMailbox]:
     """Use a mailbox of a store while the context lasts: as its owner if nobody owns it; see `connect`.
 
+    The owner runs on the event loop of a thread of its own, so that code which blocks the caller's event loop
+    delays no other process (ADR 0105).
+
     Arguments:
         settings: how this process opens the mailbox when it becomes the owner.
     """
@@ -192,7 +197,7 @@ async def share_mailbox(
     check_int("owner_timeout_ms", owner_timeout_ms, MIN_OWNER_TIMEOUT_MS, MAX_DURATION_MS)
     checked = (settings or OwnerSettings()).check()
     place = open_owner_store(store, checked)
-    owner = SharedOwner(
+    shared_owner = SharedOwner(
         mailbox,
         socket_path(place, mailbox),
         place.ownership(),
@@ -202,6 +207,8 @@ async def share_mailbox(
         outboxes=checked.outboxes,
         settings=checked.settings,
     )
+    background = background_loop()
+    owner = shared_owner if background.is_current else OwnerThread(shared_owner, background.loop)
     trace_if_used()
     protection = None
     if checked.erasure is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from postroom.adapters.local.owner_thread import OwnerThread
 from postroom.adapters.local.shared import SharedOwner
 from postroom.application.mailbox.handlers import CommandHandlers
 from postroom.application.mailbox.message_factory import NewId
@@ -31,7 +32,7 @@ class SharedMailbox(CommandHandlers):
     """A mailbox whose owner is this process or another; see `Mailbox`."""
 
     def __init__(
-        self, owner: SharedOwner, wall: Callable[[], int], new_id: NewId, search: Search | None
+        self, owner: SharedOwner | OwnerThread, wall: Callable[[], int], new_id: NewId, search: Search | None
     ) -> None:
         """Take the owner, clock, generator of ids, and search of the read models, if there are any."""
         super().__init__(owner, wall, new_id)

@@ -17,7 +17,6 @@ from postroom.application.ports.ownership import Ownership
 from postroom.application.telemetry import logger
 from postroom.domain.errors import (
     Fenced,
-    InvalidRequest,
     MailboxClosed,
     MailboxOwned,
     PostroomError,
@@ -115,7 +114,6 @@ class SharedOwner:
         self._gone_at: float | None = None
         self._task: asyncio.Task[None] | None = None
         self._process = os.getpid()
-        self._loop = asyncio.get_running_loop()
 
     # -- opening and closing ---
 
@@ -166,7 +164,7 @@ class SharedOwner:
         self, command: Receive, wait_ms: int, *, is_stream: bool = False
     ) -> list[MessageDelivery]:
         """Deliver ready messages; see `MailboxOwner.receive`."""
-        self._check_use()
+        check_not_forked(self._process, self.name)
         now = asyncio.get_running_loop().time
         end = now() + wait_ms / 1_000
 
@@ -199,7 +197,7 @@ class SharedOwner:
         is_repeatable: bool = True,
     ) -> T:
         """Make a call, and repeat it with the next owner when its own goes, while its time lasts."""
-        self._check_use()
+        check_not_forked(self._process, self.name)
         was_sent = False
         try:
             async with asyncio.timeout((self._timeout_ms + wait_ms) / 1_000):
@@ -217,14 +215,6 @@ class SharedOwner:
                         raise self._unavailable("whether the call took effect is unknown")
         except TimeoutError:
             raise self._unavailable("whether the call took effect is unknown") from None
-
-    def _check_use(self) -> None:
-        check_not_forked(self._process, self.name)
-        if asyncio.get_running_loop() is not self._loop:
-            raise InvalidRequest(
-                f"Mailbox {self.name} was opened in another event loop, and does not work in this one; "
-                "connect in each event loop, or use `connect(...).sync()` in threads."
-            )
 
     async def _available(self) -> Owner:
         while self._owner is None:
@@ -244,9 +234,9 @@ class SharedOwner:
     # -- the connection ---
 
     async def _stay_connected(self) -> None:
-        pause = POLL_SECONDS
+        pause, now = POLL_SECONDS, asyncio.get_running_loop().time
         while True:
-            since = self._loop.time()
+            since = now()
             try:
                 is_served = await self._use_local_owner() or await self._be_owner_or_use_remote_one()
             except MailboxOwned as error:  # by a process that does not listen yet, or can't be reached
@@ -257,7 +247,7 @@ class SharedOwner:
                 if str(error) != str(self._failure):
                     logger().warning("mailbox.owner_unavailable", mailbox=self.name, error=str(error))
                 is_served, self._failure = False, error
-            if is_served and self._loop.time() >= since + STEADY_SECONDS:
+            if is_served and now() >= since + STEADY_SECONDS:
                 pause = POLL_SECONDS
                 continue
             await asyncio.sleep(pause)

@@ -1,5 +1,6 @@
 """Delivery of one message: the handler's response, recorded in the inbox and the dead letters."""
 
+import asyncio
 import random
 from collections.abc import Callable
 from uuid import UUID
@@ -137,7 +138,10 @@ async def call_handler(handler: EventHandler, message: SourceMessage, message_id
         request = msgspec.structs.replace(request, message_id=str(message_id))
     try:
         return await handler.handle(request)
-    except Exception as error:
+    except (Exception, GeneratorExit, asyncio.CancelledError) as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
         logger().exception("inbox.handler_defect", message_id=request.message_id)
         return HandlerResult("failed", summarize(error))
 

@@ -4,6 +4,8 @@ import asyncio
 import inspect
 import random
 from collections.abc import Sequence
+from contextvars import ContextVar
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -18,6 +20,7 @@ from postroom.application.tracing import PROCESS, tracer
 from postroom.application.workers.consumer import Consumer
 from postroom.application.workers.handler import Handle
 from postroom.application.workers.handler_thread import HandlerThread
+from postroom.application.workers.loop_watch import Handling
 from postroom.application.workers.settlements import Settlements
 from postroom.application.workers.topics import REFRESH_SECONDS, Topics
 from postroom.domain.errors import Fenced, InvalidRequest, MailboxClosed, Saturated, Unavailable
@@ -37,6 +40,7 @@ BACKOFF = OutageBackoff(50, 5_000)
 CANCEL_SECONDS = 1.0
 """Time for a cancelled handler to end; one that ignores its cancellation is left alone."""
 STOPPED = "the worker stopped before the handler returned"
+_handling: ContextVar[Handling | None] = ContextVar("postroom_handling", default=None)
 
 
 class ConsumerRun:
@@ -59,7 +63,8 @@ class ConsumerRun:
         self._aborting = asyncio.Event()
         self._queue: asyncio.Queue[ReceivedMessage | None] = asyncio.Queue()
         self._held: dict[Receipt, float] = {}  # unsettled, with the time when the visibility timeout began
-        self._running: dict[Receipt, ReceivedMessage] = {}
+        self._slots: dict[asyncio.Task[None], Handling | None] = {}  # with what each is handling
+        self._is_ending = False
         self._room = asyncio.Event()
         self._rate = 0.0
         self._settlements = Settlements(mailbox, self._forget)
@@ -76,7 +81,14 @@ class ConsumerRun:
     @property
     def in_progress(self) -> int:
         """Return the number of messages in progress."""
-        return len(self._running)
+        return sum(handling is not None for handling in self._slots.values())
+
+    def find_handling(self, task: "asyncio.Task[Any]") -> Handling | None:
+        """Return what a task is handling, or the task that started it; may be called in any thread."""
+        handling = self._slots.get(task)
+        if handling is None and (context := getattr(task, "get_context", None)) is not None:  # Python 3.12
+            handling = context().get(_handling)
+        return handling
 
     def stop(self) -> None:
         """Receive no more messages, and end when those received are handled."""
@@ -95,35 +107,57 @@ class ConsumerRun:
             name that it refuses.
         """
         threads = [HandlerThread(f"{self._name} {n}") for n in range(self._consumer.concurrency)]
-        handlers = [asyncio.create_task(self._handle_all(thread)) for thread in threads]
+        for thread in threads:
+            self._start_slot(thread)
         others = [asyncio.create_task(each) for each in (self._settlements.run(), self._extend_all())]
         aborting = asyncio.create_task(self._aborting.wait())
         try:
             await self._receive_all()
-            for _ in handlers:
+            for _ in threads:
                 self._queue.put_nowait(None)
-            handled = asyncio.create_task(_wait_for(handlers))
+            handled = asyncio.create_task(self._wait_for_slots())
             await asyncio.wait([handled, aborting], return_when=asyncio.FIRST_COMPLETED)
-            await self._cancel(handlers)
+            await self._end_slots()
             await cancel_and_wait(handled)
             while not self._queue.empty():
                 if (message := self._queue.get_nowait()) is not None:
                     self._settlements.nack(message, STOPPED, 0)
             await self._settlements.wait_until_flushed()
         finally:
-            await self._cancel(handlers)
+            await self._end_slots()
             await cancel_and_wait(*others, aborting)
             for thread in threads:
                 thread.close()
 
-    async def _cancel(self, handlers: list["asyncio.Task[None]"]) -> None:
+    def _start_slot(self, thread: HandlerThread) -> None:
+        slot = asyncio.create_task(self._handle_all(thread), name=self._name)
+        self._slots[slot] = None
+        slot.add_done_callback(partial(self._end_slot, thread))
+
+    def _end_slot(self, thread: HandlerThread, slot: "asyncio.Task[None]") -> None:
+        """Start a slot again whose task was ended by its handler, and fail the delivery."""
+        handling = self._slots.pop(slot, None)
+        error = asyncio.CancelledError() if slot.cancelled() else slot.exception()
+        if self._is_ending or error is None or isinstance(error, KeyboardInterrupt):
+            return
+        if handling is not None:
+            self._fail(handling.message, error, summarize(error))
+        logger().error("worker.handler_restarted", consumer=self._name, error=type(error).__qualname__)
+        self._start_slot(thread)
+
+    async def _wait_for_slots(self) -> None:
+        while self._slots:
+            await asyncio.wait(list(self._slots))
+
+    async def _end_slots(self) -> None:
         """End the handlers; the messages of those that ignore it are delivered again."""
-        if stuck := await cancel_and_wait(*handlers, seconds=CANCEL_SECONDS):
+        self._is_ending = True
+        if stuck := await cancel_and_wait(*self._slots, seconds=CANCEL_SECONDS):
             logger().error("worker.handlers_not_stopped", consumer=self._name, count=len(stuck))
-            handlers[:] = [each for each in handlers if each not in stuck]
-            for message in self._running.values():
-                self._settlements.nack(message, STOPPED, 0)
-            self._running.clear()
+            for handling in self._slots.values():
+                if handling is not None:
+                    self._settlements.nack(handling.message, STOPPED, 0)
+            self._slots.clear()
 
     # -- receiving ---
 
@@ -186,16 +220,19 @@ class ConsumerRun:
 
     async def _handle_all(self, thread: HandlerThread) -> None:
         handle = self._make_handle(thread)
+        slot = asyncio.current_task()
+        assert slot is not None
         while (message := await self._queue.get()) is not None:
             if message.receipt in self._held:  # else another consumer has it by now
-                self._running[message.receipt] = message
+                self._slots[slot] = handling = Handling(self._consumer.handler.name, message)
+                _handling.set(handling)
                 began = perf_counter()
                 try:
                     with correlate(_corr_id(message)):
                         await self._handle(handle, message)
                 finally:
                     self.seconds.observe(perf_counter() - began)
-                    self._running.pop(message.receipt, None)
+                self._slots[slot] = None
                 if self._aborting.is_set():
                     return
                 await thread.wait_until_idle()
@@ -230,26 +267,33 @@ class ConsumerRun:
                     result = await handle(message)
             if inspect.isgenerator(result) or inspect.isasyncgen(result):
                 raise TypeError("the handler returned a generator, which nothing runs; remove its `yield`")
-        except (KeyboardInterrupt, GeneratorExit):  # the process or the event loop ends
+        except (KeyboardInterrupt, GeneratorExit):  # the process or the event loop ends, or see `_end_slot`
             raise
         except BaseException as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                self._settlements.nack(message, STOPPED, 0)
+                if self._is_ending:
+                    self._settlements.nack(message, STOPPED, 0)
                 raise
-            reason = f"the handler exceeded {timeout_ms} ms" if limit.expired() else summarize(error)
-            self.failed += 1
-            logger().warning(
-                "worker.handler_failed",
-                topic=message.topic,
-                message_id=message.message_id,
-                attempt=message.attempt,
-                error=type(error).__qualname__,  # its text may quote the payload, and is the nack's reason
+            self._fail(
+                message,
+                error,
+                f"the handler exceeded {timeout_ms} ms" if limit.expired() else summarize(error),
             )
-            self._settlements.nack(message, reason)
         else:
             self.handled += 1
             self._settlements.ack(message)
+
+    def _fail(self, message: ReceivedMessage, error: BaseException, reason: str) -> None:
+        self.failed += 1
+        logger().warning(
+            "worker.handler_failed",
+            topic=message.topic,
+            message_id=message.message_id,
+            attempt=message.attempt,
+            error=type(error).__qualname__,  # its text may quote the payload, and is the nack's reason
+        )
+        self._settlements.nack(message, reason)
 
     # -- what is held ---
 
@@ -287,7 +331,3 @@ def _corr_id(message: ReceivedMessage) -> str:
         return message.correlation_id
     except InvalidRequest:  # bytes that are no envelope; the handler fails on them, too
         return message.message_id
-
-
-async def _wait_for(tasks: Sequence["asyncio.Task[None]"]) -> None:
-    await asyncio.wait(tasks)

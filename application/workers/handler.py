@@ -1,12 +1,16 @@
 """Handlers as users write them, and how a message becomes their arguments."""
 
 import inspect
+import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
+import msgspec.inspect
 
 from postroom.application.messages import ReceivedMessage
+from postroom.application.telemetry import summarize
 from postroom.domain.errors import InvalidRequest
 
 Handle = Callable[[ReceivedMessage], Awaitable[Any]]
@@ -33,14 +37,19 @@ def make_handler(function: Any) -> Handler:
     """Return the handler for a function whose parameters are annotated.
 
     A parameter of type `ReceivedMessage` gets the delivery. One other parameter gets the payload: as `bytes`,
-    as text for `str`, and parsed as JSON for any other type that msgspec or pydantic validates.
+    as text for `str`, and parsed as JSON for any other type that msgspec or pydantic validates. What a
+    `functools.partial` binds is left out.
 
     Raises: InvalidRequest naming the parameter that can't be filled.
     """
-    name = getattr(function, "__qualname__", type(function).__qualname__)
+    target = function
+    while isinstance(target, partial):
+        target = target.func
+    name = getattr(target, "__qualname__", type(target).__qualname__)
     if not callable(function):
         raise InvalidRequest(f"A handler must be a function, not {type(function).__name__}.")
-    target = function if inspect.isroutine(function) else function.__call__
+    if not inspect.isroutine(target):
+        target = target.__call__
     try:
         hints = get_type_hints(target)
     except NameError as error:
@@ -51,15 +60,30 @@ def make_handler(function: Any) -> Handler:
         parameters = inspect.signature(function).parameters.values()
     except ValueError as error:  # some built-in functions
         raise InvalidRequest(f"Handler {name} can't be used: {error}; wrap it in a function.") from error
-    decoders = [_decoder(name, parameter, hints) for parameter in parameters]
+    bound = function.keywords if isinstance(function, partial) else {}
+    free = [each for each in parameters if each.name not in bound]
+    decoders = [_decoder(name, parameter, hints) for parameter in free]
     if not decoders or len(decoders) > 2 or sum(decode is not _delivery for decode in decoders) > 1:
         raise InvalidRequest(
             f"Handler {name} must have one parameter for the payload, one of type ReceivedMessage, or both."
         )
-    return Handler(name, _call(function, decoders), inspect.iscoroutinefunction(target))
+    names = [each.name for each in free if each.kind is each.KEYWORD_ONLY]
+    return Handler(name, _call(function, decoders, names), inspect.iscoroutinefunction(target))
 
 
-def _call(function: Any, decoders: list[Decode]) -> Callable[[ReceivedMessage], Any]:
+def _call(function: Any, decoders: list[Decode], names: list[str]) -> Callable[[ReceivedMessage], Any]:
+    """Return a function that decodes the arguments and calls another.
+
+    Arguments:
+        names: of the last parameters, if they can't be passed by position.
+    """
+    if names:
+        by_position = decoders[: -len(names)]
+        by_name = list(zip(names, decoders[-len(names) :], strict=True))
+        return lambda message: function(
+            *[decode(message) for decode in by_position],
+            **{name: decode(message) for name, decode in by_name},
+        )
     if len(decoders) == 1:
         (decode,) = decoders
         return lambda message: function(decode(message))
@@ -68,8 +92,8 @@ def _call(function: Any, decoders: list[Decode]) -> Callable[[ReceivedMessage], 
 
 
 def _decoder(name: str, parameter: inspect.Parameter, hints: dict[str, Any]) -> Decode:
-    if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-        raise InvalidRequest(f"Handler {name}: the parameter {parameter.name} must be positional.")
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        raise InvalidRequest(f"Handler {name}: the parameter {parameter.name} must take one argument.")
     if parameter.name not in hints:
         raise InvalidRequest(
             f"Handler {name}: annotate the parameter {parameter.name} with the type of the payload, such as "
@@ -82,15 +106,47 @@ def _decoder(name: str, parameter: inspect.Parameter, hints: dict[str, Any]) -> 
         return lambda message: message.payload
     if type_ is str:
         return lambda message: message.payload.decode()
-    if (validate := getattr(type_, "model_validate_json", None)) is not None:  # pydantic
-        return lambda message: validate(message.payload)
     try:
-        decode = msgspec.json.Decoder(type_).decode
-    except TypeError as error:
+        decode = _json_decoder(type_)
+    except Exception as error:  # of pydantic there are several
         raise InvalidRequest(
-            f"Handler {name}: {parameter.name} has a type that JSON can't be decoded to: {error}."
+            f"Handler {name}: {parameter.name} has a type that JSON can't be decoded to: {summarize(error)}."
         ) from error
     return lambda message: decode(message.payload)
+
+
+def _json_decoder(type_: Any) -> Callable[[bytes], Any]:
+    """Return a function that parses and validates JSON: by msgspec, or by pydantic what msgspec can't.
+
+    Raises: TypeError, or an error of pydantic, when neither can.
+    """
+    custom = _custom_type(msgspec.inspect.type_info(type_), set())
+    if custom is None:
+        decode: Callable[[bytes], Any] = msgspec.json.Decoder(type_).decode
+        return decode
+    pydantic = sys.modules.get("pydantic")  # not a dependency; without it, none of its models is in the type
+    if pydantic is None:
+        raise TypeError(f"{getattr(custom, '__qualname__', custom)} is a class that msgspec can't validate")
+    validate: Callable[[bytes], Any] = pydantic.TypeAdapter(type_).validate_json
+    return validate
+
+
+def _custom_type(info: Any, seen: set[int]) -> Any:
+    """Return a class in a type that msgspec can't decode by itself, wherever in it; None without one."""
+    if isinstance(info, msgspec.inspect.CustomType) or hasattr(
+        getattr(info, "cls", None), "__pydantic_validator__"
+    ):
+        return info.cls
+    if id(info) in seen:
+        return None
+    seen.add(id(info))
+    if isinstance(info, list | tuple):
+        parts: Any = info
+    elif isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
+        parts = [getattr(info, name) for name in info.__struct_fields__ if name not in ("cls", "default")]
+    else:
+        return None
+    return next((found for part in parts if (found := _custom_type(part, seen)) is not None), None)
 
 
 def _delivery(message: ReceivedMessage) -> ReceivedMessage:

@@ -14,6 +14,7 @@ from postroom.application.telemetry import logger
 from postroom.application.workers.consumer import Consumer
 from postroom.application.workers.consumer_run import ConsumerRun
 from postroom.application.workers.handler import Middleware, make_handler
+from postroom.application.workers.loop_watch import Handling, LoopWatch
 from postroom.application.workers.metrics import worker_metrics
 from postroom.application.workers.topics import Topics
 from postroom.domain.arguments import check_int, check_items, check_text
@@ -136,15 +137,16 @@ class Worker:
         running = asyncio.create_task(_run_all(runs))
         stopping = asyncio.create_task(self._stop.wait())
         try:
-            try:
-                await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
-                for each in runs:
-                    each.stop()
-                await asyncio.wait([running], timeout=stop_ms / 1_000)
-            finally:
-                for each in runs:
-                    each.abort()
-                await asyncio.wait([running], timeout=ABORT_SECONDS)
+            with LoopWatch(self._find_handling):
+                try:
+                    await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+                    for each in runs:
+                        each.stop()
+                    await asyncio.wait([running], timeout=stop_ms / 1_000)
+                finally:
+                    for each in runs:
+                        each.abort()
+                    await asyncio.wait([running], timeout=ABORT_SECONDS)
             if running.done():
                 running.result()
             else:
@@ -162,6 +164,9 @@ class Worker:
         """Make `run` return when the handlers have returned, or after its `stop_ms`."""
         if self._stop is not None:
             self._stop.set()
+
+    def _find_handling(self, task: "asyncio.Task[Any]") -> Handling | None:
+        return next((found for each in self._runs if (found := each.find_handling(task))), None)
 
     def _consumer_of(self, topic: str) -> Consumer | None:
         """Return the consumer of a topic."""

@@ -203,3 +203,59 @@ def handled(postroom: Postroom) -> set[tuple[str, ...]]:
 def unsettled(postroom: Postroom) -> int:
     (mailbox,) = postroom.ok("backlog", "--json").json["mailboxes"]
     return sum(shard["ready"] + shard["in_flight"] + shard["delayed"] for shard in mailbox["shards"])
+
+
+BLOCKING_TASKS = """
+import os, time
+from postroom import Worker
+
+worker = Worker()
+
+@worker.consumer("holds")
+async def hold(data: bytes) -> None:
+    with open("handled", "a") as file:
+        file.write("holds\\n")
+    while not os.path.exists("release"):
+        time.sleep(0.01)
+"""
+
+QUICK_TASKS = """
+from postroom import Worker
+
+worker = Worker()
+
+@worker.consumer("orders")
+async def place(data: bytes) -> None:
+    with open("handled", "a") as file:
+        file.write("orders\\n")
+"""
+
+
+def test_a_handler_that_blocks_its_loop_is_named_and_runs_once_while_others_work(postroom: Postroom) -> None:
+    (postroom.folder / "blocking.py").write_text(BLOCKING_TASKS)
+    (postroom.folder / "quick.py").write_text(QUICK_TASKS)
+    held = postroom.ok("send", "holds", "x", "--json").json["msg_id"]
+    blocked = postroom.start("work", "blocking:worker")
+    try:
+        assert blocked.stderr is not None
+        lines = iter(blocked.stderr.readline, b"")
+        line = next(each.decode() for each in lines if b"worker.loop_blocked" in each)
+        for named in ('"handler": "hold"', '"topic": "holds"', held, "blocking.py:1"):
+            assert named in line
+        quick = postroom.start("work", "quick:worker")
+        try:
+            postroom.ok("send", "orders", "x")
+            wait_until(
+                lambda: (postroom.folder / "handled").read_text().split() == ["holds", "orders"], WAIT_SECONDS
+            )
+            (mailbox,) = postroom.ok("backlog", "--json").json["mailboxes"]
+            assert mailbox["epoch"] == 2  # the first was that of the first send
+            (postroom.folder / "release").touch()
+            wait_until(lambda: unsettled(postroom) == 0, WAIT_SECONDS)
+        finally:
+            quick.kill()
+            quick.communicate()
+    finally:
+        blocked.kill()
+        blocked.communicate()
+    assert (postroom.folder / "handled").read_text().split() == ["holds", "orders"]

@@ -40,7 +40,7 @@ MESSAGE = NewMessage(topic="orders", payload=b"", idem_key="once")
 JOB_ID = "0189b2d6-7c1e-7abc-8def-0123456789ab"
 
 PEER = """
-import asyncio, sys
+import asyncio, os, sys, time
 from postroom import NewMessage, connect
 
 async def main(store, owner_timeout_ms):
@@ -65,6 +65,10 @@ async def main(store, owner_timeout_ms):
             if command == "send":
                 await mailbox.send_message(NewMessage(topic="orders", payload=b""))
                 print("sent", flush=True)
+            elif command.startswith("block "):  # as a call that is not asynchronous
+                while not os.path.exists(command[6:]):
+                    time.sleep(0.01)
+                print("released", flush=True)
             elif command == "owner":
                 print((await mailbox.get_backlog()).owner.split()[1], flush=True)
             else:
@@ -168,6 +172,18 @@ def test_a_process_that_connects_late_does_not_evict_the_successor_on_another_ho
         assert epochs(postgres_store) == 2
         owner.wake()
         assert owner.ask("get_backlog") == "2"
+
+
+def test_code_that_blocks_the_event_loop_of_an_owners_process_delays_no_other_process(
+    store: str, tmp_path: Path
+) -> None:
+    with three_peers(store) as (owner, *others):
+        owner.request(f"block {tmp_path / 'release'}")
+        assert [each.ask("send") for each in others] == ["sent", "sent"]
+        (tmp_path / "release").touch()
+        assert owner.answer() == "released"
+        assert owner.ask("get_backlog") == "2"
+        assert epochs(store) == 1
 
 
 JOB = RedriveSpec(topics=("orders",))

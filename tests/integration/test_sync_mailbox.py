@@ -1,5 +1,6 @@
 """A mailbox used without an event loop: in threads, in scripts, and after a fork."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -211,6 +212,33 @@ def test_an_invalid_argument_is_refused_when_the_mailbox_is_opened(
     with pytest.raises(InvalidRequest), connect(str(tmp_path / "store.db"), **options):  # type: ignore[arg-type]
         pytest.fail("opened")
     assert os.listdir(tmp_path) == []
+
+
+def test_a_mailbox_without_awaits_says_in_a_coroutine_that_it_would_block_the_event_loop(
+    tmp_path: Path,
+) -> None:
+    store = str(tmp_path / "store.db")
+
+    async def connect_in_a_coroutine() -> None:
+        with (
+            pytest.raises(InvalidRequest, match=r"blocks the event loop; use `async with"),
+            connect(store),
+        ):
+            pytest.fail("connected")
+
+    asyncio.run(connect_in_a_coroutine())
+    assert not os.path.exists(store)
+
+    async def use_in_a_coroutine(mailbox: SyncMailbox) -> None:
+        with pytest.raises(InvalidRequest, match="blocks the event loop"):
+            mailbox.send_message(MESSAGE)
+        await asyncio.to_thread(mailbox.send_message, MESSAGE)
+        mailbox.close()  # as handlers of a program's end do
+
+    with connect(store) as mailbox:
+        asyncio.run(use_in_a_coroutine(mailbox))
+        with pytest.raises(Unavailable, match="was closed"):
+            mailbox.get_backlog()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")

@@ -1,10 +1,14 @@
 """Handlers get what their annotations ask for."""
 
+import dataclasses
+import functools
+import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import pydantic
+import pydantic.dataclasses
 import pytest
 
 from postroom import InvalidRequest, ReceivedMessage, Worker
@@ -20,6 +24,24 @@ class Order(msgspec.Struct):
 class Invoice(pydantic.BaseModel):
     id: str
     total: int
+
+
+@dataclasses.dataclass
+class Batch:
+    invoices: list[Invoice]
+
+
+@pydantic.dataclasses.dataclass
+class Age:
+    years: typing.Annotated[int, pydantic.Field(ge=0)]
+
+
+class Plain:
+    """A class that neither msgspec nor pydantic knows."""
+
+
+class Mixed(msgspec.Struct):
+    invoice: Invoice
 
 
 def handlers(seen: list[Any]) -> Iterator[tuple[Callable[..., Any], bytes, Any]]:
@@ -53,6 +75,27 @@ def handlers(seen: list[Any]) -> Iterator[tuple[Callable[..., Any], bytes, Any]]
         async def __call__(self, data: "bytes") -> None:
             seen.append(data)
 
+    async def models(invoices: list[Invoice]) -> None:
+        seen.append(invoices)
+
+    def perhaps(invoice: Invoice | None) -> None:
+        seen.append(invoice)
+
+    async def by_name(invoices: dict[str, Invoice]) -> None:
+        seen.append(invoices)
+
+    def nested(batch: Batch) -> None:
+        seen.append(batch)
+
+    def constrained(age: Age) -> None:
+        seen.append(age)
+
+    async def after_bound(database: str, order: Order) -> None:
+        seen.append((database, order))
+
+    def around_bound(message: ReceivedMessage, /, database: str, *, order: Order) -> None:
+        seen.append((message.topic, database, order))
+
     order = b'{"id": "a", "total": 5}'
     yield raw, b"\xff", b"\xff"
     yield text, "ü".encode(), "ü"
@@ -63,9 +106,19 @@ def handlers(seen: list[Any]) -> Iterator[tuple[Callable[..., Any], bytes, Any]]
     yield delivery, b"x", b"x"
     yield both, order, ("orders", Order("a", 5))
     yield Callable_(), b"x", b"x"
+    yield models, b"[" + order + b"]", [Invoice(id="a", total=5)]
+    yield perhaps, b"null", None
+    yield perhaps, order, Invoice(id="a", total=5)
+    yield by_name, b'{"x": ' + order + b"}", {"x": Invoice(id="a", total=5)}
+    yield nested, b'{"invoices": [' + order + b"]}", Batch([Invoice(id="a", total=5)])
+    yield constrained, b'{"years": 5}', Age(5)
+    yield functools.partial(after_bound, "db"), order, ("db", Order("a", 5))
+    yield functools.partial(after_bound, database="db"), order, ("db", Order("a", 5))
+    yield functools.partial(around_bound, database="db"), order, ("orders", "db", Order("a", 5))
+    yield functools.partial(Callable_()), b"x", b"x"
 
 
-@pytest.mark.parametrize("n", range(9))
+@pytest.mark.parametrize("n", range(19))
 async def test_a_handler_gets_what_its_annotations_ask_for(mailbox: Postroom, n: int) -> None:
     seen: list[Any] = []
     handler, payload, expected = list(handlers(seen))[n]
@@ -86,9 +139,10 @@ def test_a_handler_that_no_message_can_be_passed_to_is_refused() -> None:
         (7, "must be a function, not int"),
         (min, "Handler min can't be used"),
         (Refused.malformed, "an annotation is invalid"),
-        (Refused.keyword, "must be positional"),
+        (Refused.plain, "plain: data has a type that JSON can't be decoded to: .*Plain"),
+        (Refused.mixed, "mixed: data has a type that JSON can't be decoded to: .*Mixed"),
         (Refused.two, "must have one parameter"),
-        (Refused.many, "must be positional"),
+        (Refused.many, "must take one argument"),
     ):
         with pytest.raises(InvalidRequest, match=reason):
             decorate(handler)  # type: ignore[type-var]
@@ -96,7 +150,10 @@ def test_a_handler_that_no_message_can_be_passed_to_is_refused() -> None:
 
 class Refused:
     @staticmethod
-    def keyword(*, data: bytes) -> None: ...
+    def plain(data: list[Plain]) -> None: ...
+
+    @staticmethod
+    def mixed(data: Mixed) -> None: ...
 
     @staticmethod
     def two(first: bytes, second: str) -> None: ...

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -72,6 +72,46 @@ async def test_no_exception_of_a_handler_ends_the_worker(
     await send(mailbox, b"bad", b"good")
     counts = await worker.run(mailbox, once=True)
     assert (counts.handled, counts.failed >= 1) == (1, True)
+
+
+async def end_as_a_generator() -> None:
+    raise GeneratorExit
+
+
+async def cancel_itself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
+async def leave_a_cancellation_behind() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+@pytest.mark.parametrize("end", [end_as_a_generator, cancel_itself, leave_a_cancellation_behind])
+async def test_a_handler_that_ends_its_task_does_not_keep_later_messages_from_being_handled(
+    mailbox: Postroom, end: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    worker, handled = Worker(), []
+
+    @worker.consumer("orders")
+    async def handle(data: bytes) -> None:
+        if data == b"bad":
+            await end()
+        handled.append(data)
+
+    await send(mailbox, b"bad", b"good")
+    async with asyncio.timeout(SECONDS):
+        await worker.run(mailbox, once=True)
+        assert handled[-1] == b"good"
+        async with running(worker, mailbox):
+            await send(mailbox, b"later")
+            await until(lambda: b"later" in handled)
+    assert "worker.handler_restarted" in caplog.text
+    assert set(await unsettled(mailbox)) <= {"dead"}
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
