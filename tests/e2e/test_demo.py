@@ -55,8 +55,8 @@ def test_the_demo_without_java_says_what_is_missing_and_ends_with_a_link_to_the_
 
     browser = build_opener(HTTPCookieProcessor())
     link = out.split()[-1]
-    browser.open(link, timeout=60).close()
-    with browser.open(link.partition("start?")[0], timeout=60) as page:
+    start, _, query = link.partition("?")
+    with browser.open(start, query.encode(), timeout=60) as page:  # what the button sends
         overview = page.read().decode()
     process.terminate()
     rest, err = process.communicate(timeout=60)
