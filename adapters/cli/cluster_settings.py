@@ -27,6 +27,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
         ca: file in PEM of the authorities that the others' certificates may be signed by; None takes the
             system's.
         certificate, key: files in PEM of the certificate with which this process calls the others.
+        nodes: names in the certificates of admins, proxies and runners, by role; see `NodeNames`.
     """
 
     admin: str = DEFAULT_ADMIN
@@ -35,6 +36,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     ca: str | None = None
     certificate: str | None = None
     key: str | None = None
+    nodes: dict[str, tuple[str, ...]] | None = None
 
     def access(self) -> "NodeAccess":
         """Return the credentials of this process.
@@ -42,7 +44,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
         Raises: InvalidRequest for a token or file that can't be used, MissingExtra without grpcio.
         """
         files = ClientTls(self.ca, self.certificate, self.key)
-        return open_node_access(self.node_token, files if self.tls or any(files) else None)
+        return open_node_access(self.node_token, files if self.tls or any(files) else None, self.nodes)
 
 
 class ListenSettings(ConnectionLimits, frozen=True, kw_only=True):

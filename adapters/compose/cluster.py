@@ -1,8 +1,10 @@
 """Wiring of what admins, runners and proxies have in common."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from postroom.adapters.compose.remote import ClientTls
 from postroom.adapters.sockets.address import Address
@@ -26,11 +28,17 @@ WILDCARDS = ("0.0.0.0", "::")
 
 
 @explain_missing_extra("cluster")
-def open_node_access(token: str | None, tls: ClientTls | None) -> "NodeAccess":
+def open_node_access(
+    token: str | None, tls: ClientTls | None, nodes: Mapping[str, Sequence[str]] | None = None
+) -> "NodeAccess":
     """Return the credentials of a process of a cluster; see `NodeAccess`."""
-    from postroom.adapters.grpc.node_access import NodeAccess as NodeAccess  # what the command line names
+    from postroom.adapters.grpc.node_access import NodeAccess, NodeNames
 
-    return NodeAccess(token, None if tls is None else tls.check())
+    try:
+        names = None if nodes is None else msgspec.convert(nodes, NodeNames, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"[cluster] nodes: {error}; they are lists of names by role.") from None
+    return NodeAccess(token, None if tls is None else tls.check(), names)
 
 
 @explain_missing_extra("cluster")

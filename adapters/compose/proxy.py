@@ -100,7 +100,7 @@ async def serve_proxy(
         local = LocalMailboxes(host.served, MailboxHandlers(host.served.find, SurfaceMetrics()))
     async with connect_admins(admins, access) as control_plane, AsyncExitStack() as stack:
         proxy = Proxy(proxy_id, control_plane, time.monotonic)
-        channels = OwnerChannels(lambda owner: access.open_channel(owner, is_shared=False))
+        channels = OwnerChannels(access.open_owner_channel)
         forwarding = ForwardingHandlers(proxy, channels, local)
         handlers: list[Handlers] = [forwarding, *proxy_handlers(proxy, access)]
         url = await stack.enter_async_context(serve_handlers(target, handlers, tls, protection.limits))

@@ -136,9 +136,13 @@ class ControlPlaneClient:
         if not response.released:
             raise LeaseLost(mailbox, response.message)
 
-    async def register_proxy(self, proxy: str, address: str, position: int = 0) -> ProxyRegistration:
+    async def register_proxy(
+        self, proxy: str, address: str, position: int = 0, push_key: str = ""
+    ) -> ProxyRegistration:
         """Register a proxy."""
-        message = pb.RegisterProxyRequest(proxy_id=proxy, address=address, position=position)
+        message = pb.RegisterProxyRequest(
+            proxy_id=proxy, address=address, position=position, push_key=push_key
+        )
         return messages.read_proxy_registration((await self._call("register_proxy", message))[0])
 
     async def register_runner(

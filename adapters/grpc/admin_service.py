@@ -1,6 +1,6 @@
 """The services of an admin: `prism.admin.v1.ControlPlane` and `postroom.cluster.v1.Membership`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 from postroom.adapters.grpc import admin_messages as messages
 from postroom.adapters.grpc.admin.v1 import control_plane_pb2 as admin_pb
@@ -16,13 +16,25 @@ from postroom.adapters.grpc.metadata import (
     write_text,
 )
 from postroom.adapters.grpc.methods import CONTROL_PLANE, MEMBERSHIP
-from postroom.adapters.grpc.node_access import NodeAccess
+from postroom.adapters.grpc.node_access import ROLES, NodeAccess
 from postroom.adapters.grpc.node_handlers import NodeCall, NodeHandlers
 from postroom.application.ports.control_plane import Heartbeat, LeaseAdmin, LeaseGrant, LeaseRequest
 from postroom.domain.errors import InvalidRequest, LeaseHeld, LeaseLost
 
-LEASE_METHODS = ("acquire_lease", "release_lease", "mailbox_heartbeat")
-"""Of `ControlPlane`; proxies serve the others."""
+LEASE_METHODS: Mapping[str, Collection[str]] = {
+    "acquire_lease": ("runner",),
+    "release_lease": ("runner", "admin"),
+    "mailbox_heartbeat": ("runner",),
+}
+"""Of `ControlPlane`, with the roles of their callers; proxies serve the others."""
+MEMBERSHIP_ROLES: Mapping[str, Collection[str]] = {
+    "register_proxy": ("proxy",),
+    "register_runner": ("runner",),
+    "leave": ("proxy", "runner"),
+    "list_leases": ROLES,
+    "list_routes": ROLES,
+    "list_members": ROLES,
+}
 MAX_TTL_SECONDS = 1 << 40
 """Of a request; it is shortened to the TTL of the namespace."""
 
@@ -37,8 +49,12 @@ def admin_handlers(
     """
     leases, members = _LeaseService(admin, new_acquisition), _MembershipService(admin)
     return [
-        NodeHandlers({name: getattr(leases, name) for name in LEASE_METHODS}, CONTROL_PLANE, access),
-        NodeHandlers({name: getattr(members, name) for name in MEMBERSHIP}, MEMBERSHIP, access),
+        NodeHandlers(
+            {name: getattr(leases, name) for name in LEASE_METHODS}, CONTROL_PLANE, access, LEASE_METHODS
+        ),
+        NodeHandlers(
+            {name: getattr(members, name) for name in MEMBERSHIP}, MEMBERSHIP, access, MEMBERSHIP_ROLES
+        ),
     ]
 
 
@@ -128,7 +144,9 @@ class _MembershipService:
         self, request: pb.RegisterProxyRequest, call: NodeCall
     ) -> pb.RegisterProxyResponse:
         """Register a proxy."""
-        registration = await self._admin.register_proxy(request.proxy_id, request.address, request.position)
+        registration = await self._admin.register_proxy(
+            request.proxy_id, request.address, request.position, request.push_key
+        )
         return messages.write_proxy_registration(registration)
 
     async def register_runner(

@@ -1,20 +1,42 @@
-"""How admins, runners and proxies know each other: by a token that they share, by mutual TLS, or by both."""
+"""How admins, runners and proxies know each other: by a token that they share, or names in certificates."""
 
 import hmac
 import re
+from collections.abc import Collection, Iterable
+from typing import Final
 
 import grpc
+import msgspec
 
 from postroom.adapters.grpc.channels import open_channel
-from postroom.adapters.sockets.address import Address
+from postroom.adapters.sockets.address import Address, split_address
 from postroom.adapters.sockets.client_tls import ClientFiles
 from postroom.adapters.sockets.tls import ServerTls
 from postroom.application.bearer import read_bearer
-from postroom.domain.errors import InvalidRequest, Unauthenticated
+from postroom.domain.errors import Forbidden, InvalidRequest, Unauthenticated, Unavailable
 
 MIN_TOKEN_CHARS, MAX_TOKEN_CHARS = 32, 512
 _TOKEN = re.compile(rf"[A-Za-z0-9._~+/-]{{{MIN_TOKEN_CHARS},{MAX_TOKEN_CHARS}}}=*")
 _AUTHORIZATION = "authorization"
+_SUBJECT_NAMES: Final = "x509_subject_alternative_name"
+
+ROLES: Final = ("admin", "proxy", "runner")
+
+
+class NodeNames(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Names in the certificates of the cluster's processes (subject alternative names), by their roles.
+
+    A name is a host, IP address or URI as it is in the certificate; `*.example.com` covers one label.
+    """
+
+    admin: tuple[str, ...] = ()
+    proxy: tuple[str, ...] = ()
+    runner: tuple[str, ...] = ()
+
+    def find_roles(self, names: Iterable[str]) -> set[str]:
+        """Return the roles of a certificate with some names."""
+        forms = {form for name in names for form in (name.lower(), f"*.{name.lower().partition('.')[2]}")}
+        return {role for role in ROLES if forms & {each.lower() for each in getattr(self, role)}}
 
 
 class NodeAccess:
@@ -23,12 +45,15 @@ class NodeAccess:
     Arguments:
         token: secret that all processes of the cluster share; None neither sends nor asks for one.
         tls: certificates for calls of other processes; None calls them without TLS.
+        names: of the certificates of processes that may call; None does not ask for certificates.
 
     Raises, when it is made: InvalidRequest for a token that is no text of 32 to 512 letters, digits or any of
         `._~+/-`; the error does not show it.
     """
 
-    def __init__(self, token: str | None = None, tls: ClientFiles | None = None) -> None:
+    def __init__(
+        self, token: str | None = None, tls: ClientFiles | None = None, names: NodeNames | None = None
+    ) -> None:
         if token is not None and (type(token) is not str or not _TOKEN.fullmatch(token)):
             raise InvalidRequest(
                 f"node_token of [cluster] must be {MIN_TOKEN_CHARS} to {MAX_TOKEN_CHARS} letters, digits or "
@@ -36,6 +61,7 @@ class NodeAccess:
             )
         self._token = None if token is None else token.encode()
         self.tls = tls
+        self._names = names
 
     def __repr__(self) -> str:
         return "NodeAccess()"
@@ -57,11 +83,44 @@ class NodeAccess:
         """
         return open_channel(address, self.tls, is_shared=is_shared)
 
-    def check_caller(self, context: "grpc.aio.ServicerContext[object, object]") -> None:
-        """Check the token of a call that is served; constant in time for tokens of one length.
+    def open_owner_channel(self, address: str) -> grpc.aio.Channel:
+        """Return a channel to the owner of a mailbox, with a connection of its own.
 
-        Raises: Unauthenticated without the token, and for another one.
+        Raises: Unavailable when the host is no runner or proxy that the settings name: TLS proves only that
+            the server has the name in its address, and a client's certificate may have that name.
         """
+        host = address if address.startswith("unix:") else split_address(address)[0]
+        if self._names is not None and not {"runner", "proxy"} & self._names.find_roles([host]):
+            raise Unavailable(
+                f"{address} is no address of a runner or proxy in nodes of [cluster]; nothing was sent to it."
+            )
+        return self.open_channel(address, is_shared=False)
+
+    def check_caller(
+        self, context: "grpc.aio.ServicerContext[object, object]", roles: Collection[str]
+    ) -> None:
+        """Check the token and the certificate of a call that is served.
+
+        The check of the token is constant in time for tokens of one length.
+
+        Arguments:
+            roles: that may make the call.
+
+        Raises: Unauthenticated without the token, for another one, and for a certificate without a name of a
+            node; Forbidden for a node with another role.
+        """
+        if self._names is not None:
+            names = context.auth_context().get(_SUBJECT_NAMES, ())
+            own = self._names.find_roles(each.decode("utf-8", "replace") for each in names)
+            if not own:
+                raise Unauthenticated(
+                    "The caller's certificate has no name of a node; add its name to nodes of [cluster]."
+                )
+            if not own & {*roles}:
+                raise Forbidden(
+                    f"The caller's certificate is of a node with the role {', '.join(sorted(own))}, and the "
+                    f"call needs the role {' or '.join(sorted(roles))}; see nodes of [cluster]."
+                )
         if self._token is None:
             return
         metadata = context.invocation_metadata() or ()
@@ -78,11 +137,24 @@ class NodeAccess:
             address: at which this process is to listen.
             tls: the certificate with which it is served.
 
-        Raises: InvalidRequest for an address beyond loopback with neither a token nor mutual TLS.
+        Raises: InvalidRequest for an address beyond loopback with neither a token nor names, for names
+            without certificates of clients, and for the latter if nothing tells nodes from clients.
         """
         has_mutual_tls = tls is not None and tls.asks_clients
-        if not (address.is_local or self._token is not None or has_mutual_tls):
+        if self._names is not None and not has_mutual_tls:
+            raise InvalidRequest(
+                "nodes of [cluster] are names in the certificates of callers; set tls_certificate, tls_key "
+                f"and tls_client_ca for {address.text}, too."
+            )
+        if self._token is not None or self._names is not None:
+            return
+        if has_mutual_tls:
+            raise InvalidRequest(
+                f"tls_client_ca of {address.text} does not tell nodes of the cluster from clients with a "
+                "certificate of the same authority; set node_token of [cluster], or nodes."
+            )
+        if not address.is_local:
             raise InvalidRequest(
                 f"{address.text} is reached from other machines, and callers are not authenticated; set "
-                "node_token of [cluster], or tls_client_ca, or use 127.0.0.1:PORT."
+                "node_token of [cluster], or tls_client_ca and nodes, or use 127.0.0.1:PORT."
             )

@@ -45,7 +45,7 @@ class NodeHandlers(grpc.GenericRpcHandler):
         handlers: by the name of their method; others answer UNIMPLEMENTED.
         methods: of the service.
         access: what callers are checked by.
-        public: names of the methods that anybody may call.
+        roles: roles of the callers of each method; anybody may call the others.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class NodeHandlers(grpc.GenericRpcHandler):
         handlers: Mapping[str, NodeHandler],
         methods: Mapping[str, Method],
         access: NodeAccess,
-        public: Collection[str] = (),
+        roles: Mapping[str, Collection[str]],
     ) -> None:
         self._access = access
         self._connections = GrpcConnections()
         self.names = tuple({methods[name].path.split("/")[1] for name in handlers})
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             methods[name].path: grpc.unary_unary_rpc_method_handler(
-                self._run(methods[name], handler, is_public=name in public),
+                self._run(methods[name], handler, roles.get(name)),
                 request_deserializer=None,  # `read_request` does it, whose error has a code
                 response_serializer=methods[name].response.SerializeToString,
             )
@@ -83,7 +83,7 @@ class NodeHandlers(grpc.GenericRpcHandler):
     async def close(self) -> None:
         """Do nothing: nothing remains of a call."""
 
-    def _run(self, method: Method, handler: NodeHandler, *, is_public: bool) -> Any:
+    def _run(self, method: Method, handler: NodeHandler, roles: Collection[str] | None) -> Any:
         async def run(data: bytes, context: Context) -> Any:
             metadata = read_metadata(context.invocation_metadata())
             with (
@@ -92,8 +92,8 @@ class NodeHandlers(grpc.GenericRpcHandler):
             ):
                 call = NodeCall(metadata, {CORR_ID_KEY: corr_id})
                 try:
-                    if not is_public:
-                        self._access.check_caller(context)
+                    if roles is not None:
+                        self._access.check_caller(context, roles)
                         self._connections.note(context.peer())
                     answer = await handler(read_request(method.request, data), call)
                     context.set_trailing_metadata(tuple(call.trailers.items()))

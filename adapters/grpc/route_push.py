@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import grpc
 
 from postroom.adapters.grpc.admin.v1 import control_plane_pb2 as pb
-from postroom.adapters.grpc.metadata import EPOCH_KEY, POSITION_KEY
+from postroom.adapters.grpc.metadata import EPOCH_KEY, POSITION_KEY, PUSH_KEY
 from postroom.adapters.grpc.methods import CONTROL_PLANE, Method
 from postroom.adapters.grpc.node_access import NodeAccess
 from postroom.adapters.grpc.status import error_of
@@ -24,13 +24,13 @@ class GrpcRoutePush:
         self._access = access
         self._channels: dict[str, grpc.aio.Channel] = {}
 
-    async def push(self, address: str, change: RouteChange) -> None:
+    async def push(self, address: str, change: RouteChange, key: str) -> None:
         """Tell the proxy at an address of a change."""
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = self._access.open_channel(address)
         where = f"{self._access.scheme}://{address}"
-        metadata = {POSITION_KEY: str(change.position)}
+        metadata = {POSITION_KEY: str(change.position), PUSH_KEY: key}
         route = change.route
         if route is None:
             await self._call(

@@ -34,7 +34,7 @@ from postroom.application.ports.control_plane import (
 )
 from postroom.application.ports.lease_store import LeaseStore
 from postroom.application.ports.lease_tables import LeaseTables
-from postroom.application.ports.route_push import RoutePush
+from postroom.application.ports.route_push import RoutePush, check_push_key
 from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import InvalidRequest, LeaseHeld, LeaseLost, Saturated, Unavailable
 from postroom.domain.lease.lease import AcquireLease, Lease, ReleaseLease, RenewLease
@@ -200,7 +200,9 @@ class ControlPlane:
         await self._change(lambda: self._leases.release(command))
         self._counts.releases += 1
 
-    async def register_proxy(self, proxy: str, address: str, position: int = 0) -> ProxyRegistration:
+    async def register_proxy(
+        self, proxy: str, address: str, position: int = 0, push_key: str = ""
+    ) -> ProxyRegistration:
         """Register a proxy, or note that it is alive.
 
         Raises: Unavailable while a proxy of this id is alive at another address.
@@ -208,6 +210,7 @@ class ControlPlane:
         check_member("The proxy id", proxy)
         check_int("position", position)
         check_address("The address of the proxy", address)
+        check_push_key(push_key)
         proxies = self._table.proxies()
         if len(proxies) >= MAX_PROXIES and all(each.proxy != proxy for each in proxies):
             raise Saturated(
@@ -224,7 +227,7 @@ class ControlPlane:
         await self._blocking(lambda: self._leases.register_proxy(command))
         await self._follower.read()
         await self._follower.assign_partitions()
-        queue = await self._proxies.register(proxy, address)
+        queue = await self._proxies.register(proxy, address, push_key)
         await self._proxies.forget_silent()
         table = None
         if position < self._table.routes.position:

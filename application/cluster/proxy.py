@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from secrets import token_urlsafe
 
 from postroom.application.background import wait_at_most
 from postroom.application.metrics import Metric, gauge
@@ -48,6 +49,8 @@ class Proxy:
         self._requested = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
         self._lease_queries = asyncio.Semaphore(LEASE_QUERIES)
+        self.push_key = token_urlsafe(32)
+        """Secret that only the admins at which this proxy registers know."""
         self._has_table = False
         self._is_connected = False
         self._failures = 0
@@ -220,8 +223,13 @@ class Proxy:
 
     async def _register(self, address: str) -> float:
         """Register with an admin; return the time in seconds until the next registration."""
+        pushed = self._table.find_unconfirmed()
         try:
-            answer = await self._admin.register_proxy(self.id, address, self._table.position)
+            answer = await self._admin.register_proxy(self.id, address, self._table.position, self.push_key)
+            # An admin that answers has read the log to its end, so a later position is of no event.
+            if unknown := self._table.discard(pushed, answer.position):
+                logger().warning("proxy.unknown_routes", proxy=self.id, mailboxes=unknown)
+                self.request_refresh()
             self._apply(answer)
         except PostroomError as error:
             if self._is_connected or not self._failures:

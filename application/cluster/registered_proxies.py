@@ -29,7 +29,7 @@ class RegisteredProxies:
         self._uptime = uptime
         self._proxies: dict[str, _RegisteredProxy] = {}
 
-    async def register(self, proxy: str, address: str) -> RouteQueue:
+    async def register(self, proxy: str, address: str, push_key: str) -> RouteQueue:
         """Note that a proxy is alive, and return the queue of its changes."""
         current = self._proxies.get(proxy)
         if current is not None and current.queue.address == address:
@@ -37,6 +37,7 @@ class RegisteredProxies:
         else:
             queue = RouteQueue(address, self._push, self._counts, self._uptime)
             former = current
+        queue.push_key = push_key
         self._proxies[proxy] = _RegisteredProxy(queue, self._uptime())
         if former is not None:
             await former.queue.close()

@@ -36,10 +36,14 @@ class RouteQueue:
     Arguments:
         address: of the proxy.
         uptime: µs of a monotonic clock, for the latencies.
+
+    Attributes:
+        push_key: that the proxy named when it registered last.
     """
 
     def __init__(self, address: str, push: RoutePush, counts: PushCounts, uptime: Callable[[], int]) -> None:
         self.address = address
+        self.push_key = ""
         self._push = push
         self._counts = counts
         self._uptime = uptime
@@ -84,7 +88,7 @@ class RouteQueue:
         started = self._uptime()
         try:
             async with asyncio.timeout(PUSH_SECONDS):
-                await self._push.push(self.address, change)
+                await self._push.push(self.address, change, self.push_key)
         except Exception as error:  # whatever it is, the next registration repairs it
             self._counts.outcomes["failed"] += 1
             if not self._is_failing:

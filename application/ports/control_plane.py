@@ -184,11 +184,14 @@ class LeaseAdmin(Protocol):
         Raises: LeaseLost when the runner does not have it, or has it with another epoch.
         """
 
-    async def register_proxy(self, proxy: str, address: str, position: int = 0) -> ProxyRegistration:
+    async def register_proxy(
+        self, proxy: str, address: str, position: int = 0, push_key: str = ""
+    ) -> ProxyRegistration:
         """Register a proxy, or tell that it is alive.
 
         Arguments:
             position: of the proxy's routing table; 0 if it has none.
+            push_key: secret with which routes are to be pushed to the proxy.
         """
 
     async def register_runner(

@@ -1,8 +1,19 @@
 """Port: pushing changes of routes to proxies (RFC-049 Routing Table Distribution)."""
 
+import re
 from typing import NamedTuple, Protocol
 
+from postroom.domain.errors import InvalidRequest
 from postroom.domain.lease.routing import Route
+
+_PUSH_KEY = re.compile(r"[A-Za-z0-9_-]{0,64}")
+
+
+def check_push_key(key: object) -> str:
+    """Return the key of a proxy; raise InvalidRequest unless it has up to 64 letters, digits, `_` or `-`."""
+    if not isinstance(key, str) or not _PUSH_KEY.fullmatch(key):
+        raise InvalidRequest("push_key must have up to 64 letters, digits, _ or -.")
+    return key
 
 
 class RouteChange(NamedTuple):
@@ -21,8 +32,11 @@ class RouteChange(NamedTuple):
 class RoutePush(Protocol):
     """Calls of the proxies' routing tables."""
 
-    async def push(self, address: str, change: RouteChange) -> None:
+    async def push(self, address: str, change: RouteChange, key: str) -> None:
         """Tell the proxy at an address of a change.
+
+        Arguments:
+            key: that the proxy named when it registered, by which it knows its admins.
 
         Raises: PostroomError, or TimeoutError, when it is unknown whether the proxy has it.
         """

@@ -1,6 +1,6 @@
 """Routes to the runners of mailboxes, and the table of them (RFC-049 Routing Coordination)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -77,6 +77,30 @@ class RoutingTable:
         } | newer
         self.position = position
         return True
+
+    def find_unconfirmed(self) -> dict[str, int]:
+        """Return the positions of updates and removals after that of the table, by mailbox."""
+        updates = {name: route.position for name, route in self._routes.items()}
+        return {name: at for name, at in (self._removals | updates).items() if at > self.position}
+
+    def discard(self, changes: Mapping[str, int], last: int) -> int:
+        """Discard changes that are later than the end of the log, and expect the whole table again.
+
+        Arguments:
+            changes: positions by mailbox.
+            last: position of the end of the log after these changes had been made.
+
+        Returns: the number of changes that were discarded.
+        """
+        unknown = {name: at for name, at in changes.items() if at > last}
+        for name, at in unknown.items():
+            if name in self._routes and self._routes[name].position == at:
+                del self._routes[name]
+            if self._removals.get(name) == at:
+                del self._removals[name]
+        if unknown:
+            self.position = 0
+        return len(unknown)
 
     def complete(self, position: int) -> None:
         """Note that the table contains all changes up to `position`, as in a fold of the log in order."""

@@ -23,6 +23,7 @@ from postroom.adapters.grpc.metadata import POSITION_KEY
 from postroom.adapters.grpc.methods import CONTROL_PLANE, MEMBERSHIP
 from postroom.adapters.grpc.node_access import NodeAccess
 from postroom.adapters.grpc.node_handlers import NodeCall, NodeHandlers
+from postroom.adapters.grpc.proxy_service import ROUTE_METHODS
 from postroom.adapters.grpc.server import serve_handlers
 from postroom.adapters.memory.lease_store import MemoryLeaseStore
 from postroom.adapters.sockets.address import resolve
@@ -204,7 +205,7 @@ async def test_two_admins_of_one_store_agree_and_each_tells_its_proxies(store_ad
 
     access = NodeAccess(TOKEN)
     routes = NodeHandlers(
-        {"update_mailbox_route": update, "remove_mailbox_route": remove}, CONTROL_PLANE, access
+        {"update_mailbox_route": update, "remove_mailbox_route": remove}, CONTROL_PLANE, access, ROUTE_METHODS
     )
     with (
         closing(socket.create_server(("127.0.0.1", 0))) as paused,
@@ -265,12 +266,13 @@ async def test_a_node_without_a_certificate_of_the_authority_is_refused(tmp_path
         files |= {f"{name}.{kind}": str(tmp_path / f"{name}.{kind}") for kind in ("pem", "key")}
     own = str(tmp_path / "ca.pem")
     tls = ServerTls(TlsFiles(files["server.pem"], files["server.key"], own))
-    async with serve(protection=Protection(tls)) as admin:
+    async with serve(protection=Protection(tls), access=NodeAccess(TOKEN)) as admin:
         assert admin.url.startswith("grpcs://")
-        access = NodeAccess(tls=ClientTls(own, files["node.pem"], files["node.key"]))
+        access = NodeAccess(TOKEN, ClientTls(own, files["node.pem"], files["node.key"]))
         async with connect_admins([address(admin)], access) as client:
             assert (await client.acquire_lease(lease_request())).epoch == 1
-        async with connect_admins([address(admin)], NodeAccess(tls=ClientTls(own)), attempt_ms=500) as client:
+        access = NodeAccess(TOKEN, ClientTls(own))
+        async with connect_admins([address(admin)], access, attempt_ms=500) as client:
             with pytest.raises((Unavailable, InvalidRequest)):
                 await client.list_leases()
 

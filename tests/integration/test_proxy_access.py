@@ -60,6 +60,11 @@ async def ask(address: str, name: str, request: Any, *metadata: tuple[str, str])
             raise error_of(error, address) from error
 
 
+def authorized(proxy: RunningProxy) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of an admin at which a proxy is registered."""
+    return ("authorization", f"Bearer {TOKEN}"), ("postroom-push-key", proxy.proxy.push_key)
+
+
 def change(route: Route) -> RouteChange:
     return RouteChange(route.mailbox, route.position, route)
 
@@ -72,9 +77,10 @@ async def test_an_admin_pushes_routes_and_their_removal(
 ) -> None:
     route = control_plane.lease("köln@one", "10.0.0.1:7000", epoch=7)
     async with pusher() as push:
-        await push.push(proxy.address, change(route))
+        await push.push(proxy.address, change(route), proxy.proxy.push_key)
         assert proxy.proxy.routes() == [route]
-        await push.push(proxy.address, RouteChange(route.mailbox, control_plane.expire(route.mailbox), None))
+        removal = RouteChange(route.mailbox, control_plane.expire(route.mailbox), None)
+        await push.push(proxy.address, removal, proxy.proxy.push_key)
         assert proxy.proxy.routes() == []
 
 
@@ -84,14 +90,14 @@ async def test_a_route_that_arrives_late_replaces_no_newer_one(
     old, new = (control_plane.lease(MAILBOX, f"10.0.0.{n}:7000", epoch=n) for n in (1, 2))
     async with pusher() as push:
         for each in (new, old, new, old):
-            await push.push(proxy.address, change(each))
+            await push.push(proxy.address, change(each), proxy.proxy.push_key)
         assert proxy.proxy.routes() == [new]
         assert proxy.metric("route_updates", outcome="ignored") == 3
         removed = control_plane.expire(MAILBOX)
-        await push.push(proxy.address, RouteChange(MAILBOX, removed, None))
+        await push.push(proxy.address, RouteChange(MAILBOX, removed, None), proxy.proxy.push_key)
         for each in (old, new):
-            await push.push(proxy.address, change(each))
-        await push.push(proxy.address, RouteChange(MAILBOX, old.position, None))
+            await push.push(proxy.address, change(each), proxy.proxy.push_key)
+        await push.push(proxy.address, RouteChange(MAILBOX, old.position, None), proxy.proxy.push_key)
         assert proxy.proxy.routes() == []
 
 
@@ -101,7 +107,7 @@ async def test_a_push_that_was_lost_is_repaired_by_the_next_registration(
     lost = control_plane.lease("lost@one", "10.0.0.1:7000")
     later = control_plane.lease(MAILBOX, "10.0.0.2:7000")
     async with pusher() as push:
-        await push.push(proxy.address, change(later))
+        await push.push(proxy.address, change(later), proxy.proxy.push_key)
     assert proxy.proxy.routes() == [later]
     await proxy.proxy.refresh()
     assert proxy.proxy.routes() == [later, lost]
@@ -126,6 +132,48 @@ async def test_nobody_but_admins_changes_routes(proxy: RunningProxy, name: str, 
         await ask(proxy.address, name, request, *metadata)
     assert "canary" not in str(refused.value)
     assert proxy.proxy.routes() == []
+
+
+@pytest.mark.parametrize("key", [None, "", "guess", "k\u00f6y"])
+@pytest.mark.parametrize("name", ["update_mailbox_route", "remove_mailbox_route"])
+async def test_a_node_at_which_a_proxy_has_not_registered_changes_no_routes(
+    control_plane: FixedControlPlane, proxy: RunningProxy, name: str, key: str | None
+) -> None:
+    route = control_plane.lease(MAILBOX, "10.0.0.1:7000")
+    await proxy.proxy.refresh()
+    metadata = [("authorization", f"Bearer {TOKEN}"), ("postroom-position", str(1 << 40))]
+    if key is not None:
+        metadata.append(("postroom-push-key", key.encode("ascii", "ignore").decode()))
+    request = (
+        admin_pb.MailboxRouteRemoval(mailbox_id=MAILBOX)
+        if name == "remove_mailbox_route"
+        else admin_pb.MailboxRouteUpdate(**VALID | {"address": "127.6.6.6:1"})
+    )
+    with pytest.raises(Forbidden, match="at which this proxy has registered"):
+        await ask(proxy.address, name, request, *metadata)
+    assert proxy.proxy.routes() == [route]
+
+
+@pytest.mark.parametrize("name", ["update_mailbox_route", "remove_mailbox_route"])
+async def test_a_push_beyond_the_end_of_the_log_does_not_outlive_the_next_registration(
+    control_plane: FixedControlPlane, proxy: RunningProxy, name: str
+) -> None:
+    route = control_plane.lease(MAILBOX, "10.0.0.1:7000")
+    await proxy.proxy.refresh()
+    request = (
+        admin_pb.MailboxRouteRemoval(mailbox_id=MAILBOX)
+        if name == "remove_mailbox_route"
+        else admin_pb.MailboxRouteUpdate(**VALID | {"address": "127.6.6.6:1"})
+    )
+    await ask(proxy.address, name, request, *authorized(proxy), ("postroom-position", str(1 << 40)))
+    assert proxy.proxy.routes() != [route]
+    for _ in range(2):  # the second brings the whole table
+        await proxy.proxy.refresh()
+    assert proxy.proxy.routes() == [route]
+    newer = control_plane.lease(MAILBOX, "10.0.0.2:7000", epoch=2)
+    async with pusher() as push:
+        await push.push(proxy.address, change(newer), proxy.proxy.push_key)
+    assert proxy.proxy.routes() == [newer]
 
 
 VALID: dict[str, Any] = {
@@ -156,7 +204,7 @@ VALID: dict[str, Any] = {
 )
 async def test_a_malformed_route_changes_nothing(proxy: RunningProxy, field: str, value: Any) -> None:
     request = admin_pb.MailboxRouteUpdate(**(VALID | {field: value}))
-    metadata = (("authorization", f"Bearer {TOKEN}"), ("postroom-position", "9"))
+    metadata = (*authorized(proxy), ("postroom-position", "9"))
     with pytest.raises(InvalidRequest):
         await ask(proxy.address, "update_mailbox_route", request, *metadata)
     assert proxy.proxy.routes() == []
@@ -165,21 +213,21 @@ async def test_a_malformed_route_changes_nothing(proxy: RunningProxy, field: str
 @pytest.mark.parametrize("position", ["", "-1", "1.5", "x", "9" * 40, "%EF%BC%91"])
 async def test_a_malformed_position_changes_nothing(proxy: RunningProxy, position: str) -> None:
     request = admin_pb.MailboxRouteUpdate(**VALID)
-    metadata = (("authorization", f"Bearer {TOKEN}"), ("postroom-position", position))
+    metadata = (*authorized(proxy), ("postroom-position", position))
     with pytest.raises(InvalidRequest, match="postroom-position must be a number"):
         await ask(proxy.address, "update_mailbox_route", request, *metadata)
     assert proxy.proxy.routes() == []
 
 
-async def test_a_push_of_another_implementation_has_no_position_and_counts_as_the_newest(
+async def test_a_push_without_a_position_counts_as_the_newest(
     control_plane: FixedControlPlane, proxy: RunningProxy
 ) -> None:
     proxy.proxy.update_route(control_plane.lease(MAILBOX, "10.0.0.1:7000"))
-    metadata = ("authorization", f"Bearer {TOKEN}")
-    await ask(proxy.address, "update_mailbox_route", admin_pb.MailboxRouteUpdate(**VALID), metadata)
+    metadata = authorized(proxy)
+    await ask(proxy.address, "update_mailbox_route", admin_pb.MailboxRouteUpdate(**VALID), *metadata)
     assert [each.address for each in proxy.proxy.routes()] == ["127.0.0.1:1"]
     removal = admin_pb.MailboxRouteRemoval(mailbox_id=MAILBOX)
-    await ask(proxy.address, "remove_mailbox_route", removal, metadata)
+    await ask(proxy.address, "remove_mailbox_route", removal, *metadata)
     assert proxy.proxy.routes() == []
 
 

@@ -66,7 +66,7 @@ async def test_a_proxy_registers_forwards_and_leaves_when_it_is_told_to_stop(tmp
             await until(lambda: control_plane.registrations == [address])
             route = control_plane.lease(MAILBOX, owner.address)
             push = GrpcRoutePush(access)
-            await push.push(address, RouteChange(MAILBOX, route.position, route))
+            await push.push(address, RouteChange(MAILBOX, route.position, route), control_plane.push_key)
             await push.forget(address)
             async with connect_grpc(address, timeout_ms=60_000, mailbox=MAILBOX) as client:
                 await client.send_message(message())

@@ -26,6 +26,7 @@ class FixedControlPlane:
     Attributes:
         registrations: addresses of proxies that registered, in order.
         departures: ids of proxies that left.
+        push_key: of the proxy that registered last.
     """
 
     def __init__(self) -> None:
@@ -33,6 +34,7 @@ class FixedControlPlane:
         self.interval_ms = 60_000
         self.registrations: list[str] = []
         self.departures: list[str] = []
+        self.push_key = ""
         self.queries = 0
         self._position = 1
         self._routes: dict[str, Route] = {}
@@ -59,9 +61,12 @@ class FixedControlPlane:
         del self._routes[mailbox]
         return self._position
 
-    async def register_proxy(self, proxy: str, address: str, position: int = 0) -> ProxyRegistration:
+    async def register_proxy(
+        self, proxy: str, address: str, position: int = 0, push_key: str = ""
+    ) -> ProxyRegistration:
         self._check()
         self.registrations.append(address)
+        self.push_key = push_key
         table = RoutingSnapshot(self._position, tuple(self._routes.values()))
         return ProxyRegistration(
             interval_ms=self.interval_ms,

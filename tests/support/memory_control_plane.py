@@ -85,7 +85,9 @@ class MemoryControlPlane:
         await self._answer()
         self.registered.pop(runner or "", None)
 
-    async def register_proxy(self, proxy: str, address: str, position: int = 0) -> ProxyRegistration:
+    async def register_proxy(
+        self, proxy: str, address: str, position: int = 0, push_key: str = ""
+    ) -> ProxyRegistration:
         return ProxyRegistration(interval_ms=100, ttl_ms=1_000, partitions=(), position=0)
 
     async def list_leases(self, mailbox: str | None = None) -> list[LeaseSummary]:

@@ -120,7 +120,7 @@ async def running_proxy(
     """
     access = access or NodeAccess()
     proxy = Proxy("proxy-1", control_plane, time.monotonic)
-    channels = OwnerChannels(lambda address: access.open_channel(address, is_shared=False), connect_seconds)
+    channels = OwnerChannels(access.open_owner_channel, connect_seconds)
     forwarding = ForwardingHandlers(proxy, channels, local)
     handlers: list[Handlers] = [forwarding, *proxy_handlers(proxy, access)]
     async with serve_handlers(resolve("127.0.0.1:0"), handlers, stop_seconds=0.5) as url:

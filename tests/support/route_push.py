@@ -26,7 +26,7 @@ class RecordedPush:
         self.changes: dict[str, list[RouteChange]] = {}
         self.unreachable: set[str] = set()
 
-    async def push(self, address: str, change: RouteChange) -> None:
+    async def push(self, address: str, change: RouteChange, key: str) -> None:
         if address in self.unreachable:
             raise Unavailable(f"{address} can't be reached.")
         self.changes.setdefault(address, []).append(change)

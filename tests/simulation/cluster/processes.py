@@ -82,7 +82,7 @@ class Proxies:
         self.tables: dict[str, RoutingTable] = {}
         self._random = random
 
-    async def push(self, address: str, change: RouteChange) -> None:
+    async def push(self, address: str, change: RouteChange, key: str) -> None:
         """Push a change; see `RoutePush.push`."""
         await asyncio.sleep(self._random.random() * 0.05)
         if self._random.random() < self.loss:

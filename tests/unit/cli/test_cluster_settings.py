@@ -61,3 +61,9 @@ def test_a_process_that_listens_at_all_addresses_must_say_where_it_is_reached(li
     with pytest.raises(InvalidRequest, match="set address to the host:port"):
         advertised_address(f"grpc://{listen}", target, None)
     assert advertised_address(f"grpc://{listen}", target, "one:7000") == "one:7000"
+
+
+def test_names_of_nodes_are_lists_by_role() -> None:
+    ClusterSettings(nodes={"admin": ("admin-1.example",), "runner": ("*.example",)}).access()
+    with pytest.raises(InvalidRequest, match=r"\[cluster\] nodes: .*`admins`"):
+        ClusterSettings(nodes={"admins": ("admin-1.example",)}).access()

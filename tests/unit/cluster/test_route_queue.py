@@ -24,10 +24,10 @@ class HangingPush(RecordedPush):
         self.resumed = asyncio.Event()
         self.calls = 0
 
-    async def push(self, address: str, change: RouteChange) -> None:
+    async def push(self, address: str, change: RouteChange, key: str) -> None:
         self.calls += 1
         await self.resumed.wait()
-        await super().push(address, change)
+        await super().push(address, change, key)
 
 
 def queue(push: RecordedPush) -> tuple[RouteQueue, PushCounts]:

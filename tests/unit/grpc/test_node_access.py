@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from postroom.adapters.grpc.node_access import NodeAccess
+from postroom.adapters.grpc.node_access import NodeAccess, NodeNames
 from postroom.adapters.sockets.address import resolve
-from postroom.domain.errors import InvalidRequest, Unauthenticated
+from postroom.domain.errors import InvalidRequest, Unauthenticated, Unavailable
 
 TOKEN = "n0de-" + "t" * 40
 
@@ -23,7 +23,7 @@ class Call:
 
 def check(access: NodeAccess, *metadata: tuple[str, str | bytes]) -> None:
     call: Any = Call(*metadata)
-    access.check_caller(call)
+    access.check_caller(call, ("admin",))
 
 
 def test_a_call_with_the_token_is_accepted() -> None:
@@ -73,3 +73,28 @@ def test_beyond_loopback_callers_need_a_token_or_a_certificate() -> None:
         NodeAccess().check_address(anywhere, None)
     NodeAccess(TOKEN).check_address(anywhere, None)
     NodeAccess().check_address(resolve("127.0.0.1:0"), None)
+
+
+def test_a_name_of_a_certificate_gives_the_roles_that_the_settings_say() -> None:
+    names = NodeNames(
+        admin=("Admin-1.example",), proxy=("*.proxies.example", "10.0.0.7"), runner=("10.0.0.7",)
+    )
+    for name, roles in {
+        "admin-1.EXAMPLE": {"admin"},
+        "one.proxies.example": {"proxy"},
+        "10.0.0.7": {"proxy", "runner"},
+        "a.b.proxies.example": set(),
+        "proxies.example": set(),
+        "xadmin-1.example": set(),
+        "client.example": set(),
+        "": set(),
+    }.items():
+        assert names.find_roles([name]) == roles
+    assert names.find_roles(["client.example", "admin-1.example"]) == {"admin"}
+
+
+def test_an_owner_at_a_host_that_is_no_node_is_not_called() -> None:
+    access = NodeAccess(names=NodeNames(admin=("admin.example",), runner=("runner.example",)))
+    for address in ("client.example:1", "admin.example:1", "unix:/run/socket"):
+        with pytest.raises(Unavailable, match="nothing was sent to it"):
+            access.open_owner_channel(address)

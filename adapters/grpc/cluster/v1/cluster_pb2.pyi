@@ -33,14 +33,16 @@ class PartitionRange(_message.Message):
     def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
 
 class RegisterProxyRequest(_message.Message):
-    __slots__ = ("proxy_id", "address", "position")
+    __slots__ = ("proxy_id", "address", "position", "push_key")
     PROXY_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    PUSH_KEY_FIELD_NUMBER: _ClassVar[int]
     proxy_id: str
     address: str
     position: int
-    def __init__(self, proxy_id: _Optional[str] = ..., address: _Optional[str] = ..., position: _Optional[int] = ...) -> None: ...
+    push_key: str
+    def __init__(self, proxy_id: _Optional[str] = ..., address: _Optional[str] = ..., position: _Optional[int] = ..., push_key: _Optional[str] = ...) -> None: ...
 
 class RegisterProxyResponse(_message.Message):
     __slots__ = ("interval_ms", "ttl_ms", "partitions", "position", "table")
