@@ -193,6 +193,11 @@ def _show_status(session: Session, current: "ProjectionStatus") -> None:
             for lag in current.lags
         ],
     )
+    for lag in current.lags:
+        if not lag.is_same_log:
+            out.line(
+                f"{lag.mailbox}: the log was replaced or cut since; rebuild with postroom project rebuild"
+            )
     if current.active is not None:
         out.line("followed: " + ("yes" if current.is_following else "no"))
     if current.parked:

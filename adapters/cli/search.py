@@ -128,7 +128,12 @@ def _show_table(session: Session, messages: "Sequence[FoundMessage]") -> None:
 
 
 def _note_lag(session: Session, projections: "Projections") -> None:
-    lag = sum(each.lag for each in projections.get_projection_status().lags)
+    lags = projections.get_projection_status().lags
+    if any(not each.is_same_log for each in lags):
+        session.out.note(
+            "The read models are of a log that was replaced or cut since; run postroom project rebuild."
+        )
+    lag = sum(each.lag for each in lags)
     if lag:
         session.out.note(
             f"The read models are {pluralize(lag, 'log record')} behind; run postroom project follow --once."

@@ -76,7 +76,7 @@ def read_anchors(file: Path, store: str, mailbox: str | None = None) -> list[Anc
     Arguments:
         mailbox: the mailbox whose anchors are returned; None for all.
 
-    Raises: the errors of `AnchorFile.read`; InvalidRequest if there are none; BrokenLog if a log is missing.
+    Raises: the errors of `AnchorFile.read`; InvalidRequest without anchors; BrokenLog if a log is missing.
     """
     anchors = [each for each in AnchorFile(file).read() if mailbox in (None, each.log)]
     if not anchors:

@@ -100,8 +100,8 @@ def _candidates_at(log: EventLogReader, job: RedriveJob, streams: AbstractSet[by
         message = fold_message(each for each in records if each.position <= job.cutoff)
         if message is None or not job.spec.covers_topic(message.topic):
             continue
-        chosen = job.spec.streams(log.mailbox, message.topic)
-        if is_dead(message) and (chosen is None or stream in chosen) and job.spec.covers_state(message):
+        named = job.spec.streams(log.mailbox, message.topic)
+        if is_dead(message) and (named is None or stream in named) and job.spec.covers_state(message):
             candidates.append(Candidate(message.last, message))
     return candidates
 

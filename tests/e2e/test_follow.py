@@ -9,6 +9,7 @@ import pytest
 
 from tests.e2e.conftest import SCRIPT, Postroom
 from tests.projections import following
+from tests.support.replaced_logs import cut
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -65,6 +66,19 @@ def test_without_read_models_it_says_what_to_do(postroom: Postroom) -> None:
     done = postroom("project", "follow", "--once", "--json")
     assert done.code == 3
     assert "postroom project rebuild" in done.error["message"]
+
+
+def test_a_log_that_was_replaced_ends_it_with_the_command_that_rebuilds(
+    postroom: Postroom, store: str
+) -> None:
+    postroom.ok("project", "follow", "--once", "--store", store)
+    cut(store, 0)
+    postroom.ok("send", "orders", "-", "--store", store, stdin=b"other")
+    done = postroom("project", "follow", "--once", "--store", store, "--json")
+    assert done.code == 5
+    assert "rebuild them with `postroom project rebuild`" in done.error["message"]
+    status = postroom.ok("project", "status", "--store", store)
+    assert "the log was replaced or cut since; rebuild with postroom project rebuild" in str(status)
 
 
 def test_a_port_that_is_taken_is_refused_in_one_sentence(postroom: Postroom) -> None:
