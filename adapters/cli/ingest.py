@@ -12,11 +12,12 @@ from postroom.adapters.cli.mapping import Headers, Id, Key, Time, record_mapping
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
 from postroom.adapters.cli.running import Reload, opened, running, topic_policies
 from postroom.adapters.cli.session import ARCHIVE_MAILBOX, Session
-from postroom.adapters.cli.settings import Settings
+from postroom.adapters.cli.settings import InvalidSettings, Settings
 from postroom.adapters.cli.values import WrongUsage
 from postroom.application.extras import explain_missing_extra
 from postroom.application.pluralize import pluralize
 from postroom.application.telemetry import logger
+from postroom.domain.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.ingest import IngestCounts, Ingester, Namespace
@@ -128,7 +129,10 @@ async def ingest(
 def _from_file(config: str, name: str | None) -> "Namespace":
     from postroom.adapters.compose.ingest import find_namespace, load_namespaces
 
-    return find_namespace(load_namespaces(config), name)
+    try:
+        return find_namespace(load_namespaces(config), name)
+    except InvalidRequest as error:
+        raise InvalidSettings(str(error)) from error
 
 
 def _from_flags(session: Session, namespace: str | None, flags: dict[str, str | None]) -> "Namespace":

@@ -28,6 +28,7 @@ from postroom.adapters.compose.serve import (
 )
 from postroom.application.extras import explain_missing_extra
 from postroom.application.service import Surface
+from postroom.domain.errors import InvalidRequest
 
 DEFAULT_HTTP = "127.0.0.1:8080"
 
@@ -135,7 +136,10 @@ def checked_access(session: Session) -> AbstractAsyncContextManager[Access]:
     """Return access by capabilities; raise InvalidRequest without a key, before anything is opened."""
     section = session.settings.section("access", AccessSection)
     keys = open_key_ring(session.store, section.key_file)
-    check_keys(keys.root_keys())
+    try:
+        check_keys(keys.root_keys())
+    except InvalidRequest as error:
+        raise InvalidSettings(str(error)) from error
     audit = session.settings.section("audit", AuditSettings)
     return open_access(session.store, key_file=section.key_file, settings=section.control(), audit=audit)
 

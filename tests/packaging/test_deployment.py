@@ -1,11 +1,15 @@
 """The files of `deploy/` are valid, agree with the commands, and grant nothing that they need not."""
 
 import json
+import os
 import re
+import secrets
 import shutil
+import socket
 import subprocess
 import sys
 from configparser import RawConfigParser
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -15,6 +19,7 @@ import typer
 
 from postroom.adapters.cli.main import build
 from tests.packaging.conftest import ROOT, TIMEOUT_SECONDS
+from tests.packaging.environments import Environment
 
 DEPLOY = ROOT / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
@@ -197,3 +202,86 @@ def test_the_health_check_follows_the_status_of_the_server() -> None:
         assert check(f"{url}/readyz") == 1
         server.shutdown()
     assert check(f"{url}/healthz") == 1
+
+
+STEPS = re.findall(
+    r"^(?:install|python3|runuser|systemctl|/opt/).*",
+    (ROOT / "docs" / "operations.md").read_text(),
+    re.MULTILINE,
+)
+"""Commands of the page on operations that install the units."""
+EXIT_SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def machine(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> "Machine":
+    """A machine on which the steps of the page were taken, in folders of its own."""
+    (extras,) = re.findall(r"pip install 'postroom\[([a-z,]+)\]'", "\n".join(STEPS))
+    machine = Machine(tmp_path_factory.mktemp("machine"), wheel, set(extras.split(",")))
+    for step in STEPS:
+        if step.startswith("runuser -u postroom -- "):
+            code, err = machine.run(step.removeprefix("runuser -u postroom -- "))
+            assert code == 0, err
+    return machine
+
+
+class Machine:
+    def __init__(self, folder: Path, wheel: Path, extras: set[str]) -> None:
+        self.folder = folder
+        self._environment = Environment(folder / "venv", wheel, extras)
+        (folder / "state").mkdir()
+        text = (DEPLOY / "postroom.toml").read_text().replace("/var/lib/postroom", str(folder / "state"))
+        (folder / "postroom.toml").write_text(re.sub(r"127\.0\.0\.1:8080", "127.0.0.1:0", text))
+
+    def run(self, command: str) -> tuple[int | None, str]:
+        """Run a command as systemd does; return its exit code, None if it was ready, and what it logged."""
+        command = command.replace("/opt/postroom", str(self.folder / "venv"))
+        command = command.replace("/etc/postroom", str(self.folder))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            address = f"\0postroom-test-{os.getpid()}-{secrets.token_hex(8)}"
+            manager.bind(address)
+            manager.settimeout(0.05)
+            process = subprocess.Popen(
+                command.split(),
+                cwd=self.folder / "state",
+                env={
+                    "PATH": os.defpath,
+                    "HOME": str(self.folder),
+                    "LANG": "C.UTF-8",
+                    "NOTIFY_SOCKET": f"@{address[1:]}",
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            is_ready = False
+            while not is_ready and process.poll() is None:
+                with suppress(TimeoutError):
+                    is_ready = b"READY=1" in manager.recv(4_096)
+            process.terminate()
+            out, _ = process.communicate(timeout=EXIT_SECONDS)
+        return None if is_ready else process.returncode, out
+
+
+def test_the_steps_of_installation_name_files_of_the_repository_and_the_extras_of_the_image() -> None:
+    sources = [step.partition(" && ")[0].split()[-2] for step in STEPS if " deploy/" in step]
+    assert sources
+    assert all(list(ROOT.glob(source)) for source in sources)
+    (extras,) = re.findall(r"postroom\[([a-z,]+)\]", "\n".join(STEPS))
+    (container,) = re.findall(r"foreach each,([a-z ]+),", (ROOT / "Makefile").read_text())
+    assert extras.split(",") == container.split()
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_a_unit_runs_on_a_fresh_machine_or_names_the_setting_that_it_needs(
+    machine: Machine, unit: Path
+) -> None:
+    start = section(unit, "Service")["ExecStart"].replace("%I", "shop:worker").replace("%i", "acme")
+    code, err = machine.run(start)
+    if command(unit) in ("serve", "project follow"):
+        assert code is None, err
+    else:
+        assert code == 2, err
+        assert re.search(r"set|add|named|can't be|required field", err), err
+    assert "Traceback" not in err
