@@ -19,7 +19,8 @@ from postroom.adapters.grpc.methods import CONTROL_PLANE, MEMBERSHIP
 from postroom.adapters.grpc.node_access import ROLES, NodeAccess
 from postroom.adapters.grpc.node_handlers import NodeCall, NodeHandlers
 from postroom.application.ports.control_plane import Heartbeat, LeaseAdmin, LeaseGrant, LeaseRequest
-from postroom.domain.errors import InvalidRequest, LeaseHeld, LeaseLost
+from postroom.domain.errors import Forbidden, InvalidRequest, LeaseHeld, LeaseLost
+from postroom.domain.names import check_address
 
 LEASE_METHODS: Mapping[str, Collection[str]] = {
     "acquire_lease": ("runner",),
@@ -47,7 +48,7 @@ def admin_handlers(
     Arguments:
         new_acquisition: returns a new UUID, for runners that send none.
     """
-    leases, members = _LeaseService(admin, new_acquisition), _MembershipService(admin)
+    leases, members = _LeaseService(admin, access, new_acquisition), _MembershipService(admin, access)
     return [
         NodeHandlers(
             {name: getattr(leases, name) for name in LEASE_METHODS}, CONTROL_PLANE, access, LEASE_METHODS
@@ -61,8 +62,9 @@ def admin_handlers(
 class _LeaseService:
     """The methods of `ControlPlane` that runners call; a refusal is an answer, as in RFC-049."""
 
-    def __init__(self, admin: LeaseAdmin, new_acquisition: Callable[[], object]) -> None:
+    def __init__(self, admin: LeaseAdmin, access: NodeAccess, new_acquisition: Callable[[], object]) -> None:
         self._admin = admin
+        self._access = access
         self._new_acquisition = new_acquisition
 
     async def acquire_lease(
@@ -74,6 +76,7 @@ class _LeaseService:
                 f"ttl_seconds must be from 0, for the TTL of the namespace, to {MAX_TTL_SECONDS}; it was "
                 f"{request.ttl_seconds}."
             )
+        _check_address(self._access, request.address, ("runner", "proxy"))
         try:
             grant = await self._admin.acquire_lease(
                 LeaseRequest(
@@ -137,13 +140,15 @@ class _LeaseService:
 class _MembershipService:
     """The methods of `Membership`."""
 
-    def __init__(self, admin: LeaseAdmin) -> None:
+    def __init__(self, admin: LeaseAdmin, access: NodeAccess) -> None:
         self._admin = admin
+        self._access = access
 
     async def register_proxy(
         self, request: pb.RegisterProxyRequest, call: NodeCall
     ) -> pb.RegisterProxyResponse:
         """Register a proxy."""
+        _check_address(self._access, request.address, ("proxy",))
         registration = await self._admin.register_proxy(
             request.proxy_id, request.address, request.position, request.push_key
         )
@@ -153,6 +158,7 @@ class _MembershipService:
         self, request: pb.RegisterRunnerRequest, call: NodeCall
     ) -> pb.RegisterRunnerResponse:
         """Register a runner."""
+        _check_address(self._access, request.address, ("runner", "proxy"))
         registration = await self._admin.register_runner(
             request.runner_id, request.proxy_id, request.address, tuple(request.mailbox_ids)
         )
@@ -185,6 +191,14 @@ class _MembershipService:
         """List proxies and runners."""
         members = await self._admin.list_members()
         return pb.ListMembersResponse(members=map(messages.write_member, members))
+
+
+def _check_address(access: NodeAccess, text: str, roles: Collection[str]) -> None:
+    """Raise Forbidden for an address of no node: proxies and clients would send tokens to it."""
+    if not access.is_node(check_address("address", text), roles):
+        raise Forbidden(
+            f"The host of the address {text} is no name of a {' or '.join(roles)} in nodes of [cluster]."
+        )
 
 
 def _write_grant(grant: LeaseGrant, call: NodeCall) -> None:

@@ -89,12 +89,16 @@ class NodeAccess:
         Raises: Unavailable when the host is no runner or proxy that the settings name: TLS proves only that
             the server has the name in its address, and a client's certificate may have that name.
         """
-        host = address if address.startswith("unix:") else split_address(address)[0]
-        if self._names is not None and not {"runner", "proxy"} & self._names.find_roles([host]):
+        if not self.is_node(address, ("runner", "proxy")):
             raise Unavailable(
                 f"{address} is no address of a runner or proxy in nodes of [cluster]; nothing was sent to it."
             )
         return self.open_channel(address, is_shared=False)
+
+    def is_node(self, address: str, roles: Collection[str]) -> bool:
+        """Return whether the host of an address is a name of a node of some roles, where nodes have names."""
+        host = address if address.startswith("unix:") else split_address(address)[0]
+        return self._names is None or not self._names.find_roles([host]).isdisjoint(roles)
 
     def check_caller(
         self, context: "grpc.aio.ServicerContext[object, object]", roles: Collection[str]

@@ -14,6 +14,7 @@ from postroom.adapters.compose.remote import ClientTls
 from postroom.adapters.compose.serve import Protection, ServerTls, TlsFiles
 from postroom.adapters.grpc.admin.v1 import control_plane_pb2 as admin_pb
 from postroom.adapters.grpc.channels import open_channel
+from postroom.adapters.grpc.cluster.v1 import cluster_pb2 as cluster_pb
 from postroom.adapters.grpc.methods import CONTROL_PLANE, MEMBERSHIP, METHODS, ROUTING
 from postroom.adapters.grpc.node_access import NodeAccess, NodeNames
 from postroom.adapters.memory.lease_store import MemoryLeaseStore
@@ -24,6 +25,7 @@ from tests.support.surfaces import served
 from tests.support.waiting import SECONDS, until
 
 MAILBOX = "victim@one"
+FOREIGN_ADDRESSES = ("client.test:1", "127.6.6.6:1", "admin.test:1", "unix:/run/socket")
 NAMES = NodeNames(admin=("admin.test",), proxy=("proxy.test",), runner=("runner.test",))
 CALLERS = (None, "client", "admin", "proxy", "runner")
 CODES = grpc.StatusCode
@@ -52,18 +54,24 @@ class Cluster(NamedTuple):
     addresses: dict[str, str]
     certificates: dict[str | None, ClientTls]
     proxy: Any
+    control_plane: Any
 
     async def ask(
-        self, server: str, caller: str | None, name: str, *metadata: tuple[str, str]
+        self,
+        server: str,
+        caller: str | None,
+        name: str,
+        *metadata: tuple[str, str],
+        request: Any = None,
     ) -> grpc.StatusCode:
-        """Make an empty call with the certificate of a caller; return the status."""
+        """Make a call, by default an empty one, with the certificate of a caller; return the status."""
         method = (METHODS if server == "runner" else ALL)[name]
         async with open_channel(
             self.addresses[server], self.certificates[caller], is_shared=False
         ) as channel:
             make: Any = channel.unary_stream if method.is_stream else channel.unary_unary
             call = make(method.path, method.request.SerializeToString, method.response.FromString)
-            request = method.request()
+            request = method.request() if request is None else request
             if name == "update_mailbox_route":
                 request = admin_pb.MailboxRouteUpdate(
                     mailbox_id=MAILBOX,
@@ -123,7 +131,14 @@ async def cluster(files: dict[str, str]) -> AsyncIterator[Cluster]:
         admins = [admin.url.partition("://")[2]]
         access = NodeAccess(tls=client("proxy"), names=NAMES)
         proxy = await enter(
-            serve_proxy("one", admins, "127.0.0.1:0", access=access, protection=server("proxy"))
+            serve_proxy(
+                "one",
+                admins,
+                "127.0.0.1:0",
+                access=access,
+                protection=server("proxy"),
+                address="proxy.test:7400",
+            )
         )
         await until(lambda: proxy.proxy.is_connected)
         place = await enter(controlled_mailbox())
@@ -137,7 +152,7 @@ async def cluster(files: dict[str, str]) -> AsyncIterator[Cluster]:
         )
         urls = {"admin": admin.url, "proxy": proxy.url, "runner": runner}
         addresses = {name: url.partition("://")[2] for name, url in urls.items()}
-        yield Cluster(addresses, certificates, proxy.proxy)
+        yield Cluster(addresses, certificates, proxy.proxy, admin.control_plane)
 
 
 async def test_each_method_is_for_the_nodes_of_some_roles(cluster: Cluster) -> None:
@@ -160,6 +175,33 @@ async def test_each_method_is_for_the_nodes_of_some_roles(cluster: Cluster) -> N
 
 async def test_the_matrix_has_all_methods_of_admins_and_proxies() -> None:
     assert {name for _, name in PERMITTED} == {*ALL}
+
+
+@pytest.mark.parametrize("address", FOREIGN_ADDRESSES)
+async def test_no_node_takes_a_lease_or_registers_at_an_address_that_is_no_nodes(
+    cluster: Cluster, address: str
+) -> None:
+    requests = {
+        "acquire_lease": admin_pb.AcquireLeaseRequest(
+            mailbox_id=MAILBOX,
+            runner_id="r",
+            proxy_id="one",
+            partition=partition_of(MAILBOX),
+            address=address,
+        ),
+        "register_runner": cluster_pb.RegisterRunnerRequest(runner_id="r", proxy_id="one", address=address),
+        "register_proxy": cluster_pb.RegisterProxyRequest(proxy_id="two", address=address),
+    }
+    for name, request in requests.items():
+        caller = "proxy" if name == "register_proxy" else "runner"
+        status = await cluster.ask("admin", caller, name, request=request)
+        assert status is CODES.PERMISSION_DENIED
+    members = await cluster.control_plane.list_members()
+    assert [each.id for each in members] == ["one"]
+    assert await cluster.control_plane.list_leases() == []
+    requests["acquire_lease"].address = "runner.test:1"
+    await cluster.ask("admin", "runner", "acquire_lease", request=requests["acquire_lease"])
+    assert [each.address for each in await cluster.control_plane.list_leases()] == ["runner.test:1"]
 
 
 async def test_mailboxes_ask_every_certificate_for_a_capability(cluster: Cluster) -> None:
