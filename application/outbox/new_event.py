@@ -172,8 +172,8 @@ def _correlation_id(id_: UUID, value: object, name: str) -> str | None:
 def _trace(new: NewEvent) -> Mapping[str, str]:
     """Return the trace context of an event as headers: its own, or the current one."""
     own = ((TRACEPARENT, new.traceparent), (TRACESTATE, new.tracestate), (BAGGAGE, new.baggage))
-    given = {name: value for name, value in own if value is not None}
-    return given if new.traceparent is not None else outgoing_headers() | given
+    headers = {name: value for name, value in own if value is not None}
+    return headers if new.traceparent is not None else outgoing_headers() | headers
 
 
 def _micros(id_: UUID, at: datetime, name: str) -> int:
