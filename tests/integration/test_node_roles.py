@@ -181,7 +181,7 @@ async def test_the_matrix_has_all_methods_of_admins_and_proxies() -> None:
 async def test_no_node_takes_a_lease_or_registers_at_an_address_that_is_no_nodes(
     cluster: Cluster, address: str
 ) -> None:
-    requests = {
+    requests: dict[str, Any] = {
         "acquire_lease": admin_pb.AcquireLeaseRequest(
             mailbox_id=MAILBOX,
             runner_id="r",
