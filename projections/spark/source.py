@@ -151,11 +151,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _check(self, offset: StreamOffset) -> None:
         """Check that the logs have the commits of an offset whose chain hashes are known."""
-        known = {name: _cursor(name, value) for name, value in offset.items() if isinstance(value, str)}
-        if not known:
+        cursors = {name: _cursor(name, value) for name, value in offset.items() if isinstance(value, str)}
+        if not cursors:
             return
         heads = heads_at(self._log, _positions(offset))
-        for name, cursor in known.items():
+        for name, cursor in cursors.items():
             difference = find_difference(cursor, heads.get(name))
             if difference is not None:
                 raise BrokenLog(
