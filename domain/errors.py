@@ -24,12 +24,12 @@
     │   └── Saturated              429 E_SATURATED, with retry_after_ms
     ├── IntegrityFailure           422 E_INTEGRITY
     │   └── BrokenLog              422 E_INTEGRITY, the log itself was altered
-    ├── UnusableStore              503 E_STORE, the store's format, file or rights must be changed first
     ├── ImplausibleClock           503 E_CLOCK, the wall clock is implausibly far ahead
     ├── BrokenProjection           500 E_PROJECTION, a defect in the code of a read model
     └── Unavailable                503 E_UNAVAILABLE, with retry_after_ms
         ├── MailboxClosed          503 E_UNAVAILABLE, this process closed it
         ├── UnusableServer         503 E_UNAVAILABLE, until rights, settings or tables are changed
+        │   └── UnusableStore      503 E_STORE, until its format, its file or its owner is another one
         ├── MailboxOwned           503 E_OWNED, another process owns the mailbox
         ├── DuplicateRecord        503 E_UNAVAILABLE, the log has the record's version of its stream
         ├── WrongPosition          503 E_WRONG_POSITION, another process appended
@@ -300,15 +300,6 @@ class BrokenLog(IntegrityFailure):
         self.position = position
 
 
-class UnusableStore(PostroomError):
-    """The store can't be used as it is: repetition does not help, an operator must change it or use another.
-
-    Its format is of another version, its file has another name, owner or mode, or a right is missing.
-    """
-
-    code = "E_STORE"
-
-
 class BrokenProjection(PostroomError):
     """The fold of a read model failed, or returned rows that its projection does not declare."""
 
@@ -336,6 +327,12 @@ class MailboxClosed(Unavailable):
 
 class UnusableServer(Unavailable):
     """A server or store can't be used until rights, settings or tables are changed; a retry doesn't help."""
+
+
+class UnusableStore(UnusableServer):
+    """A store has the format of another version, or its file has another name, owner or mode than it must."""
+
+    code = "E_STORE"
 
 
 class MailboxOwned(Unavailable):

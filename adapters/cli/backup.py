@@ -51,6 +51,26 @@ def verify(
     _show(session, manifest, folder, f"{folder}: intact")
 
 
+def import_store(
+    session: Session,
+    old: Annotated[str, Argument(metavar="OLD", help="SQLite file or postgresql:// URL of the old store.")],
+    new: Annotated[str, Argument(metavar="NEW", help="New SQLite file, or URL of a migrated database.")],
+) -> None:
+    """Bring over a store of the format before 23 November 2026 into a new one.
+
+    The old store is verified and not changed; no process may write it meanwhile. The new one is verified,
+    too. It has no read models yet.
+    """
+    from postroom.adapters.compose.import_store import import_store as import_
+
+    with session.out.progress("Importing", None) as advance:
+        names = import_(old, new, progress=lambda count: advance(0, f"{count:,} events"))
+    if session.out.as_json:
+        session.out.json({"store": new, "logs": names})
+    else:
+        session.out.line(f"{new}: {pluralize(len(names), 'log')} imported and verified")
+
+
 async def restore(
     session: Session,
     folder: Annotated[str, Argument(metavar="FOLDER", help="Folder of the backup.")],

@@ -10,7 +10,6 @@ from postroom.domain.errors import (
     Saturated,
     Unavailable,
     UnusableServer,
-    UnusableStore,
 )
 
 DONE, REFUSED, USAGE, NOTHING, TRY_AGAIN, INTEGRITY, DIFFERS = range(7)
@@ -34,7 +33,7 @@ HELP = "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in MEANI
 def exit_code(error: PostroomError) -> int:
     """Return the exit code for a kind of error."""
     match error:
-        case WrongUsage() | UnusableStore() | UnusableServer():
+        case WrongUsage() | UnusableServer():
             return USAGE
         case NotFound():
             return NOTHING

@@ -167,6 +167,7 @@ COMMANDS: Entries = {
         default="create",
     ),
     "restore": Command("backup:restore", OPERATIONS),
+    "import-store": Command("backup:import_store", OPERATIONS),
     "outbox": Group(
         "Transactional outbox of a service: relay its events, list and retry those that failed.",
         {

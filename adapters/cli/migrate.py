@@ -1,4 +1,4 @@
-"""`postroom migrate`: create and update the tables of PostgreSQL databases."""
+"""`postroom migrate`: create and update the tables of databases, and the format of SQLite stores."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +28,8 @@ def migrate(
     """Create or update the tables of PostgreSQL databases: a store, outbox and inbox, leases, a key store.
 
     Run it for a new database and after every update of Postroom, as a user with the right to create tables;
-    no other command creates any. A SQLite store needs no migration.
+    no other command creates any. A SQLite store is copied beside itself and updated, which its next owner
+    does otherwise.
     """
     from postroom.adapters.compose import is_database, shown_store
     from postroom.adapters.compose.postgres import (
@@ -38,8 +39,11 @@ def migrate(
         migrate_messaging,
         migrate_store,
     )
+    from postroom.adapters.compose.remote import is_remote
+    from postroom.adapters.compose.store import MEMORY, has_store
 
-    targets = [(session.store, migrate_store)] if is_database(session.store) else []
+    has_file = session.store != MEMORY and not is_remote(session.store) and has_store(session.store)
+    targets = [(session.store, migrate_store)] if has_file else []
     if messaging or session.settings.sections.get("messaging"):
         service = session.settings.section("messaging", MessagingSettings, {"database": messaging})
         targets.append((service.database, migrate_messaging))
@@ -51,8 +55,8 @@ def migrate(
         targets.append((keys, migrate_keys))
     if not targets:
         raise WrongUsage(
-            f"Nothing to migrate: the store {session.shown_store} is not a database; name one with "
-            "--store, --messaging, --leases or --keys postgresql://..."
+            f"Nothing to migrate: the store {session.shown_store} does not exist; name one with --store, or "
+            "a database with --store, --messaging, --leases or --keys postgresql://..."
         )
     results = [(shown_store(url), run(url, dry_run=dry_run)) for url, run in targets]
     if session.out.as_json:

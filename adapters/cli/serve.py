@@ -10,7 +10,7 @@ from typer import Option
 from postroom.adapters.cli.access_settings import AccessSection
 from postroom.adapters.cli.amnesia import enter_amnesia, report_loss
 from postroom.adapters.cli.lease import open_control_plane
-from postroom.adapters.cli.running import Reload, mailbox_settings, opened, running
+from postroom.adapters.cli.running import Reload, opened, running, topic_policies
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
 from postroom.adapters.compose.access import Access, CheckedAccess, check_keys, open_access, open_key_ring
@@ -196,7 +196,7 @@ async def _serve(
         session.out.flush()
         if isinstance(access, CheckedAccess):
             reloads = [*reloads, principal_quotas(access)]
-        async with running(session, stop.set, [mailbox_settings(session, mailbox), *reloads]):
+        async with running(session, stop.set, [topic_policies(session, mailbox), *reloads]):
             await stop.wait()
         session.out.note("Stopping.")
         if amnesia:

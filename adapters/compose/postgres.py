@@ -1,7 +1,13 @@
 """Migrations of stores, of the outbox and inbox tables, of leases, and of key stores."""
 
+import os
+from pathlib import Path
+
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
-from postroom.adapters.postgres.migrate import Migration, migrate
+from postroom.adapters.postgres.url import is_url
+from postroom.adapters.sql.migrations import Migration
+from postroom.adapters.sqlite.database import migrate
+from postroom.application.extras import explain_missing_extra
 
 __all__ = [
     "MessagingSettings",
@@ -14,20 +20,28 @@ __all__ = [
 
 
 def migrate_store(url: str, *, dry_run: bool = False) -> list[Migration]:
-    """Bring a PostgreSQL store up to this version; see `postroom.adapters.postgres.migrate.migrate`."""
-    return migrate(url, "store", dry_run=dry_run)
+    """Bring a store, which may be a file, up to this version; see the `migrate` of SQLite and PostgreSQL."""
+    if is_url(url):
+        return _migrate(url, "store", dry_run)
+    return migrate(Path(os.path.realpath(url)), dry_run=dry_run)
 
 
 def migrate_messaging(url: str, *, dry_run: bool = False) -> list[Migration]:
     """Bring outbox and inbox of a service's own database up to this version."""
-    return migrate(url, "messaging", dry_run=dry_run)
+    return _migrate(url, "messaging", dry_run)
 
 
 def migrate_leases(url: str, *, dry_run: bool = False) -> list[Migration]:
     """Bring a lease store up to this version."""
-    return migrate(url, "leases", dry_run=dry_run)
+    return _migrate(url, "leases", dry_run)
 
 
 def migrate_keys(url: str, *, dry_run: bool = False) -> list[Migration]:
     """Bring a key store of data subjects up to this version."""
-    return migrate(url, "keys", dry_run=dry_run)
+    return _migrate(url, "keys", dry_run)
+
+
+def _migrate(url: str, set_: str, dry_run: bool) -> list[Migration]:
+    with explain_missing_extra("postgres"):
+        from postroom.adapters.postgres.migrate import migrate as migrate_database
+    return migrate_database(url, set_, dry_run=dry_run)

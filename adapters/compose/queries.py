@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from functools import cache
 from pathlib import Path
 
 from postroom.adapters.compose import list_mailboxes, open_archive
@@ -13,6 +12,7 @@ from postroom.application.erasure.protection import Protection
 from postroom.application.erasure.settings import ErasureSettings
 from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.archived_log import ArchivedEventLog
+from postroom.application.mailbox.fold import fold
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.read_models import ReadModels
@@ -23,20 +23,18 @@ from postroom.application.queries.get_backlog import GetBacklog
 from postroom.application.queries.get_message import GetMessage
 from postroom.application.queries.get_projection_status import GetProjectionStatus
 from postroom.application.queries.get_table_stats import GetTableStats
+from postroom.application.queries.get_topic_policy import GetTopicPolicy
 from postroom.application.queries.group_dead_letters import GroupDeadLetters
 from postroom.application.queries.list_dead_letters import ListDeadLetters
 from postroom.application.queries.list_topics import ListTopics
 from postroom.application.queries.log_time import LogTime
-from postroom.application.queries.mailbox_past import read_settings
 from postroom.application.queries.peek_messages import PeekMessages, WhyEmpty
 from postroom.application.queries.search_messages import SearchMessages
 from postroom.application.queries.simulate_policy import SimulatePolicy
 from postroom.application.queries.time_travel import StateAt
 from postroom.application.queries.verify import VerifyLog
-from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox, check_topic
-from postroom.domain.policy import TopicPolicy
-from postroom.domain.settings import MailboxSettings, resolve_policy
-from postroom.domain.subject_policy import SubjectPolicy
+from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
+from postroom.domain.settings import MailboxSettings
 
 
 class Reader:
@@ -50,6 +48,7 @@ class Reader:
         self.explain_message = ExplainMessage(log, now)
         state_at = StateAt(log, now)
         self.get_backlog = GetBacklog(state_at)
+        self.get_topic_policy = GetTopicPolicy(lambda: fold(log))
         self.list_dead_letters = ListDeadLetters(state_at, log)
         self.list_topics = ListTopics(state_at)
         self.peek_messages = PeekMessages(state_at, log, protection)
@@ -59,11 +58,7 @@ class Reader:
 
     def get_settings(self) -> MailboxSettings:
         """Return the settings of the mailbox; see `Settings.get_settings`."""
-        return read_settings(self.log)
-
-    def get_topic_policy(self, topic: str) -> TopicPolicy:
-        """Return the policy of a topic; see `Mailbox.get_topic_policy`."""
-        return resolve_policy(self.get_settings(), check_topic(topic))
+        return fold(self.log).settings
 
 
 class Projections:
@@ -119,22 +114,9 @@ def read_projections(
     """
     read_models = open_read_models(store, source)
     try:
-        protection = None if erasure is None else open_protection(erasure)
-        if protection is not None:
-            protection.read_topics = cache(lambda: _subject_policies(store))
-        yield Projections(read_models, protection)
+        yield Projections(read_models, None if erasure is None else open_protection(erasure))
     finally:
         read_models.close()
-
-
-def _subject_policies(store: str) -> dict[str, SubjectPolicy]:
-    """Return by mailbox and topic for which subjects the messages of a store are encrypted."""
-    policies: dict[str, SubjectPolicy] = {}
-    for name in list_mailboxes(store):
-        with read_mailbox(store, name) as reader:
-            topics = reader.get_settings().subject_policies
-            policies |= {f"{name} {topic}": policy for topic, policy in topics.items()}
-    return policies
 
 
 def open_read_models(store: str, source: str | None = None) -> ReadModels:

@@ -8,7 +8,7 @@ from postroom.adapters.postgres.database import Connection, connect, shown, unav
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.sql.statements import statements
 from postroom.application.diagnosis import Finding, clock_finding
-from postroom.domain.errors import Unavailable
+from postroom.domain.errors import UnusableServer
 
 MIN_VERSION = 140_000
 FULL_SHARE = 0.8
@@ -65,7 +65,7 @@ def _check_version(connection: Connection, url: str, name: str) -> Iterator[Find
 def _check_migrations(connection: Connection, url: str, set_: str, name: str) -> Finding:
     try:
         check_connection(connection, url, set_)
-    except Unavailable as error:
+    except UnusableServer as error:
         finding, _, advice = str(error).partition("; ")
         return Finding(f"{name} tables", "failure", finding, advice[:1].upper() + advice[1:])
     return Finding(f"{name} tables", "ok", "those of this version")

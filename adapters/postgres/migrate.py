@@ -5,58 +5,33 @@ A set is a folder under `migrations/`: `store` (the event log), `messaging` (out
 edited afterwards. Nothing else in Postroom changes a schema.
 
 A database is migrated before the processes that use it are replaced. So a migration must be compatible with
-the previous release: it adds, and removes only what that release no longer uses.
+the previous release: it adds, and removes only what that release no longer uses. One that grows the format of
+the store is not (ADR 0101): the processes of the previous release are stopped before it.
 """
 
-import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from functools import cache
-from hashlib import sha256
-from importlib.resources import files
-from typing import NamedTuple
 
 import psycopg
 from psycopg import sql
 
 from postroom.adapters.postgres.database import Connection, connect, shown, unavailable
+from postroom.adapters.sql.migrations import Migration, read_migrations
 from postroom.adapters.sql.statements import statements
-from postroom.domain.errors import InvalidRequest, Unavailable, UnusableServer
+from postroom.application.mailbox.format import RECORDS, check_format
+from postroom.domain.errors import Unavailable, UnusableServer, UnusableStore
 
 LOCK_TIMEOUT = "60s"
 SCHEMAS = {"keys": "postroom_keys", "leases": "postroom", "store": "postroom"}
 """The schema of a set's tables; sets without one use the search path."""
 _SQL = statements("postroom.adapters.postgres", "migrate.sql")
-_FILE = re.compile(r"(\d{4})_(\w+)\.sql")
+_LOG_OF_RECORDS = "ffbe2165c1a35b71cb7d4bf1006747e3b1f4bee2a021203beac774d8c51614b2"
+"""Checksum of the first migration before commits, the only one that was edited after it was released."""
 
 
-class Migration(NamedTuple):
-    """One step of a set: its number and name, the hash of its text, and the text."""
-
-    set: str
-    number: int
-    name: str
-    checksum: str
-    text: str
-
-
-@cache
 def migrations(set_: str) -> tuple[Migration, ...]:
-    """Return the migrations of a set in their order.
-
-    Raises: InvalidRequest when there is no such set.
-    """
-    folder = files("postroom.adapters.postgres").joinpath("migrations")
-    sets = sorted(each.name for each in folder.iterdir() if each.is_dir())
-    if set_ not in sets:
-        raise InvalidRequest(f"There is no set of migrations {set_!r}; the sets are {', '.join(sets)}.")
-    steps = []
-    for file in folder.joinpath(set_).iterdir():
-        if match := _FILE.fullmatch(file.name):
-            text = file.read_text("utf-8")
-            checksum = sha256(text.encode()).hexdigest()
-            steps.append(Migration(set_, int(match[1]), match[2], checksum, text))
-    return tuple(sorted(steps))
+    """Return the migrations of a set; see `read_migrations`."""
+    return read_migrations("postroom.adapters.postgres", set_)
 
 
 def migrate(url: str, set_: str, *, target: int | None = None, dry_run: bool = False) -> list[Migration]:
@@ -68,7 +43,8 @@ def migrate(url: str, set_: str, *, target: int | None = None, dry_run: bool = F
         dry_run: change nothing.
 
     Returns: the migrations that were applied, or would be.
-    Raises: Unavailable when the database can't be used, or has migrations that differ from these.
+    Raises: Unavailable when the database can't be used, UnusableStore when it has migrations that differ from
+        these, or the format of a newer version.
     """
     with closing(connect(url, "postroom migrate")) as connection, unavailable(url):
         if dry_run:
@@ -85,7 +61,7 @@ def migrate(url: str, set_: str, *, target: int | None = None, dry_run: bool = F
 def check(url: str, set_: str) -> None:
     """Check that a database has all migrations of a set.
 
-    Raises: Unavailable when migrations are missing.
+    Raises: UnusableServer when migrations are missing, UnusableStore when they are of another version.
     """
     with closing(connect(url, "postroom")) as connection:
         check_connection(connection, url, set_)
@@ -124,17 +100,19 @@ def _pending(
         ahead: number of later, unknown migrations that are tolerated in the database.
     """
     ours = {migration.number: migration for migration in migrations(set_)}
-    applied = _applied(connection, set_)
+    applied = _applied(connection, url, set_)
     for number, name, checksum in applied:
         if number not in ours:
             if number <= max(ours) + ahead:
                 continue
-            raise Unavailable(
+            raise UnusableStore(
                 f"The database {shown(url)} has the migration {set_}/{number:04d}_{name}, which this version "
                 "of Postroom does not have; install the version that migrated it, or a later one."
             )
+        if checksum == _LOG_OF_RECORDS:
+            check_format(shown(url), RECORDS)
         if ours[number].checksum != checksum:
-            raise Unavailable(
+            raise UnusableStore(
                 f"The migration {set_}/{number:04d}_{name} differs from the one applied to {shown(url)}; "
                 "migrations must not be edited, so reinstall a released version of Postroom."
             )
@@ -142,11 +120,14 @@ def _pending(
     return [ours[number] for number in sorted(ours) if len(applied) < number <= last]
 
 
-def _applied(connection: Connection, set_: str) -> list[tuple[int, str, str]]:
+def _applied(connection: Connection, url: str, set_: str) -> list[tuple[int, str, str]]:
     table = _table(set_)
     exists = connection.execute(_SQL["find_table"], {"table": table.as_string(connection)}).fetchone()
     if exists == (None,):
         return []
+    if set_ == "store":
+        for number, version in connection.execute(sql.SQL(_SQL["format"]).format(table=table)).fetchall():
+            check_format(shown(url), number, version)
     return connection.execute(sql.SQL(_SQL["applied"]).format(table=table), {"set": set_}).fetchall()
 
 

@@ -25,5 +25,8 @@ CREATE TABLE IF NOT EXISTS {table} (
 -- name: applied
 SELECT number, name, checksum FROM {table} WHERE set = %(set)s ORDER BY number;
 
+-- name: format
+SELECT number, name FROM {table} WHERE set = 'format' ORDER BY number DESC LIMIT 1;
+
 -- name: record
 INSERT INTO {table} (set, number, name, checksum) VALUES (%(set)s, %(number)s, %(name)s, %(checksum)s);

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from msgspec.structs import astuple
 
-from postroom.adapters.sql.statements import read_text, statements
+from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import connect_reader, create_file, open_file
 from postroom.adapters.sqlite.event_log import SqliteEventLog
+from postroom.adapters.sqlite.format import create_tables
 from postroom.adapters.sqlite.store_file import has_file
 from postroom.application.mailbox.compression import compress
 from postroom.application.ports.backup import MailboxHead, RecordedRow
@@ -21,7 +22,7 @@ from postroom.domain.errors import NotFound, Unavailable
 STEP_PAGES = 2_000
 """Pages that are copied between two calls of `progress`, 8 MB."""
 OUTBOX = "outbox_messages"
-STORE_TABLES = ("mailbox_names", "log", "log_index", "snapshot", "seal", OUTBOX)
+STORE_TABLES = ("mailbox_names", "log", "log_index", "snapshot", "seal", "store_format", OUTBOX)
 """Tables of Postroom; a file may have others of its user."""
 _SQL = statements("postroom.adapters.sqlite", "backup.sql")
 _CREATE_OUTBOX = statements("postroom.adapters.sql", "mailbox_outbox.sql")["create_in_sqlite"]
@@ -197,7 +198,7 @@ def loading(path: Path) -> Iterator[SqliteStoreLoader]:
         create_file(path)
         with closing(open_file(path, "rw", isolation_level=None)) as connection:
             connection.execute("PRAGMA synchronous = OFF")
-            connection.executescript(read_text("postroom.adapters.sqlite", "schema.sql"))
+            create_tables(connection)
             connection.execute("PRAGMA journal_mode = OFF")  # after a failure the file is removed
             connection.execute("BEGIN")
             yield SqliteStoreLoader(path, connection)

@@ -8,7 +8,8 @@ from threading import Lock
 from typing import Any, Literal
 from weakref import WeakSet
 
-from postroom.adapters.sql.statements import read_text
+from postroom.adapters.sql.migrations import Migration
+from postroom.adapters.sqlite.format import check_store, create_tables, migrate_tables, pending, read_format
 from postroom.adapters.sqlite.store_file import (
     FileId,
     check_reader,
@@ -89,23 +90,44 @@ class _FrozenConnection(_Connection):
 
 
 def create(path: Path, *, can_shrink: bool = False) -> None:
-    """Create the store file with its tables if it is missing, with mode 0600 (RFC-037).
+    """Create the store file with its tables if it is missing, with mode 0600 (RFC-037), or migrate it.
 
     Arguments:
         can_shrink: enable incremental vacuum, so that freed space can be reclaimed, at a small cost per
             append; an existing file is not changed.
 
-    Raises: Unavailable when the file can't be created or is not a SQLite file.
+    Raises: Unavailable when the file can't be created or is not a SQLite file, UnusableStore when it has the
+        format of another version.
     """
     try:
         create_file(path)
         with closing(connect(path, can_shrink=can_shrink)) as connection:
-            connection.executescript(read_text("postroom.adapters.sqlite", "schema.sql"))
+            current = check_store(connection, path)
+            if current is None:
+                create_tables(connection)
+            elif pending(current):
+                migrate_tables(connection, path, connect_reader)
     except (OSError, sqlite3.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise Unavailable(
             f"The store {path} can't be opened: {reason}. Check the path and its permissions."
         ) from error
+
+
+def migrate(path: Path, *, dry_run: bool = False) -> list[Migration]:
+    """Bring an existing store to the format of this version; otherwise the next owner does.
+
+    Arguments:
+        dry_run: change nothing.
+
+    Returns: the migrations that were applied, or would be.
+    Raises: as `create`.
+    """
+    with closing(connect_reader(path)) as connection:
+        steps = pending(read_format(connection))
+    if steps and not dry_run:
+        create(path)
+    return steps
 
 
 def create_file(path: Path) -> None:
@@ -147,12 +169,19 @@ def connect(
 def connect_reader(path: Path) -> sqlite3.Connection:
     """Open a read-only connection; readers and the writer don't block each other.
 
-    Raises: UnusableStore as `check_reader` and `is_frozen`.
+    Raises: UnusableStore as `check_reader` and `is_frozen`, and for a store in the format of another version.
     """
     check_reader(path)
     mode: Mode = "ro&immutable=1" if is_frozen(path) else "ro"
     connection = open_file(path, mode, isolation_level=None, check_same_thread=False)
-    return _configure(connection, f"busy_timeout = {BUSY_TIMEOUT_MS}")
+    _configure(connection, f"busy_timeout = {BUSY_TIMEOUT_MS}")
+    try:
+        with suppress(sqlite3.Error):  # the statement that follows says what is wrong
+            check_store(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 Mode = Literal["ro", "rw", "rwc", "ro&immutable=1"]

@@ -41,3 +41,10 @@ CREATE TABLE IF NOT EXISTS seal (
     position INTEGER NOT NULL,
     chain    BLOB NOT NULL
 ) STRICT;
+
+-- The format of this file, and the version of Postroom that wrote it first in that format.
+CREATE TABLE IF NOT EXISTS store_format (
+    id      INTEGER PRIMARY KEY CHECK (id = 1),
+    format  INTEGER NOT NULL,
+    version TEXT NOT NULL
+) STRICT;

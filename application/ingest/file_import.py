@@ -171,18 +171,18 @@ def map_message(message: SourceMessage, mapping: RecordMapping, *, has_places: b
         for name, value in message.headers.items()
         if not name.lower().startswith(RESERVED_PREFIXES) and name.lower() not in _OWN_HEADERS
     }
-    fields = {name.lower(): value for name, value in reversed(message.header_pairs)}
-    id_ = next((fields[name] for name in _ID_HEADERS if fields.get(name)), None)
+    given = {name.lower(): value for name, value in reversed(message.header_pairs)}
+    id_ = next((given[name] for name in _ID_HEADERS if given.get(name)), None)
     if id_ is None and has_places:
         id_ = _derive_id(f"{message.subject}\n{message.sequence}", message.data)
     new = _apply_mapping(document, message.data, mapping, id_)
-    trace = read_context(fields.get(TRACEPARENT))
+    trace = read_context(given.get(TRACEPARENT))
     return msgspec.structs.replace(
         new,
         sticky_key=new.sticky_key if mapping.key is not None else message.sticky_key,
-        content_type=new.content_type or fields.get(CONTENT_TYPE.lower()) or content_type,
-        correlation_id=new.correlation_id or fields.get(CORRELATION_ID.lower()),
-        causality_parent=fields.get(CAUSATION_ID.lower()),
+        content_type=new.content_type or given.get(CONTENT_TYPE.lower()) or content_type,
+        correlation_id=new.correlation_id or given.get(CORRELATION_ID.lower()),
+        causality_parent=given.get(CAUSATION_ID.lower()),
         trace_id=new.trace_id or (trace.trace_id if trace else None),
         span_id=new.span_id or (trace.span_id if trace else None),
         attrs=headers | dict(new.attrs),

@@ -180,6 +180,7 @@ def test_text_that_postgresql_cannot_hold_comes_back_as_it_was(store: Store, ope
 
 
 def test_a_file_that_is_no_database_is_reported_to_who_rebuilds(file: Path) -> None:
+    views_path(file).touch(0o600)
     views_path(file).write_bytes(b"not a database, but long enough to be taken for one" * 100)
     with pytest.raises(Unavailable, match=r"can't be used.*delete the file"), begin(file):
         pass
@@ -199,6 +200,7 @@ def test_what_a_killed_task_left_half_written_is_passed_over(file: Path) -> None
 def test_a_file_of_an_earlier_release_is_built_beside_what_it_has(
     file: Path, read_models: OpenReadModels
 ) -> None:
+    views_path(file).touch(0o600)
     with closing(sqlite3.connect(views_path(file))) as connection:
         connection.execute(
             "CREATE TABLE projection (version INTEGER PRIMARY KEY AUTOINCREMENT, status TEXT, owner TEXT,"

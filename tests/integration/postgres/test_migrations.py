@@ -16,9 +16,10 @@ from postroom.adapters.compose import list_mailboxes, open_mailbox
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.postgres.database import connect
 from postroom.adapters.postgres.event_log import PostgresEventLog
-from postroom.adapters.postgres.migrate import SCHEMAS, Migration, check, migrate, migrations
+from postroom.adapters.postgres.migrate import SCHEMAS, check, migrate, migrations
+from postroom.adapters.sql.migrations import Migration
 from postroom.adapters.sql.transaction import for_psycopg
-from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
+from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable, UnusableServer, UnusableStore
 from tests.conformance.log_store import ONE
 from tests.conformance.records import append, mixed
 from tests.support.fixtures import CreateDatabase
@@ -99,7 +100,7 @@ def test_two_that_migrate_at_once_take_turns(empty_database: str) -> None:
 
 def test_both_sets_fit_in_one_database(empty_database: str) -> None:
     migrate(empty_database, "messaging")
-    with pytest.raises(Unavailable, match="lacks tables"):
+    with pytest.raises(UnusableServer, match="lacks tables"):
         check(empty_database, "store")
     migrate(empty_database, "store")
     check(empty_database, "messaging")
@@ -127,14 +128,14 @@ def test_a_set_that_is_none_is_refused(empty_database: str) -> None:
 
 async def test_a_database_that_was_not_migrated_says_what_to_run(empty_database: str) -> None:
     says = r"lacks tables of this version of Postroom; run `postroom migrate --store URL`"
-    with pytest.raises(Unavailable, match=says):
+    with pytest.raises(UnusableServer, match=says):
         list_mailboxes(empty_database)
-    with pytest.raises(Unavailable, match=says), read_mailbox(empty_database):
+    with pytest.raises(UnusableServer, match=says), read_mailbox(empty_database):
         pass
-    with pytest.raises(Unavailable, match=says):
+    with pytest.raises(UnusableServer, match=says):
         async with open_mailbox(empty_database):
             pass
-    with pytest.raises(Unavailable, match="--messaging URL"):
+    with pytest.raises(UnusableServer, match="--messaging URL"):
         check(empty_database, "messaging")
     assert catalog(empty_database) == []
 
@@ -142,7 +143,7 @@ async def test_a_database_that_was_not_migrated_says_what_to_run(empty_database:
 def test_an_edited_migration_is_refused(postgres_store: str) -> None:
     apply(postgres_store, "UPDATE postroom.postroom_migrations SET checksum = 'another' WHERE number = 1")
     for use in (lambda: check(postgres_store, "store"), lambda: migrate(postgres_store, "store")):
-        with pytest.raises(Unavailable, match="store/0001_log differs from the one applied to"):
+        with pytest.raises(UnusableStore, match="store/0001_log differs from the one applied to"):
             use()
 
 
@@ -163,13 +164,13 @@ async def test_this_version_runs_on_a_database_one_migration_ahead(postgres_stor
     with closing(PostgresEventLog(postgres_store, ONE, partition_positions=8)) as log:
         records = append(log, mixed(20, ONE))
         assert list(log.read()) == records
-    with pytest.raises(Unavailable, match="_later, which this version of Postroom does not have"):
+    with pytest.raises(UnusableStore, match="_later, which this version of Postroom does not have"):
         migrate(postgres_store, "store")
 
 
 def test_a_database_two_migrations_ahead_is_refused(postgres_store: str) -> None:
     pretend(postgres_store, ahead=2)
-    with pytest.raises(Unavailable, match="does not have; install the version that migrated it"):
+    with pytest.raises(UnusableStore, match="does not have; install the version that migrated it"):
         list_mailboxes(postgres_store)
 
 

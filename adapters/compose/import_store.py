@@ -1,0 +1,180 @@
+"""Bringing over stores of the format before commits (ADR 0101)."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from postroom.adapters.backup.folder import temporary_folder, writing
+from postroom.adapters.compose.store import has_store, open_store
+from postroom.adapters.files.durable import sync
+from postroom.adapters.postgres.url import is_url
+from postroom.adapters.sql.statements import statements
+from postroom.adapters.sqlite.backup import loading
+from postroom.adapters.sqlite.database import Mode, open_file
+from postroom.adapters.sqlite.store_file import check_reader, is_frozen
+from postroom.application.backup.copy_store import copy_store
+from postroom.application.backup.former_records import FormerLog
+from postroom.application.extras import explain_missing_extra
+from postroom.application.ports.backup import MailboxHead, RecordedRow, StoreLoader
+from postroom.application.ports.event_log import Seal, StoredSnapshot
+from postroom.application.queries.verify import VerifyLog
+from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry
+from postroom.domain.errors import InvalidRequest, NotFound
+from postroom.domain.names import is_mailbox
+
+_SQL = statements("postroom.adapters.sql", "former_store.sql")
+Query = Callable[[str], Iterable[tuple[Any, ...]]]
+"""Returns the rows of a statement."""
+
+
+class _FormerStore:
+    """The content of a store of the former format; see `StoreSnapshot`.
+
+    Arguments:
+        schema: prefix of its tables.
+    """
+
+    def __init__(self, query: Query, schema: str, *, has_outbox: bool) -> None:
+        self._query = query
+        self._schema = schema
+        self._has_outbox = has_outbox
+        self._ids = {name: int(id_) for id_, name in query(_SQL["mailboxes"].format(schema=schema))}
+        self._logs: dict[str, FormerLog] = {}
+
+    def heads(self) -> list[MailboxHead]:
+        """Return the logs with their last positions; see `StoreSnapshot.heads`."""
+        lasts = {name: next(iter(self._rows("last", name)))[0] for name in sorted(self._ids)}
+        return [MailboxHead(name, 1, last or 0, "", 0, 0) for name, last in lasts.items()]
+
+    def commits(self, mailbox: str) -> Iterator[Commit]:
+        """Yield the commits of a log; see `StoreSnapshot.commits`."""
+        self._logs[mailbox] = FormerLog(mailbox, self._rows("records", mailbox))
+        return self._logs[mailbox].commits()
+
+    def entries(self, mailbox: str) -> Iterator[IndexEntry]:
+        """Yield the entries of the index of the commits, which were read before."""
+        return self._logs[mailbox].entries()
+
+    def snapshots(self, mailbox: str) -> list[StoredSnapshot]:
+        """Return none: the next owner replays the log once."""
+        return []
+
+    def seal(self, mailbox: str) -> Seal | None:
+        """Return the end of the commits, which were read before, if the log was sealed."""
+        log = self._logs[mailbox]
+        return Seal(log.last, log.chain) if log.last and list(self._rows("seal", mailbox)) else None
+
+    def recorded_messages(self) -> Iterator[RecordedRow]:
+        """Yield the recorded messages; see `StoreSnapshot.recorded_messages`."""
+        if self._has_outbox:
+            yield from map(RecordedRow._make, self._query(_SQL["recorded_messages"]))
+
+    def _rows(self, statement: str, mailbox: str) -> Iterable[tuple[Any, ...]]:
+        base = self._ids[mailbox] * POSITIONS_PER_MAILBOX
+        return self._query(
+            _SQL[statement].format(schema=self._schema, base=base, top=base + POSITIONS_PER_MAILBOX)
+        )
+
+
+def import_store(old: str, new: str, progress: Callable[[int], None] = lambda _: None) -> list[str]:
+    """Copy a store of the format before commits into a new one, and verify that; the old one is not changed.
+
+    Arguments:
+        old: a SQLite file or `postgresql://...`; no process may write it.
+        new: a SQLite file that does not exist, or a `postgresql://...` that was migrated and is empty.
+        progress: called with the number of events copied.
+
+    Returns: the names of the logs.
+    Raises: InvalidRequest when the old store has another format or the new one is not empty, NotFound when
+        there is no old store, BrokenLog when a record was altered, Unavailable.
+    """
+    if not has_store(old):
+        raise NotFound(f"There is no store at {old}; name the file or the postgresql:// URL of one.")
+    with explain_missing_extra(), _reading(old) as store:
+        names = [head.mailbox for head in store.heads()]
+        copy = partial(copy_store, store, heads=store.heads(), progress=progress)
+        if is_url(new):
+            from postroom.adapters.postgres.restore import loading_store
+
+            with loading_store(new) as database:
+                _check_empty(new, database.mailboxes())
+                copy(database)
+            _verify(new, names)
+        else:
+            _write_file(Path(os.path.abspath(new)), names, copy)
+    return names
+
+
+def _write_file(path: Path, names: list[str], copy: Callable[[StoreLoader], None]) -> None:
+    if os.path.lexists(path):
+        _check_empty(str(path), ["a file"])
+    with writing(path), temporary_folder(path) as folder:
+        file = folder / "store.db"
+        with loading(file) as loader:
+            copy(loader)
+        _verify(str(file), names)
+        sync(file)
+        os.rename(file, path)
+        sync(path.parent)
+
+
+def _check_empty(store: str, existing: list[str]) -> None:
+    if existing:
+        raise InvalidRequest(
+            f"The store {open_store(store).where} is not empty ({', '.join(existing)}); name a new one."
+        )
+
+
+def _verify(store: str, names: list[str]) -> None:
+    for name in filter(is_mailbox, names):
+        with closing(open_store(store).existing_log(name)) as log:
+            VerifyLog(log)()
+
+
+@contextmanager
+def _reading(store: str) -> Iterator[_FormerStore]:
+    """Read a store of the former format at one moment, while the context lasts."""
+    with _reading_database(store) if is_url(store) else _reading_file(store) as (query, kind, schema):
+        if ("state",) not in list(query(_SQL[f"{kind}_columns"])):
+            raise InvalidRequest(
+                f"The store {open_store(store).where} does not have the format of before 23 November 2026; "
+                "use it as it is, or run `postroom migrate`."
+            )
+        has_outbox = next(iter(query(_SQL[f"{kind}_has_outbox"]))) != (0,)
+        yield _FormerStore(query, schema, has_outbox=has_outbox)
+
+
+_Source = tuple[Query, str, str]
+"""Query, kind of the database, and prefix of the tables."""
+
+
+@contextmanager
+def _reading_file(path: str) -> Iterator[_Source]:
+    file = Path(os.path.realpath(path))
+    check_reader(file)
+    mode: Mode = "ro&immutable=1" if is_frozen(file) else "ro"
+    with closing(open_file(file, mode, isolation_level=None)) as connection:
+        connection.execute("BEGIN")
+        yield connection.execute, "sqlite", ""
+
+
+@contextmanager
+def _reading_database(url: str) -> Iterator[_Source]:
+    from postroom.adapters.postgres.database import connect, unavailable
+
+    with (
+        closing(connect(url, "postroom import-store")) as connection,
+        unavailable(url),
+        connection.transaction(),
+    ):
+        connection.execute(_SQL["postgres_snapshot"].encode())
+
+        def query(statement: str) -> Iterator[tuple[Any, ...]]:
+            with connection.cursor(name="records") as cursor:  # on the server, as a log may be long
+                cursor.execute(statement.encode())
+                yield from cursor
+
+        yield query, "postgres", "postroom."
