@@ -275,7 +275,12 @@ async def test_minted_tokens_open_sessions_until_they_are_revoked(
             await control.open_session(facts["token"])
     capsys.readouterr()
     audit.audit(session(as_json=True))
-    (entry,) = document(capsys)["entries"]
+    entry, refusal = document(capsys)["entries"]
+    assert (refusal["operation"], refusal["topics"], refusal["outcome"]) == (
+        "send",
+        ["payments"],
+        "E_CAP_SCOPE",
+    )
     assert (entry["principal"], entry["capability"]) == ("shop", facts["nonce"])
     assert (entry["operation"], entry["topics"], entry["matches"]) == ("read-headers", ["orders"], 0)
     assert "text" in entry["criteria"]
