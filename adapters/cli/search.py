@@ -44,6 +44,8 @@ def search(
         count = _show_pages(session, projections, criteria, every, envelope)
         if not session.out.as_json:
             _note_lag(session, projections)
+            if criteria.match is not None:
+                _note_bodies(session, projections)
     return None if count else NOTHING
 
 
@@ -125,6 +127,16 @@ def _show_table(session: Session, messages: "Sequence[FoundMessage]") -> None:
         ],
         only_wide=("attempts",),
     )
+
+
+def _note_bodies(session: Session, projections: "Projections") -> None:
+    """Say which bodies were searched for words, and how to search others."""
+    active = projections.get_projection_status().active
+    if active is not None and not active.bodies.topics:
+        session.out.note(
+            'Only headers were searched: bodies are not indexed. To index them, set bodies = ["*"] '
+            "or topics under [search], and run postroom project rebuild."
+        )
 
 
 def _note_lag(session: Session, projections: "Projections") -> None:

@@ -24,7 +24,7 @@ from postroom.adapters.sql.tables import (
     projection_parked,
     tables_of,
 )
-from postroom.adapters.sql.version_row import to_cursors
+from postroom.adapters.sql.version_row import bodies_of, to_cursors
 from postroom.application.ports.dead_letters import (
     DeadLetterFilter,
     DeadLetterGroupFilter,
@@ -360,4 +360,5 @@ def _version(row: Row[Any]) -> Version:
         _decode_json(row.counts) if row.counts else {},
         _decode_json(row.seconds) if row.seconds else {},
         row.error,
+        bodies_of(row.plan),
     )

@@ -16,6 +16,7 @@ projection = Table(
     Column("version", BigInteger, primary_key=True),
     *(Column(name, Text) for name in ("status", "owner", "cuts", "counts", "seconds", "error", "models")),
     *(Column(name, BigInteger) for name in ("started_at", "finished_at")),
+    Column("plan", Text),
 )
 """All versions, with their status."""
 

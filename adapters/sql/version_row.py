@@ -28,6 +28,12 @@ def to_version(row: tuple[Any, ...]) -> Version:
     )
 
 
+def bodies_of(plan: str | None) -> BodyRules:
+    """Return the topics whose bodies a version searches for words, from its plan as JSON."""
+    settings = msgspec.json.decode(plan, type=_Plan) if plan else _Plan()
+    return msgspec.json.decode(settings.bodies, type=BodyRules)
+
+
 def to_cursors(rows: Iterable[tuple[Any, ...]]) -> dict[int, Cursor]:
     """Return the cursors of a version, by mailbox id, from rows of the catalog."""
     return {id_: Cursor(position, at, _chain(text, position), name) for id_, position, at, text, name in rows}

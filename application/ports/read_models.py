@@ -10,7 +10,7 @@ from postroom.application.ports.dead_letters import DeadLetters
 from postroom.application.ports.facets import SearchStatistics
 from postroom.application.ports.paging import DEFAULT_LIMIT, PageCursor, check_limit
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.search import EventFilter, FoundMessage, SearchPage, TableStats
+from postroom.domain.search import NO_BODIES, BodyRules, EventFilter, FoundMessage, SearchPage, TableStats
 
 SHOWN_PARKED = 5
 """Default number of parked records in a status."""
@@ -180,6 +180,7 @@ class Version(msgspec.Struct, frozen=True):
         status: building, active, retired (can be rolled back to), failed or dropped.
         owner: name of the process that built it. started_at, finished_at: wall clock, µs since 1970 UTC.
         counts: records read and rows built. seconds: how long each phase took.
+        bodies: topics whose bodies are searched for words.
     """
 
     version: int
@@ -190,6 +191,7 @@ class Version(msgspec.Struct, frozen=True):
     counts: dict[str, int]
     seconds: dict[str, float]
     error: str | None
+    bodies: BodyRules = NO_BODIES
 
 
 class ProjectionStatus(msgspec.Struct, frozen=True):

@@ -124,3 +124,20 @@ def test_read_models_in_clickhouse_answer_like_those_of_the_store(filled: Postro
     assert "omit --at and --archive" in refused.error["message"]
     refused = filled("search", "--from", "parquet:models", "--json")
     assert "parquet:... can't be queried; name clickhouse://" in refused.error["message"]
+
+
+def test_a_search_for_words_says_whether_bodies_are_indexed_and_how_to_index_them(postroom):
+    postroom.ok("send", "orders", "-", stdin=b"needle in the body")
+    postroom.ok("project", "rebuild", "--engine", "local")
+    missed = postroom("search", "--match", "needle")
+    assert missed.code == 3
+    note = missed.err.replace("\n", " ")
+    assert "bodies are not indexed" in note
+    assert 'set bodies = ["*"]' in note
+    (postroom.folder / "postroom.toml").write_text('[search]\nbodies = ["*"]\n')
+    still = postroom("search", "--match", "needle")  # the version was built without them
+    assert "bodies are not indexed" in still.err.replace("\n", " ")
+    postroom.ok("project", "rebuild", "--engine", "local")
+    found = postroom.ok("search", "--match", "needle")
+    assert "1 found" in found.err
+    assert "indexed" not in found.err
