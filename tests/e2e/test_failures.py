@@ -125,6 +125,7 @@ def test_an_edited_log_is_found(postroom):
 
 
 def test_a_file_that_is_no_store_is_one_clear_line(postroom):
+    postroom.store.touch(0o600)
     postroom.store.write_text("not a database, but long enough to be looked at as one " * 10)
 
     done = postroom("send", "orders", "x")

@@ -84,7 +84,7 @@ def after_restore(store: str, backup: str) -> str:
         is_old = verification.last == head.position + 2
     if is_old:
         return "old"
-    shutil.copyfile(SAVED, store)
+    shutil.copy(SAVED, store)
     return "new"
 
 
@@ -111,7 +111,7 @@ def attempt(interruption: str, action: str, number: int, *arguments: str) -> boo
 
 
 def main(interruption: str, action: str, *arguments: str) -> None:
-    shutil.copyfile(arguments[0], SAVED)
+    shutil.copy(arguments[0], SAVED)
     for number in range(100):
         if attempt(interruption, action, number, *arguments):
             print("done")

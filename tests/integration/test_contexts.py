@@ -182,6 +182,7 @@ def test_an_unreachable_database_is_reported_and_changes_no_counts(
 
 
 def test_a_file_of_read_models_that_is_none_says_so(tmp_path: Path, messaging_database: str) -> None:
+    views_path(tmp_path / "store.db").touch(0o600)
     views_path(tmp_path / "store.db").write_bytes(b"no database" * 100)
     with pytest.raises(Unavailable, match=r"store\.db-views"):
         context_backlogs(str(tmp_path / "store.db"), MessagingSettings(messaging_database, CONTEXT)).refresh()
