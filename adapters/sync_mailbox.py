@@ -26,9 +26,11 @@ from postroom.application.query_results import (
 from postroom.application.sync_redrives import SyncRedrives
 from postroom.domain.errors import Rejected, Unavailable
 from postroom.domain.mailbox.counts import TopicSummary
+from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.message import Receipt
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.settings import MailboxSettings, SettingsChanges
 
 T = TypeVar("T")
 
@@ -217,6 +219,18 @@ class SyncMailbox(SyncRedrives):
     def set_topic_policy(self, topic: str, policy: TopicPolicy, /) -> None:
         """Set the policy of a topic; see `Mailbox.set_topic_policy`."""
         self._run(self._open.set_topic_policy(topic, policy))
+
+    def get_settings(self) -> MailboxSettings:
+        """Return the settings; see `Mailbox.get_settings`."""
+        return self._run(self._open.get_settings())
+
+    def preview_settings(self, changes: SettingsChanges, /, *, replace: bool = False) -> SettingsPreview:
+        """Return what a change of settings would do; see `Mailbox.preview_settings`."""
+        return self._run(self._open.preview_settings(changes, replace=replace))
+
+    def set_settings(self, changes: SettingsChanges, /, *, replace: bool = False) -> bool:
+        """Change the settings; see `Mailbox.set_settings`."""
+        return self._run(self._open.set_settings(changes, replace=replace))
 
     def pause_topic(self, topic: str, /) -> None:
         """Pause a topic; see `Mailbox.pause_topic`."""

@@ -180,6 +180,27 @@ def sections_of(settings: MailboxSettings, topic: str) -> list[tuple[str, Sectio
     return [(name, settings.topics[name]) for name in names]
 
 
+def list_settings(settings: MailboxSettings) -> dict[str, object]:
+    """Return the value of each setting by its name, such as `policy.max_attempts`."""
+    values: dict[str, object] = {}
+    for prefix, fields in (("limits", settings.limits), (DEFAULT, settings.default_policy)):
+        values |= {f"{prefix}.{name}": value for name, value in msgspec.structs.asdict(fields).items()}
+    for pattern, section in settings.topics.items():
+        values |= {f"topics.{pattern}.{name}": value for name, value in section.items()}
+    return values | {
+        f"erasure.topics.{topic}": _shown(policy) for topic, policy in settings.subject_policies.items()
+    }
+
+
+def compare_settings(before: MailboxSettings, after: MailboxSettings) -> list[Difference]:
+    """Return the settings that differ; the value of a setting that one of them lacks is None."""
+    old, new = list_settings(before), list_settings(after)
+    names = (*old, *(name for name in new if name not in old))
+    return [
+        Difference(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)
+    ]
+
+
 def is_glob(pattern: str) -> bool:
     """Return whether a section is of the topics that match a glob, not of one topic."""
     return "*" in pattern

@@ -159,8 +159,8 @@ def _merge(outer: Flags, inner: Flags) -> Flags:
 
 
 def _run(command: str, flags: Flags, function: Callable[..., Any], arguments: dict[str, Any]) -> int:
-    def load() -> Settings:
-        return load_settings(flags, os.environ, flags["config"])
+    def load(file: str | None = None) -> Settings:
+        return load_settings(flags, os.environ, file or flags["config"])
 
     def check(changed: Settings) -> None:
         from postroom.adapters.cli.config import all_settings

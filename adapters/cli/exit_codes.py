@@ -22,7 +22,7 @@ MEANINGS = {
     NOTHING: "not found, or nothing to receive",
     TRY_AGAIN: "temporary failure, retry: saturated or unavailable",
     INTEGRITY: "stored data is not intact",
-    DIFFERS: "streams differ from their definitions (`streams diff`)",
+    DIFFERS: "settings or streams differ from the file (`apply --check`, `streams diff`)",
     INTERRUPTED: "interrupted by Ctrl-C",
     BROKEN_PIPE: "output pipe closed by its reader",
 }

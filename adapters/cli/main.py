@@ -108,8 +108,15 @@ COMMANDS: Entries = {
     "route": Group(
         "Routes to the runners of mailboxes: list them.", {"list": Command("lease:list_routes")}, OPERATIONS
     ),
+    "apply": Command("apply:apply", OPERATIONS),
     "mailbox": Group(
-        "Mailboxes of a store: list them.", {"list": Command("mailbox:list_mailboxes")}, OPERATIONS
+        "Mailboxes of a store: list them, show and change their settings.",
+        {
+            "list": Command("mailbox:list_mailboxes"),
+            "show": Command("mailbox:show"),
+            "set": Command("mailbox:set_settings"),
+        },
+        OPERATIONS,
     ),
     "topic": Group(
         "Topics: list them, pause and resume them, show and change their policies.",

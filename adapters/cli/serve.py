@@ -9,6 +9,7 @@ from typer import Option
 
 from postroom.adapters.cli.access_settings import AccessSection
 from postroom.adapters.cli.amnesia import enter_amnesia, report_loss
+from postroom.adapters.cli.apply import Apply
 from postroom.adapters.cli.lease import open_control_plane
 from postroom.adapters.cli.running import Reload, opened, running, topic_policies
 from postroom.adapters.cli.session import Session
@@ -89,6 +90,7 @@ def serve(
             help="Write nothing to disk; all messages are lost when the server stops.",
         ),
     ] = False,
+    apply: Apply = False,
 ) -> None:
     """Serve the mailbox over HTTP and gRPC, until interrupted.
 
@@ -112,7 +114,7 @@ def serve(
         raise InvalidSettings("[serve] has neither an http nor a grpc address; set one.")
     reloads = [tls_certificates(protection.tls)] if protection.tls is not None else []
     surfaces = _surfaces(session, settings, protection)
-    uvloop.run(_serve(session, surfaces, opening, reloads, amnesia=settings.amnesia))
+    uvloop.run(_serve(session, surfaces, opening, reloads, amnesia=settings.amnesia, apply=apply))
 
 
 def _surfaces(session: Session, settings: ServeSettings, protection: Protection) -> list[Surface]:
@@ -174,10 +176,11 @@ async def _serve(
     reloads: list[Reload],
     *,
     amnesia: bool,
+    apply: bool,
 ) -> None:
     stop = asyncio.Event()
     async with (
-        opened(lambda: session.use(create=True, amnesia=amnesia)) as mailbox,
+        opened(lambda: session.use(create=True, amnesia=amnesia, apply=apply)) as mailbox,
         opening as access,
         serve_mailbox(
             session.store,

@@ -63,7 +63,8 @@ class Session:
 
     Arguments:
         command: its name, shown to other processes that wait for the mailbox.
-        load: loads the settings again, from the same flags, environment and file.
+        load: loads the settings again, from the same flags and environment, and from the file that it is
+            called with or else the same file.
         check: raises InvalidSettings for an invalid section, even one that the command does not need.
         loaded: the settings as they were loaded, if the command changed some.
     """
@@ -75,14 +76,14 @@ class Session:
         out: Output,
         *,
         accept_clock: bool = False,
-        load: Callable[[], Settings] | None = None,
+        load: Callable[..., Settings] | None = None,
         check: Callable[[Settings], None] | None = None,
         loaded: Settings | None = None,
     ) -> None:
         self.command = command
         self.settings = settings
         self.out = out
-        self.load = load or (lambda: settings)
+        self.load = load or (lambda file=None: settings)
         self.check = check or (lambda _: None)
         self.loaded = loaded or settings
         self._accept_clock = accept_clock
@@ -208,6 +209,7 @@ class Session:
         amnesia: bool = False,
         owner_timeout_ms: int | None = None,
         gives_settings: bool = True,
+        apply: bool = False,
     ) -> AsyncIterator["SharedMailbox"]:
         """Use a mailbox until the context manager exits.
 
@@ -218,6 +220,7 @@ class Session:
             amnesia: forget settled messages; the store must be `memory:`.
             owner_timeout_ms: see `connect`; None takes its default.
             gives_settings: refuse a mailbox that has other settings than the file and the environment.
+            apply: make the settings of the mailbox equal to the file first, as `postroom apply` does.
 
         Raises: SettingsConflict; NotFound when they do not exist and `create` is false, or the store's folder
             does not exist.
@@ -232,7 +235,7 @@ class Session:
             self._check_folder()
         else:
             _check_mailbox(name, list_mailboxes(self.existing_store()), self.shown_store)
-        owner_settings = self.owner_settings(gives_settings=gives_settings)._replace(
+        owner_settings = self.owner_settings(gives_settings=gives_settings and not apply)._replace(
             mode=mode, amnesia=amnesia
         )
         async with share_mailbox(
@@ -242,6 +245,10 @@ class Session:
             owner_timeout_ms=owner_timeout_ms or OWNER_TIMEOUT_MS,
             settings=owner_settings,
         ) as shared:
+            if apply:
+                from postroom.adapters.cli.apply import apply_at_start
+
+                await apply_at_start(self, shared)
             yield shared
 
     def owner_settings(self, *, gives_settings: bool = True) -> "OwnerSettings":

@@ -207,9 +207,9 @@ def load_settings(
 
 def _make_section(base: TopicPolicy, changes: Mapping[str, object], where: str) -> dict[str, int | bool]:
     """Return the fields that a section of topics sets; raises as `make_policy`."""
-    fields = {f"{key}_ms" if f"{key}_ms" in base.__struct_fields__ else key for key in changes}
-    policy = make_policy(base, changes, where)
-    return {name: getattr(policy, name) for name in base.__struct_fields__ if name in fields}
+    fields = parse_fields(base, changes, where)
+    _validate(msgspec.structs.replace(base, **fields), where)
+    return fields
 
 
 def _check_pattern(pattern: str) -> str:
@@ -301,8 +301,17 @@ def _from_environment(table: str, environment: Mapping[str, str]) -> dict[str, s
 
 
 def _build(base: Struct, changes: Mapping[str, object], where: str) -> Struct:
+    return msgspec.structs.replace(base, **parse_fields(base, changes, where))
+
+
+def parse_fields(base: msgspec.Struct, changes: Mapping[str, object], where: str) -> dict[str, Any]:
+    """Return the values of some fields of a policy or of limits, whose bounds are not checked.
+
+    Arguments: as of `make_policy`.
+    Raises: InvalidSettings for an unknown field or a value of a wrong type.
+    """
     fields = base.__struct_fields__
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     for key, value in changes.items():
         name = f"{key}_ms" if f"{key}_ms" in fields else key
         if name not in fields:
@@ -311,7 +320,7 @@ def _build(base: Struct, changes: Mapping[str, object], where: str) -> Struct:
             values[name] = _boolean(value, f"{where}: {key}")
         else:
             values[name] = _number(key, value, f"{where}: {key}", is_duration=name.endswith("_ms"))
-    return msgspec.structs.replace(base, **values)
+    return values
 
 
 def _boolean(value: object, where: str) -> bool:

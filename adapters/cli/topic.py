@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 from typer import Argument
 
 from postroom.adapters.cli.remote import use_mailbox
@@ -13,6 +12,7 @@ from postroom.adapters.cli.values import format_duration, parse_pairs
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.names import describe_choices
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.settings import explain_policy
 
 if TYPE_CHECKING:
     from postroom.domain.mailbox.counts import TopicSummary
@@ -70,26 +70,36 @@ async def policy(
         Argument(metavar="[NAME=VALUE]...", help="Fields to change, such as visibility=30s max_attempts=3."),
     ] = None,
 ) -> None:
-    """Show the policy of a topic, or change it for its current and future messages."""
+    """Show the policy of a topic and the section that sets each field, or change it."""
     if changes and topic in session.settings.topics:
         raise InvalidRequest(
-            f'The policy of {topic} is set in {session.settings.file}; change [topics."{topic}"] there.'
+            f'The policy of {topic} is set in {session.settings.file}; change [topics."{topic}"] there, and '
+            "run postroom apply."
         )
     pairs = parse_pairs(changes or (), "Change")
-    if not pairs:
-        with session.read(session.mailbox) as reader:
-            current = reader.get_topic_policy(topic)
-            note_unknown_topic(session, topic, reader.list_topics())
-    else:
+    if pairs:
         async with use_mailbox(session, create=True) as postroom:
             base = await postroom.get_topic_policy(topic)
-            current = make_policy(base, pairs, f"The policy of {topic}")
-            await postroom.set_topic_policy(topic, current)
-    facts = msgspec.to_builtins(current)
+            await postroom.set_topic_policy(topic, make_policy(base, pairs, f"The policy of {topic}"))
+            if session.is_remote:
+                current = await postroom.get_topic_policy(topic)
+                session.out.result({"topic": topic, "policy": current}, f"The policy of {topic} is changed")
+                return
+    with session.read(session.mailbox) as reader:
+        fields = explain_policy(reader.get_settings(), topic)
+        topics = reader.list_topics()
     if session.out.as_json:
-        session.out.json({"topic": topic, "policy": facts})
-    else:
-        session.out.facts((_short(name), _shown(name, value)) for name, value in facts.items())
+        facts = {name: each.value for name, each in fields.items()}
+        sections = {name: each.section for name, each in fields.items()}
+        session.out.json({"topic": topic, "policy": facts, "sections": sections})
+        return
+    if not pairs:
+        note_unknown_topic(session, topic, topics)
+    rows = [(_short(name), _shown(name, each.value), each.section) for name, each in fields.items()]
+    session.out.table(("field", "value", "section"), rows)
+    waiting = next((each.shards_in_use for each in topics if each.topic == topic), None)
+    if waiting is not None:
+        session.out.note(f"{topic} uses {waiting} shards until its messages are settled.")
 
 
 def note_unknown_topic(session: Session, topic: str | None, topics: "Iterable[TopicSummary]") -> None:

@@ -29,6 +29,7 @@ from postroom.application.queries.list_dead_letters import ListDeadLetters
 from postroom.application.queries.list_topics import ListTopics
 from postroom.application.queries.log_time import LogTime
 from postroom.application.queries.peek_messages import PeekMessages, WhyEmpty
+from postroom.application.queries.preview_settings import PreviewSettings
 from postroom.application.queries.search_messages import SearchMessages
 from postroom.application.queries.simulate_policy import SimulatePolicy
 from postroom.application.queries.time_travel import StateAt
@@ -49,6 +50,7 @@ class Reader:
         state_at = StateAt(log, now)
         self.get_backlog = GetBacklog(state_at)
         self.get_topic_policy = GetTopicPolicy(lambda: fold(log))
+        self.preview_settings = PreviewSettings(log, now, lambda: fold(log))
         self.list_dead_letters = ListDeadLetters(state_at, log)
         self.list_topics = ListTopics(state_at)
         self.peek_messages = PeekMessages(state_at, log, protection)

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import grpc
 import uuid_utils
 
+from postroom.domain.settings import MailboxSettings, SettingsChanges
+from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.adapters.grpc import messages
 from postroom.adapters.grpc.channels import open_channel
 from postroom.adapters.grpc.metadata import MAILBOX_KEY, write_text
@@ -218,6 +220,23 @@ class GrpcTransport(GrpcRedrives):
         request = pb.SetTopicPolicyRequest(topic=topic)
         messages.write_result(policy, request.policy)
         await self._call("set_topic_policy", request)
+
+    async def get_settings(self) -> MailboxSettings:
+        """Return the settings of the mailbox."""
+        response = await self._call("get_settings", pb.GetSettingsRequest())
+        return messages.read_struct(response.settings, MailboxSettings)
+
+    async def preview_settings(self, changes: SettingsChanges, replace: bool) -> SettingsPreview:
+        """Return what a change of settings would do."""
+        request = pb.PreviewSettingsRequest(replace=replace)
+        messages.write_result(changes, request.changes)
+        return messages.read_result(await self._call("preview_settings", request), SettingsPreview)
+
+    async def set_settings(self, changes: SettingsChanges, replace: bool) -> bool:
+        """Change settings."""
+        request = pb.SetSettingsRequest(replace=replace)
+        messages.write_result(changes, request.changes)
+        return bool((await self._call("set_settings", request)).changed)
 
     async def pause_topic(self, topic: str) -> None:
         """Pause a topic."""

@@ -22,11 +22,13 @@ READS = frozenset(
         "backlog",
         "explain",
         "get",
+        "get_settings",
         "get_topic_policy",
         "info",
         "list_dead_letters",
         "list_topics",
         "peek",
+        "preview_settings",
         "query",
     }
 )

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError, Message
-from google.protobuf.struct_pb2 import Struct
+from google.protobuf.struct_pb2 import ListValue, Struct
 
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.messages import MessageDelivery, NewMessage, read_receipt, write_receipt
@@ -120,6 +120,17 @@ def read_result(message: Message, result: type[T]) -> T:
     return msgspec.convert(_as_builtins(message), result)
 
 
+def read_struct(message: Struct, kind: type[T]) -> T:
+    """Return the struct of a request or response that has the form of its JSON.
+
+    Raises: InvalidRequest naming what is wrong.
+    """
+    try:
+        return msgspec.convert(_as_builtins(message), kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"The {kind.__name__} is invalid: {error}.") from None
+
+
 def public_envelope(blob: bytes) -> bytes:
     """Return a stored envelope without the publisher's auth token; empty if its bytes were altered."""
     try:
@@ -202,7 +213,7 @@ def write_moment(at: Moment, moment: pb.Moment) -> None:
 def _as_builtins(message: Message) -> dict[str, Any]:
     """Return all fields of a message by name; those that may be absent and are, as None."""
     if isinstance(message, Struct):
-        return {name: _number(value) for name, value in message.items()}
+        return {name: _plain(value) for name, value in message.items()}
     values: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
@@ -218,6 +229,10 @@ def _as_builtins(message: Message) -> dict[str, Any]:
     return values
 
 
-def _number(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """Return a value of a Struct, whose numbers are floats, with whole numbers as ints."""
+    if isinstance(value, Struct):
+        return _as_builtins(value)
+    if isinstance(value, ListValue):
+        return [_plain(each) for each in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 import grpc
 import msgspec
 
+from postroom.domain.settings import SettingsChanges
 from postroom.adapters.grpc import messages
 from postroom.adapters.grpc.metadata import MEMBERS_KEY, read_metadata, read_number
 from postroom.adapters.grpc.redrive_service import RedriveService
@@ -283,6 +284,27 @@ class MailboxService(RedriveService):
         async with self._fence.admit(_generation(call)):
             await call.mailbox.set_topic_policy(request.topic, policy)
         return pb.SetTopicPolicyResponse()
+
+    async def get_settings(self, request: pb.GetSettingsRequest, call: Call) -> pb.GetSettingsResponse:
+        """Return the settings of the mailbox."""
+        response = pb.GetSettingsResponse()
+        messages.write_result(await call.mailbox.get_settings(), response.settings)
+        return response
+
+    async def preview_settings(
+        self, request: pb.PreviewSettingsRequest, call: Call
+    ) -> pb.PreviewSettingsResponse:
+        """Return what a change of settings would do."""
+        changes = messages.read_struct(request.changes, SettingsChanges)
+        preview = await call.mailbox.preview_settings(changes, replace=request.replace)
+        return messages.write_result(preview, pb.PreviewSettingsResponse())
+
+    async def set_settings(self, request: pb.SetSettingsRequest, call: Call) -> pb.SetSettingsResponse:
+        """Change settings."""
+        changes = messages.read_struct(request.changes, SettingsChanges)
+        async with self._fence.admit(_generation(call)):
+            changed = await call.mailbox.set_settings(changes, replace=request.replace)
+        return pb.SetSettingsResponse(changed=changed)
 
     async def delete_old_events(
         self, request: pb.DeleteOldEventsRequest, call: Call

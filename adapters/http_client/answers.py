@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from postroom.domain.settings import MailboxSettings
 from postroom.application.messages import MessageDelivery, Sent, read_receipt
 from postroom.application.query_results import DeadLetter, HistoryEntry, MessageDetail, PeekedMessage
 from postroom.application.remote_errors import rebuild_error
@@ -198,6 +199,18 @@ class Policy(msgspec.Struct, frozen=True):
     """Policy set for a topic; None when the default policy applies."""
 
     policy: TopicPolicy | None
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Settings of the mailbox."""
+
+    settings: MailboxSettings
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """Whether a change of settings changed anything."""
+
+    changed: bool
 
 
 class Info(msgspec.Struct, frozen=True):

@@ -14,6 +14,8 @@ import uuid_utils
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector, UnixConnector
 from yarl import URL
 
+from postroom.domain.settings import MailboxSettings, SettingsChanges
+from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.adapters.http_client import answers
 from postroom.adapters.http_client.redrives import HttpRedrives
 from postroom.adapters.sockets.client_tls import ClientFiles, explain_tls_failure, make_client_context
@@ -184,6 +186,20 @@ class HttpTransport(HttpRedrives):
     async def set_topic_policy(self, topic: str, policy: TopicPolicy) -> None:
         """Set the policy of a topic."""
         await self._call("PUT", f"/v1/topics/{_segment(topic)}/policy", answers.Ok, body=policy)
+
+    async def get_settings(self) -> MailboxSettings:
+        """Return the settings of the mailbox."""
+        return (await self._get("/v1/settings", answers.Settings)).settings
+
+    async def preview_settings(self, changes: SettingsChanges, replace: bool) -> SettingsPreview:
+        """Return what a change of settings would do."""
+        body = {"changes": changes, "replace": replace}
+        return await self._post("/v1/settings/preview", body, SettingsPreview)
+
+    async def set_settings(self, changes: SettingsChanges, replace: bool) -> bool:
+        """Change settings."""
+        body = {"changes": changes, "replace": replace}
+        return (await self._call("PUT", "/v1/settings", answers.Changed, body=body)).changed
 
     async def pause_topic(self, topic: str) -> None:
         """Pause a topic."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.adapters.http_server import query_schemas, schemas
 from postroom.adapters.http_server.handlers import MessageHandlers
 from postroom.adapters.http_server.queries import OperatorHandlers, QueryHandlers, StateHandlers
@@ -241,6 +242,31 @@ def _operators(operators: OperatorHandlers) -> Sequence[Route]:
             schemas.Ok,
             TopicPolicy,
             examples=({"visibility_ms": 30_000, "max_attempts": 10}, _OK),
+        ),
+        Route(
+            "GET",
+            "/v1/settings",
+            operators.get_settings,
+            "Return the settings of the mailbox: limits, default policy, and sections of topics.",
+            query_schemas.Settings,
+        ),
+        Route(
+            "PUT",
+            "/v1/settings",
+            operators.set_settings,
+            "Change settings of the mailbox; they stay whoever owns it.",
+            query_schemas.Changed,
+            query_schemas.ChangeSettings,
+            examples=({"changes": {"topics": {"payments.*": {"max_attempts": 3}}}}, {"changed": True}),
+        ),
+        Route(
+            "POST",
+            "/v1/settings/preview",
+            operators.preview_settings,
+            "Return what a change of settings would do at once, without making it.",
+            SettingsPreview,
+            query_schemas.ChangeSettings,
+            examples=({"changes": {"default_policy": {"dead_capacity": 1_000}}}, None),
         ),
         Route(
             "PUT",

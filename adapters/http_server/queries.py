@@ -150,6 +150,21 @@ class OperatorHandlers:
         await call.mailbox.set_topic_policy(call.path["topic"], policy)
         return json_reply(schemas.Ok())
 
+    async def get_settings(self, call: Call) -> Reply:
+        """Return the settings of the mailbox."""
+        return json_reply(query_schemas.Settings(await call.mailbox.get_settings()))
+
+    async def preview_settings(self, call: Call) -> Reply:
+        """Return what a change of settings would do."""
+        body: query_schemas.ChangeSettings = call.body
+        return json_reply(await call.mailbox.preview_settings(body.changes, replace=body.replace))
+
+    async def set_settings(self, call: Call) -> Reply:
+        """Change settings."""
+        body: query_schemas.ChangeSettings = call.body
+        changed = await call.mailbox.set_settings(body.changes, replace=body.replace)
+        return json_reply(query_schemas.Changed(changed))
+
     async def pause(self, call: Call) -> Reply:
         """Pause a topic."""
         await call.mailbox.pause_topic(call.path["topic"])

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from postroom.domain.settings import MailboxSettings, SettingsChanges
 from postroom.adapters.http_server.schemas import MAX_BATCH, Limit, Name, Position, Text
 from postroom.application.query_results import DeadLetter, DlqProfile, PeekedMessage
 from postroom.domain.mailbox.counts import TopicSummary
@@ -264,6 +265,25 @@ class Policy(msgspec.Struct, frozen=True):
     """Policy set for a topic; null when the default policy applies."""
 
     policy: TopicPolicy | None
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Settings of the mailbox, which are the same whoever owns it."""
+
+    settings: MailboxSettings
+
+
+class ChangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Change of settings; `replace` gives everything that it leaves out its default."""
+
+    changes: SettingsChanges
+    replace: bool = False
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """Whether a change of settings changed anything."""
+
+    changed: bool
 
 
 class Ready(msgspec.Struct, frozen=True):

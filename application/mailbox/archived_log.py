@@ -104,6 +104,10 @@ class ArchivedEventLog(Records):
         """Return the size of the log without its archive; see `EventLogReader.size`."""
         return self._log.size()
 
+    def position_at_size(self, size: int) -> int:
+        """Return a position of the log without its archive; see `EventLogReader.position_at_size`."""
+        return self._log.position_at_size(size)
+
     def head(self) -> Head | None:
         """Return the end of the log; see `EventLogReader.head`."""
         head = self._log.head()

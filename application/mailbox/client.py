@@ -9,6 +9,8 @@ from functools import partial
 from time import time_ns
 from typing import TypeVar
 
+from postroom.domain.settings import MailboxSettings, SettingsChanges
+from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.application.mailbox.batches import MAX_ITEMS, split_batches
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
 from postroom.application.mailbox.outgoing import send_outgoing
@@ -198,6 +200,22 @@ class MailboxClient(RedriveClient):
         check_topic(topic)
         checked = check_type("policy", policy, TopicPolicy).validate()
         await self._repeat(lambda: self._transport.set_topic_policy(topic, checked))
+
+    async def get_settings(self) -> MailboxSettings:
+        """Return the settings; see `Mailbox.get_settings`."""
+        return await self._repeat(self._transport.get_settings)
+
+    async def preview_settings(
+        self, changes: SettingsChanges, /, *, replace: bool = False
+    ) -> SettingsPreview:
+        """Return what a change of settings would do; see `Mailbox.preview_settings`."""
+        checked = check_type("changes", changes, SettingsChanges), check_type("replace", replace, bool)
+        return await self._repeat(lambda: self._transport.preview_settings(*checked))
+
+    async def set_settings(self, changes: SettingsChanges, /, *, replace: bool = False) -> bool:
+        """Change the settings; see `Mailbox.set_settings`."""
+        checked = check_type("changes", changes, SettingsChanges), check_type("replace", replace, bool)
+        return await self._repeat(lambda: self._transport.set_settings(*checked))
 
     async def pause_topic(self, topic: str, /) -> None:
         """Pause a topic; see `Mailbox.pause_topic`."""

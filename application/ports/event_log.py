@@ -95,6 +95,12 @@ class CommitReader(Protocol):
     def size(self) -> LogSize:
         """Return the size of the log, index included."""
 
+    def position_at_size(self, size: int) -> int:
+        """Return the end of the commit through which the oldest commits take about `size` bytes, or 0.
+
+        Fast if `size` is a fraction of the log. If the first commit alone is larger, returns its end.
+        """
+
     def close(self) -> None:
         """Release connections and files; closing twice is fine."""
 
@@ -156,12 +162,6 @@ class EventLog(EventLogReader, Protocol):
         """Remove up to `limit` commits that end at or before `through`, oldest first.
 
         Returns: the number of positions removed.
-        """
-
-    def position_at_size(self, size: int) -> int:
-        """Return the end of the commit through which the oldest commits take about `size` bytes, or 0.
-
-        Fast if `size` is a fraction of the log. If the first commit alone is larger, returns its end.
         """
 
     def reclaim_space(self, limit: int) -> int:

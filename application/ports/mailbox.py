@@ -7,6 +7,7 @@ from typing import Protocol
 from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
 from postroom.application.messages import NewMessage, ReceivedMessage, Sent
 from postroom.application.ports.redrives import Redrives
+from postroom.application.ports.settings import Settings
 from postroom.application.query_results import (
     Backlog,
     DeadLetter,
@@ -22,7 +23,7 @@ from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, Topi
 from postroom.domain.search import EventFilter, SearchPage
 
 
-class Mailbox(Redrives, Protocol):
+class Mailbox(Redrives, Settings, Protocol):
     """The commands and queries of one mailbox; every adapter passes `tests/conformance/mailbox.py`.
 
     All of them raise InvalidRequest for an argument of a wrong type or out of range, Saturated when a limit

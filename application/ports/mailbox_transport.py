@@ -3,6 +3,8 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
+from postroom.domain.settings import MailboxSettings, SettingsChanges
+from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.application.messages import MessageDelivery, NewMessage, Sent
 from postroom.application.query_results import (
     Backlog,
@@ -83,6 +85,15 @@ class MailboxTransport(Protocol):
 
     async def set_topic_policy(self, topic: str, policy: TopicPolicy) -> None:
         """Set the policy of a topic."""
+
+    async def get_settings(self) -> MailboxSettings:
+        """Return the settings of the mailbox."""
+
+    async def preview_settings(self, changes: SettingsChanges, replace: bool) -> SettingsPreview:
+        """Return what a change of settings would do."""
+
+    async def set_settings(self, changes: SettingsChanges, replace: bool) -> bool:
+        """Change settings; return whether that changed anything."""
 
     async def pause_topic(self, topic: str) -> None:
         """Pause a topic."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from postroom.application.mailbox.retention import HEADROOM
-from postroom.application.ports.event_log import EventLog
+from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.arguments import check_type
 from postroom.domain.mailbox.settings_effects import SettingsEffect, SettingsPreview, effects_on_topics
 from postroom.domain.mailbox.state import Mailbox
@@ -14,9 +14,9 @@ from postroom.domain.settings import MailboxSettings, SettingsChanges, change_se
 
 
 class PreviewSettings:
-    """A query for the effects of a change of settings, by the mailbox's owner."""
+    """A query for the effects of a change of settings."""
 
-    def __init__(self, log: EventLog, now: Callable[[], int], state: Callable[[], Mailbox]) -> None:
+    def __init__(self, log: EventLogReader, now: Callable[[], int], state: Callable[[], Mailbox]) -> None:
         """Take the log, and sources of its log time in µs and of the mailbox's state."""
         self._log = log
         self._now = now

@@ -878,6 +878,58 @@ class SetTopicPolicyResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class GetSettingsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetSettingsResponse(_message.Message):
+    __slots__ = ("settings",)
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    settings: _struct_pb2.Struct
+    def __init__(self, settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+
+class PreviewSettingsRequest(_message.Message):
+    __slots__ = ("changes", "replace")
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    changes: _struct_pb2.Struct
+    replace: bool
+    def __init__(self, changes: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., replace: _Optional[bool] = ...) -> None: ...
+
+class PreviewSettingsResponse(_message.Message):
+    __slots__ = ("before", "after", "effects")
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    EFFECTS_FIELD_NUMBER: _ClassVar[int]
+    before: _struct_pb2.Struct
+    after: _struct_pb2.Struct
+    effects: _containers.RepeatedCompositeFieldContainer[SettingsEffect]
+    def __init__(self, before: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., after: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., effects: _Optional[_Iterable[_Union[SettingsEffect, _Mapping]]] = ...) -> None: ...
+
+class SettingsEffect(_message.Message):
+    __slots__ = ("topic", "effect", "count")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    EFFECT_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    effect: str
+    count: int
+    def __init__(self, topic: _Optional[str] = ..., effect: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class SetSettingsRequest(_message.Message):
+    __slots__ = ("changes", "replace")
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    changes: _struct_pb2.Struct
+    replace: bool
+    def __init__(self, changes: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., replace: _Optional[bool] = ...) -> None: ...
+
+class SetSettingsResponse(_message.Message):
+    __slots__ = ("changed",)
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    changed: bool
+    def __init__(self, changed: _Optional[bool] = ...) -> None: ...
+
 class TopicPolicy(_message.Message):
     __slots__ = ("shards", "shard_capacity", "visibility_ms", "max_attempts", "backoff_base_ms", "backoff_max_ms", "replay_window_ms", "replay_capacity", "ready_retention_ms", "in_flight_retention_visibilities", "dead_retention_ms", "dead_capacity", "priorities", "priority_aging_ms")
     SHARDS_FIELD_NUMBER: _ClassVar[int]

@@ -1,0 +1,178 @@
+"""`postroom apply`: make a mailbox, and the streams of NATS, equal to the settings file."""
+
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from typer import Argument, Option
+
+from postroom.adapters.cli.exit_codes import DIFFERS, REFUSED
+from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.settings import FILE, InvalidSettings
+from postroom.adapters.cli.values import exact_duration
+from postroom.application.pluralize import pluralize
+from postroom.domain.errors import Difference, InvalidRequest, NotFound
+from postroom.domain.mailbox.settings_effects import Effect, SettingsEffect, SettingsPreview
+from postroom.domain.settings import MailboxSettings, SettingsChanges, change_settings, compare_settings
+
+if TYPE_CHECKING:
+    from postroom.application.ports.settings import Settings
+
+Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")]
+Apply = Annotated[
+    bool, Option("--apply", help="Make the settings of the mailbox equal to the settings file first.")
+]
+
+_EFFECTS: dict[Effect, str] = {
+    "dead_letters_expired": "expire now",
+    "keys_forgotten": "are forgotten now",
+    "attempts_used": "become dead letters when their delivery fails",
+    "records_removed": "are removed by retention",
+    "shards_wait": "must settle before the new number of shards is used",
+}
+_ITEMS: dict[Effect, str] = {
+    "dead_letters_expired": "dead letter",
+    "keys_forgotten": "idempotency key",
+    "records_removed": "log record",
+}
+
+
+async def apply(
+    session: Session,
+    file: Annotated[
+        str | None, Argument(metavar="[FILE]", help="Settings file; default --config, or ./postroom.toml.")
+    ] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the changes, and make none.")] = False,
+    check: Annotated[
+        bool, Option("--check", help="Show the changes, make none, and exit with code 6 if there are any.")
+    ] = False,
+    yes: Yes = False,
+) -> int:
+    """Make the settings of the mailbox, and the streams of NATS, equal to the settings file.
+
+    The mailbox gets [limits], [policy], [topics] and the topics of [erasure]; what the file leaves out gets
+    its default. It is created if it does not exist. Streams and consumers are created and updated as by
+    streams apply.
+    """
+    if file is not None:
+        session = session.with_settings(session.load(file))
+    if session.settings.file is None:
+        raise InvalidSettings(f"There is no settings file {FILE} to apply; name one.")
+    if dry_run or check:
+        preview = await _preview(session)
+        show_preview(session, preview)
+        differs = preview.before != preview.after
+        if _has_streams(session):
+            from postroom.adapters.cli.streams import diff
+
+            differs |= bool(await diff(session))
+        return DIFFERS if check and differs else 0
+    async with session.use(create=True, gives_settings=False) as mailbox:
+        if not await change(session, mailbox, _file_settings(session), replace=True, yes=yes):
+            return REFUSED
+    if _has_streams(session):
+        from postroom.adapters.cli.streams import apply as apply_streams
+
+        return await apply_streams(session, yes=yes)
+    return 0
+
+
+async def apply_at_start(session: Session, mailbox: "Settings") -> None:
+    """Make the settings of the mailbox equal to the file, and note what changed.
+
+    Raises: InvalidRequest for a change by which something is lost.
+    """
+    preview = await mailbox.preview_settings(_file_settings(session), replace=True)
+    if preview.losses:
+        raise InvalidRequest(
+            f"--apply would lose data: {'; '.join(map(describe_effect, preview.losses))}. Run postroom apply "
+            "to confirm it, or change the settings file."
+        )
+    await mailbox.set_settings(_file_settings(session), replace=True)
+    for each in compare_settings(preview.before, preview.after):
+        session.out.note(f"{each.name} changed from {_shown(each, 1)} to {_shown(each, 2)}.")
+
+
+async def change(
+    session: Session, mailbox: "Settings", changes: SettingsChanges, *, replace: bool = False, yes: bool
+) -> bool:
+    """Show a change of settings and make it; ask before anything is lost.
+
+    Returns: False if the answer was no.
+    Raises: InvalidRequest if something would be lost, and nobody can be asked.
+    """
+    preview = await mailbox.preview_settings(changes, replace=replace)
+    show_preview(session, preview)
+    if preview.losses and not yes:
+        if session.out.as_json or not sys.stdin.isatty():
+            losses = "; ".join(map(describe_effect, preview.losses))
+            raise InvalidRequest(
+                f"Nothing was changed, as this would lose data: {losses}. To confirm, add --yes."
+            )
+        if not typer.confirm("Apply these changes?", err=True):
+            session.out.note("Nothing was changed.")
+            return False
+    await mailbox.set_settings(changes, replace=replace)
+    return True
+
+
+def show_preview(session: Session, preview: SettingsPreview) -> None:
+    """Show the settings that a change changes, and its effects."""
+    differences = compare_settings(preview.before, preview.after)
+    if session.out.as_json:
+        facts = {"mailbox": session.mailbox, "effects": preview.effects}
+        changes = [{"name": name, "current": current, "new": new} for name, current, new in differences]
+        session.out.json(facts | {"changes": changes})
+        return
+    if not differences:
+        session.out.line(f"{session.mailbox} has these settings already.")
+        return
+    rows = [(each.name.removesuffix("_ms"), _shown(each, 1), _shown(each, 2)) for each in differences]
+    session.out.table(("setting", "current", "new"), rows)
+    for effect in preview.effects:
+        session.out.note(f"{describe_effect(effect)}.")
+
+
+def describe_effect(effect: SettingsEffect) -> str:
+    """Return an effect of a change of settings as a clause."""
+    items = pluralize(effect.count, _ITEMS.get(effect.effect, "message"))
+    where = "" if effect.topic is None else f" of {effect.topic}"
+    return f"{items}{where} {_EFFECTS[effect.effect]}"
+
+
+def show_value(name: str, value: object) -> str | None:
+    """Return the value of a setting as a settings file may have it; None if it is unset."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return str(value).lower()
+    return exact_duration(int(str(value))) if name.endswith("_ms") else str(value)
+
+
+def _shown(difference: Difference, side: int) -> str:
+    return show_value(difference.name, difference[side]) or "unset"
+
+
+async def _preview(session: Session) -> SettingsPreview:
+    """Return what `apply` would do, without owning or creating the mailbox."""
+    from postroom.adapters.compose import list_mailboxes
+
+    changes = _file_settings(session)
+    with suppress(NotFound):
+        if session.mailbox in list_mailboxes(session.existing_store()):
+            with session.read(session.mailbox) as reader:
+                return await reader.preview_settings(changes, replace=True)
+    return SettingsPreview(MailboxSettings(), change_settings(MailboxSettings(), changes))
+
+
+def _file_settings(session: Session) -> SettingsChanges:
+    erasure = session.erasure_settings()
+    return msgspec.structs.replace(
+        session.settings.mailbox_settings(), subject_policies={} if erasure is None else erasure.topics
+    )
+
+
+def _has_streams(session: Session) -> bool:
+    return any(session.settings.sections.get(name) for name in ("streams", "consumers"))

@@ -1,0 +1,200 @@
+"""`postroom apply` and `postroom mailbox`: the settings of a mailbox become what the file says."""
+
+import pytest
+
+from tests.e2e.conftest import Postroom
+from tests.e2e.test_streams import SEA, Streams
+
+FILE = """
+[policy]
+max_attempts = 3
+[topics."payments.*"]
+visibility = "1m"
+max_attempts = 4
+[topics."payments.eu"]
+shards = 2
+"""
+CHANGES = [
+    {"name": "policy.max_attempts", "current": 5, "new": 3},
+    {"name": "topics.payments.*.visibility_ms", "current": None, "new": 60_000},
+    {"name": "topics.payments.*.max_attempts", "current": None, "new": 4},
+    {"name": "topics.payments.eu.shards", "current": None, "new": 2},
+]
+WORKER = """
+from postroom import Worker
+worker = Worker()
+@worker.consumer("payments.eu")
+def handle(data: bytes) -> None: ...
+"""
+
+
+def write(postroom: Postroom, text: str, name: str = "postroom.toml") -> None:
+    (postroom.folder / name).write_text(text)
+
+
+def fail(postroom: Postroom, count: int) -> None:
+    """Make dead letters."""
+    for number in range(count):
+        postroom.ok("send", "mail", str(number))
+    received = postroom.ok("recv", "mail", "--json", "--max", str(count)).lines
+    postroom.ok("nack", *(each["receipt"] for each in received))
+
+
+def test_the_settings_file_is_applied_before_the_first_message_and_names_the_section_of_each_value(
+    postroom: Postroom,
+) -> None:
+    write(postroom, FILE)
+
+    applied = postroom.ok("apply", "--json").json
+
+    assert applied == {"mailbox": "main@local", "effects": [], "changes": CHANGES}
+    shown = postroom.ok("topic", "policy", "payments.eu", "--json").json
+    fields = {name: (shown["policy"][name], section) for name, section in shown["sections"].items()}
+    assert fields["max_attempts"] == (4, "payments.*")
+    assert fields["visibility_ms"] == (60_000, "payments.*")
+    assert fields["shards"] == (2, "payments.eu")
+    assert fields["dead_capacity"] == (100_000, "policy")
+    postroom.ok("send", "payments.eu", "1")
+    assert postroom.ok("apply", "--json").json["changes"] == []
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--check"])
+def test_a_dry_run_and_a_check_show_the_changes_and_make_none(postroom: Postroom, option: str) -> None:
+    write(postroom, FILE, "other.toml")
+    code = {"--dry-run": 0, "--check": 6}[option]
+
+    first = postroom("apply", "other.toml", option, "--json")
+    existed = postroom.store.exists()
+    postroom.ok("send", "mail", "1")
+    log = postroom.ok("log", "show", "--json").out
+    second = postroom("apply", "other.toml", option, "--json")
+
+    assert not existed
+    assert [(each.code, each.json["changes"]) for each in (first, second)] == [(code, CHANGES)] * 2
+    assert postroom.ok("log", "show", "--json").out == log
+    postroom.ok("apply", "other.toml")
+    assert postroom("apply", "other.toml", "--check").code == 0
+
+
+def test_what_the_file_leaves_out_gets_its_default(postroom: Postroom) -> None:
+    write(postroom, FILE)
+    postroom.ok("apply")
+    write(postroom, "[policy]\nmax_attempts = 3\n")
+
+    postroom.ok("apply")
+
+    settings = postroom.ok("mailbox", "show", "--json").json["settings"]
+    assert settings["topics"] == {}
+    assert settings["default_policy"]["max_attempts"] == 3
+
+
+def test_apply_without_a_settings_file_changes_nothing(postroom: Postroom) -> None:
+    postroom.ok("mailbox", "set", "policy.max_attempts=3")
+
+    refused = postroom("apply", "--json")
+
+    assert refused.code == 2
+    assert refused.error["message"] == "There is no settings file postroom.toml to apply; name one."
+    assert postroom.ok("mailbox", "show", "--json").json["settings"]["default_policy"]["max_attempts"] == 3
+
+
+def test_a_command_whose_file_differs_is_refused_until_the_file_is_applied(postroom: Postroom) -> None:
+    postroom.ok("send", "mail", "1")
+    write(postroom, '[policy]\nvisibility = "1m"\n')
+    write(postroom, WORKER, "tasks.py")
+
+    refusals = [
+        postroom(*command, "--json")
+        for command in (("send", "mail", "2"), ("work", "tasks:worker", "--once"), ("recv", "mail"))
+    ]
+
+    message = (
+        "Mailbox main@local has other settings than those given: policy.visibility_ms is 30000, not 60000. "
+        "Leave them out to use what is stored; to change it, run `postroom mailbox set "
+        "policy.visibility_ms=60000` or `postroom apply`."
+    )
+    assert [(each.code, each.error["message"]) for each in refusals] == [(1, message)] * 3
+    postroom.ok("backlog")
+    postroom.ok("apply")
+    postroom.ok("send", "mail", "2")
+
+
+def test_work_applies_the_file_at_its_start_if_told_so(postroom: Postroom) -> None:
+    postroom.ok("send", "payments.eu", "1")
+    write(postroom, '[policy]\nvisibility = "1m"\n')
+    write(postroom, WORKER, "tasks.py")
+
+    done = postroom.ok("work", "tasks:worker", "--once", "--apply")
+
+    assert "policy.visibility_ms changed from 30s to 1m." in done.err
+    assert done.out == "1 handled, 0 failed\n"
+    postroom.ok("send", "payments.eu", "2")
+
+
+def test_a_change_by_which_something_is_lost_is_confirmed_first(postroom: Postroom) -> None:
+    postroom.ok("mailbox", "set", "topics.mail.max_attempts=1")
+    fail(postroom, 3)
+    lossy = "[policy]\ndead_capacity = 1\n[topics.mail]\nmax_attempts = 1\n"
+    write(postroom, lossy, "lossy.toml")
+    write(postroom, WORKER, "tasks.py")
+
+    refusals = [
+        postroom("mailbox", "set", "policy.dead_capacity=1", "--json"),
+        postroom("apply", "lossy.toml", "--json"),
+        postroom("work", "tasks:worker", "--once", "--apply", "--config", "lossy.toml", "--json"),
+    ]
+
+    assert [each.code for each in refusals] == [1, 1, 1]
+    for each in refusals:
+        assert "lose data: 2 dead letters of mail expire now" in each.err
+    assert len(postroom.ok("dlq", "list", "--json").json["dead_letters"]) == 3
+    postroom.ok("mailbox", "set", "policy.dead_capacity=1", "--yes")
+    assert len(postroom.ok("dlq", "list", "--json").json["dead_letters"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        ("foo=1", 2, "There is no setting foo; write limits.NAME, policy.NAME or topics.TOPIC.NAME"),
+        ("policy.foo=1", 2, "policy.foo: unknown key 'foo'"),
+        (
+            "policy.max_attempts=many",
+            2,
+            "policy.max_attempts: max_attempts is 'many'; expected a whole number",
+        ),
+        ("policy.max_attempts=0", 1, "Topic policy max_attempts must be at least 1; it was 0."),
+        ("topics.a b.shards=1", 1, "Topic name 'a b' must be"),
+        ("policy.max_attempts", 2, "Change 'policy.max_attempts' is not NAME=VALUE."),
+    ],
+)
+def test_an_invalid_setting_is_refused_by_name(
+    postroom: Postroom, change: str, code: int, message: str
+) -> None:
+    refused = postroom("mailbox", "set", "policy.shards=2", change, "--json")
+
+    assert (refused.code, refused.json if refused.out else None) == (code, None)
+    assert refused.error["message"].startswith(message)
+    assert postroom.ok("mailbox", "set", "policy.shards=8", "--json").json["changes"] == []
+
+
+def test_settings_and_sections_are_removed_by_name(postroom: Postroom) -> None:
+    write(postroom, FILE, "first.toml")
+    postroom.ok("apply", "first.toml")
+
+    names = ("policy.max_attempts", "topics.payments.*.visibility", "topics.payments.eu")
+    postroom.ok("mailbox", "set", *(word for name in names for word in ("--unset", name)))
+
+    settings = postroom.ok("mailbox", "show", "--json").json["settings"]
+    assert settings["topics"] == {"payments.*": {"max_attempts": 4}}
+    assert settings["default_policy"]["max_attempts"] == 5
+
+
+def test_apply_creates_the_streams_of_the_file(postroom: Postroom, nats_url: str) -> None:
+    streams = Streams(postroom, nats_url)
+    streams.define({"APPLIED": SEA})
+
+    assert postroom("apply", "--check").code == 6
+    postroom.ok("apply", "--yes")
+
+    assert streams.server_config("APPLIED")["subjects"] == SEA["subjects"]
+    assert postroom("apply", "--check").code == 0
