@@ -61,7 +61,7 @@ async def apply(
     if session.settings.file is None:
         raise InvalidSettings(f"There is no settings file {FILE} to apply; name one.")
     if dry_run or check:
-        preview = await _preview(session)
+        preview = _preview(session)
         show_preview(session, preview)
         differs = preview.before != preview.after
         if _has_streams(session):
@@ -155,7 +155,7 @@ def _shown(difference: Difference, side: int) -> str:
     return show_value(difference.name, difference[side]) or "unset"
 
 
-async def _preview(session: Session) -> SettingsPreview:
+def _preview(session: Session) -> SettingsPreview:
     """Return what `apply` would do, without owning or creating the mailbox."""
     from postroom.adapters.compose import list_mailboxes
 
@@ -163,7 +163,7 @@ async def _preview(session: Session) -> SettingsPreview:
     with suppress(NotFound):
         if session.mailbox in list_mailboxes(session.existing_store()):
             with session.read(session.mailbox) as reader:
-                return await reader.preview_settings(changes, replace=True)
+                return reader.preview_settings(changes, replace=True)
     return SettingsPreview(MailboxSettings(), change_settings(MailboxSettings(), changes))
 
 

@@ -34,8 +34,9 @@ from postroom.application.queries.search_messages import SearchMessages
 from postroom.application.queries.simulate_policy import SimulatePolicy
 from postroom.application.queries.time_travel import StateAt
 from postroom.application.queries.verify import VerifyLog
+from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
-from postroom.domain.settings import MailboxSettings
+from postroom.domain.settings import MailboxSettings, SettingsChanges
 
 
 class Reader:
@@ -50,7 +51,7 @@ class Reader:
         state_at = StateAt(log, now)
         self.get_backlog = GetBacklog(state_at)
         self.get_topic_policy = GetTopicPolicy(lambda: fold(log))
-        self.preview_settings = PreviewSettings(log, now, lambda: fold(log))
+        self._preview_settings = PreviewSettings(log, now, lambda: fold(log))
         self.list_dead_letters = ListDeadLetters(state_at, log)
         self.list_topics = ListTopics(state_at)
         self.peek_messages = PeekMessages(state_at, log, protection)
@@ -61,6 +62,10 @@ class Reader:
     def get_settings(self) -> MailboxSettings:
         """Return the settings of the mailbox; see `Settings.get_settings`."""
         return fold(self.log).settings
+
+    def preview_settings(self, changes: SettingsChanges, *, replace: bool = False) -> SettingsPreview:
+        """Return what a change of settings would do; see `Settings.preview_settings`."""
+        return self._preview_settings.count_removed(*self._preview_settings(changes, replace=replace))
 
 
 class Projections:

@@ -8,8 +8,6 @@ from typing import Any, Protocol
 import grpc
 import uuid_utils
 
-from postroom.domain.settings import MailboxSettings, SettingsChanges
-from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.adapters.grpc import messages
 from postroom.adapters.grpc.channels import open_channel
 from postroom.adapters.grpc.metadata import MAILBOX_KEY, write_text
@@ -34,9 +32,11 @@ from postroom.application.tracing import outgoing_headers
 from postroom.domain.errors import InvalidRequest, Rejected, Unavailable
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.mailbox.counts import TopicSummary
+from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.settings import MailboxSettings, SettingsChanges
 
 UNIX = "unix:"
 MAX_BATCH_BYTES = 1 << 19

@@ -219,7 +219,7 @@ def _as_builtins(message: Message) -> dict[str, Any]:
         value = getattr(message, field.name)
         if field.has_presence and not message.HasField(field.name):
             value = None
-        elif isinstance(value, Mapping):
+        elif isinstance(value, Mapping) and not isinstance(value, Struct):
             value = dict(value)
         elif field.is_repeated:
             value = [_as_builtins(each) if isinstance(each, Message) else each for each in value]

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, cast
 import grpc
 import msgspec
 
-from postroom.domain.settings import SettingsChanges
 from postroom.adapters.grpc import messages
 from postroom.adapters.grpc.metadata import MEMBERS_KEY, read_metadata, read_number
 from postroom.adapters.grpc.redrive_service import RedriveService
@@ -34,6 +33,7 @@ from postroom.domain.errors import (
 from postroom.domain.message import Receipt
 from postroom.domain.namespace.members import RESERVED_TOPIC
 from postroom.domain.policy import DEFAULT_MAX_MESSAGES, TopicPolicy
+from postroom.domain.settings import SettingsChanges
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

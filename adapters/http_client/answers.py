@@ -6,7 +6,6 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from postroom.domain.settings import MailboxSettings
 from postroom.application.messages import MessageDelivery, Sent, read_receipt
 from postroom.application.query_results import DeadLetter, HistoryEntry, MessageDetail, PeekedMessage
 from postroom.application.remote_errors import rebuild_error
@@ -17,6 +16,7 @@ from postroom.domain.message import Status
 from postroom.domain.names import external_id
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import FoundMessage, SearchPage
+from postroom.domain.settings import MailboxSettings
 
 T = TypeVar("T")
 

@@ -14,8 +14,6 @@ import uuid_utils
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector, UnixConnector
 from yarl import URL
 
-from postroom.domain.settings import MailboxSettings, SettingsChanges
-from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.adapters.http_client import answers
 from postroom.adapters.http_client.redrives import HttpRedrives
 from postroom.adapters.sockets.client_tls import ClientFiles, explain_tls_failure, make_client_context
@@ -36,9 +34,11 @@ from postroom.application.tracing import outgoing_headers
 from postroom.domain.errors import FrameTooLarge, InvalidRequest, PostroomError, Rejected, Unavailable
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.mailbox.counts import TopicSummary
+from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.settings import MailboxSettings, SettingsChanges
 
 T = TypeVar("T")
 

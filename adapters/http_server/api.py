@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.adapters.http_server import query_schemas, schemas
 from postroom.adapters.http_server.handlers import MessageHandlers
 from postroom.adapters.http_server.queries import OperatorHandlers, QueryHandlers, StateHandlers
 from postroom.adapters.http_server.redrives import redrive_routes
 from postroom.adapters.http_server.routes import Route
 from postroom.application.query_results import Backlog, Explanation
+from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.policy import TopicPolicy
 
 _ID = "0199d2c4-6f00-7a10-8c21-3b5b0f6f9e01"

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from postroom.domain.settings import MailboxSettings, SettingsChanges
 from postroom.adapters.http_server.schemas import MAX_BATCH, Limit, Name, Position, Text
 from postroom.application.query_results import DeadLetter, DlqProfile, PeekedMessage
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.settings import MailboxSettings, SettingsChanges
 
 
 class Redrive(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -22,9 +22,11 @@ from postroom.application.service import Search
 from postroom.domain.arguments import check_items
 from postroom.domain.capability.rights import Operation
 from postroom.domain.errors import Forbidden, NotFound, Rejected
+from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.mailbox.topic_decisions import unknown_topic
 from postroom.domain.names import check_topic
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy
+from postroom.domain.settings import SettingsChanges
 
 T = TypeVar("T")
 
@@ -211,14 +213,34 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
 
     async def delete_old_events(self, older_than: int, /) -> int:
         """Remove settled records of all topics; see `Mailbox.delete_old_events`."""
+        return await self._change_mailbox(
+            lambda: self._mailbox.delete_old_events(older_than), "delete_old_events"
+        )
 
-        async def delete() -> int:
+    async def preview_settings(
+        self, changes: SettingsChanges, /, *, replace: bool = False
+    ) -> SettingsPreview:
+        """Return what a change of settings would do; see `Mailbox.preview_settings`."""
+        return await self._change_mailbox(
+            lambda: self._mailbox.preview_settings(changes, replace=replace), "preview_settings"
+        )
+
+    async def set_settings(self, changes: SettingsChanges, /, *, replace: bool = False) -> bool:
+        """Change the settings; see `Mailbox.set_settings`."""
+        return await self._change_mailbox(
+            lambda: self._mailbox.set_settings(changes, replace=replace), "set_settings"
+        )
+
+    async def _change_mailbox(self, change: Callable[[], Awaitable[T]], name: str) -> T:
+        """Make a change of the mailbox as a whole, and record it."""
+
+        async def run() -> T:
             await self._guard.check(Operation.ADMIN)
             self._guard.check_all_topics()
             self._guard.charge()
-            return await self._mailbox.delete_old_events(older_than)
+            return await change()
 
-        return await self._auditor.run(Operation.ADMIN, delete, lambda _: 0, criteria=("delete_old_events",))
+        return await self._auditor.run(Operation.ADMIN, run, lambda _: 0, criteria=(name,))
 
     async def _change_topic(
         self,

@@ -28,6 +28,7 @@ from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.names import MAX_ID_CHARS, check_topic
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.settings import MailboxSettings
 
 READ_HEADERS, READ_PAYLOAD = Operation.READ_HEADERS, Operation.READ_PAYLOAD
 PAGE = 1_000
@@ -140,6 +141,13 @@ class AuthorizedReads:
         """Return the policy of a topic; see `Mailbox.get_topic_policy`."""
         await self._begin_read(check_topic(topic))
         return await self._mailbox.get_topic_policy(topic)
+
+    @audit_refusals(READ_HEADERS)
+    async def get_settings(self) -> MailboxSettings:
+        """Return the settings, which name topics; see `Mailbox.get_settings`."""
+        await self._begin_read(None)
+        self._guard.check_all_topics()
+        return await self._mailbox.get_settings()
 
     @audit_refusals(READ_HEADERS)
     async def list_topics(self) -> list[TopicSummary]:

@@ -24,6 +24,7 @@ from postroom.domain.message import Receipt
 from postroom.domain.names import check_topic
 from postroom.domain.namespace.members import RESERVED_TOPIC, home_of
 from postroom.domain.policy import TopicPolicy, check_visibility
+from postroom.domain.settings import SettingsChanges
 
 STALE_PAUSE_SECONDS = 0.05
 
@@ -262,6 +263,17 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives):
         check_topic(topic)
         checked = check_type("policy", policy, TopicPolicy).validate()
         await self._at_all(lambda mailbox: mailbox.set_topic_policy(topic, checked))
+
+    async def set_settings(self, changes: SettingsChanges, /, *, replace: bool = False) -> bool:
+        """Change the settings of all mailboxes; see `Mailbox.set_settings`."""
+        changed = False
+
+        async def change(mailbox: Mailbox) -> None:
+            nonlocal changed
+            changed |= await mailbox.set_settings(changes, replace=replace)
+
+        await self._at_all(change)
+        return changed
 
     async def pause_topic(self, topic: str, /) -> None:
         """Pause a topic in all mailboxes; see `Mailbox.pause_topic`."""

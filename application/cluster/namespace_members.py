@@ -23,6 +23,7 @@ from postroom.domain.namespace.members import (
     find_predecessors,
 )
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.settings import SettingsChanges
 
 REFRESH_SECONDS = 2.0
 """How old the knowledge of the members may be; a client that sends is told of new ones at once."""
@@ -199,15 +200,15 @@ class NamespaceMembers:
             await record_cutoffs(self._directory.poller(name), len(names), cutoffs)
 
     async def _copy_topics(self, name: str, predecessors: dict[str, int]) -> None:
-        """Give a new member the policies and the paused topics of an older one."""
+        """Give a new member the sections and the paused topics of an older one; it keeps its own sections."""
         new, old = self._directory.poller(name), self._directory.poller(min(predecessors))
-        existing = {topic.topic for topic in await new.list_topics() if topic.policy is not None}
+        existing = (await new.get_settings()).topics
+        sections = (await old.get_settings()).topics
+        copied = {each: sections[each] for each in sections.keys() - existing.keys() - {RESERVED_TOPIC}}
+        if copied:
+            await new.set_settings(SettingsChanges(topics=copied))
         for topic in await old.list_topics():
-            if topic.topic == RESERVED_TOPIC or topic.topic in existing:
-                continue
-            if topic.policy is not None:
-                await new.set_topic_policy(topic.topic, topic.policy)
-            if topic.paused:
+            if topic.paused and topic.topic != RESERVED_TOPIC and topic.topic not in existing:
                 await pause_topic(new, topic.topic)
 
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import heapq
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import TypeVar
 
 import msgspec
@@ -23,9 +25,11 @@ from postroom.application.query_results import (
 from postroom.domain.arguments import MAX_INT, check_int, check_type
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.domain.mailbox.counts import TopicCount, TopicSummary
+from postroom.domain.mailbox.settings_effects import Effect, SettingsEffect, SettingsPreview
 from postroom.domain.namespace.members import RESERVED_TOPIC
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.settings import MailboxSettings, SettingsChanges
 
 T = TypeVar("T")
 
@@ -105,6 +109,21 @@ class NamespaceQueries:
     async def get_topic_policy(self, topic: str, /) -> TopicPolicy:
         """Return the policy of a topic in the oldest mailbox; see `Mailbox.get_topic_policy`."""
         return (await self._ask_all(lambda mailbox: mailbox.get_topic_policy(topic)))[0]
+
+    async def get_settings(self) -> MailboxSettings:
+        """Return the settings of the oldest mailbox; see `Mailbox.get_settings`."""
+        return (await self._ask_all(lambda mailbox: mailbox.get_settings()))[0]
+
+    async def preview_settings(
+        self, changes: SettingsChanges, /, *, replace: bool = False
+    ) -> SettingsPreview:
+        """Return the effects of a change of settings on all mailboxes; see `Mailbox.preview_settings`."""
+        previews = await self._ask_all(lambda mailbox: mailbox.preview_settings(changes, replace=replace))
+        counts: Counter[tuple[str | None, Effect]] = Counter()
+        for each in chain.from_iterable(preview.effects for preview in previews):
+            counts[each.topic, each.effect] += each.count
+        effects = [SettingsEffect(topic, effect, count) for (topic, effect), count in counts.items()]
+        return msgspec.structs.replace(previews[0], effects=effects)
 
     async def list_topics(self) -> list[TopicSummary]:
         """Return the topics of all mailboxes; see `Mailbox.list_topics`."""

@@ -9,8 +9,6 @@ from functools import partial
 from time import time_ns
 from typing import TypeVar
 
-from postroom.domain.settings import MailboxSettings, SettingsChanges
-from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.application.mailbox.batches import MAX_ITEMS, split_batches
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
 from postroom.application.mailbox.outgoing import send_outgoing
@@ -34,10 +32,12 @@ from postroom.domain.arguments import check_int, check_items, check_optional_tex
 from postroom.domain.errors import MailboxClosed, Rejected, Saturated, Unavailable
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.mailbox.counts import TopicSummary
+from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.message import Receipt
 from postroom.domain.names import check_topic
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy, check_visibility
 from postroom.domain.search import EventFilter, SearchPage, filter_of_mailbox
+from postroom.domain.settings import MailboxSettings, SettingsChanges
 
 T = TypeVar("T")
 

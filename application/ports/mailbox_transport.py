@@ -3,8 +3,6 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
-from postroom.domain.settings import MailboxSettings, SettingsChanges
-from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.application.messages import MessageDelivery, NewMessage, Sent
 from postroom.application.query_results import (
     Backlog,
@@ -18,10 +16,12 @@ from postroom.application.redrive_results import Outcome, RedriveMessages, Redri
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.mailbox.counts import TopicSummary
+from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import JobAction, RedriveSpec
 from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.settings import MailboxSettings, SettingsChanges
 
 
 class MailboxTransport(Protocol):

@@ -16,7 +16,9 @@ from postroom.domain.errors import (
     Saturated,
     StaleReceipt,
 )
+from postroom.domain.mailbox.settings_effects import SettingsEffect
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.settings import SettingsChanges
 from tests.conformance.mailbox_refusals import MailboxRefusalConformance
 from tests.conformance.mailbox_streams import MailboxStreamConformance
 from tests.conformance.redrives import check_redrive_jobs
@@ -236,6 +238,58 @@ class MailboxConformance(MailboxStreamConformance, MailboxRefusalConformance):
         assert orders.oldest_at is not None
         assert (others.topic, others.paused, others.policy) == ("others", False, None)
         assert (others.ready, others.delayed, others.dead_letterings) == (0, 1, {})
+
+    async def test_settings_are_shown_previewed_changed_and_taken_back(self, mailbox: Mailbox) -> None:
+        before = await mailbox.get_settings()
+        changes = SettingsChanges(
+            limits={"in_flight_ceiling": 100},
+            default_policy={"max_attempts": 3},
+            topics={"pay.*": {"visibility_ms": 60_000, "priorities": True}, "pay.eu": {"shards": 2}},
+        )
+        preview = await mailbox.preview_settings(changes)
+        assert (preview.before, await mailbox.get_settings()) == (before, before)
+        assert await mailbox.set_settings(changes)
+        assert not await mailbox.set_settings(changes)
+        assert await mailbox.get_settings() == preview.after
+        assert preview.after.limits.in_flight_ceiling == 100
+        policy = await mailbox.get_topic_policy("pay.eu")
+        assert (policy.max_attempts, policy.visibility_ms, policy.shards) == (3, 60_000, 2)
+        assert policy.priorities
+        fewer = SettingsChanges(topics={"pay.*": {"priorities": None}, "pay.eu": None})
+        assert await mailbox.set_settings(fewer)
+        assert (await mailbox.get_settings()).topics == {"pay.*": {"visibility_ms": 60_000}}
+        kept = SettingsChanges(limits={"in_flight_ceiling": 100})
+        assert await mailbox.set_settings(kept, replace=True)
+        settings = await mailbox.get_settings()
+        assert (settings.limits.in_flight_ceiling, settings.topics) == (100, {})
+        assert settings.default_policy == TopicPolicy()
+
+    async def test_a_preview_counts_what_a_change_of_settings_would_lose(self, mailbox: Mailbox) -> None:
+        await mailbox.set_settings(SettingsChanges(topics={"orders": {"max_attempts": 1}}))
+        await mailbox.send_batch([message(b"1"), message(b"2"), message(b"3")])
+        for received in await mailbox.receive_messages("orders"):
+            await received.nack(reason="broken")
+        preview = await mailbox.preview_settings(SettingsChanges(default_policy={"dead_capacity": 1}))
+        assert preview.effects == [SettingsEffect("orders", "dead_letters_expired", 2)]
+        assert len(await mailbox.list_dead_letters("orders")) == 3
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            SettingsChanges(limits={"no_such_limit": 1}),
+            SettingsChanges(default_policy={"max_attempts": 0}),
+            SettingsChanges(topics={"no spaces": {"shards": 1}}),
+            SettingsChanges(topics={"pay.*": {"replay_window_ms": 1}}),
+        ],
+    )
+    async def test_invalid_settings_are_refused_and_change_nothing(
+        self, mailbox: Mailbox, changes: SettingsChanges
+    ) -> None:
+        before = await mailbox.get_settings()
+        for refused in (mailbox.preview_settings(changes), mailbox.set_settings(changes)):
+            with pytest.raises(InvalidRequest):
+                await refused
+        assert await mailbox.get_settings() == before
 
     # -- settling ---
 

@@ -130,6 +130,9 @@ def http_cases(known: dict[str, Known]) -> Sequence[Case]:
             [topic],
             {"topic": topic, "message_ids": [known[topic].dead_id]},
         )
+    add("GET /v1/settings", HEADERS, [EVERYTHING])
+    add("PUT /v1/settings", ADMIN, [EVERYTHING], {"changes": {}})
+    add("POST /v1/settings/preview", ADMIN, [EVERYTHING], {"changes": {}})
     foreign_dead = {"topic": OWN, "message_ids": [known[FOREIGN].dead_id, UNKNOWN]}
     add("POST /v1/dlq/reprocess", REDRIVE, [OWN], foreign_dead)  # there is none of this topic with these ids
     for topics in ([OWN, FOREIGN], [FOREIGN, OWN]):
@@ -210,6 +213,9 @@ def grpc_cases(known: dict[str, Known]) -> Sequence[Case]:
         add("purge", ADMIN, [topic], pb.PurgeRequest(topic=topic, dead=False))
         only = pb.MessageIds(message_ids=[known[topic].dead_id])
         add("redrive", REDRIVE, [topic], pb.RedriveRequest(topic=topic, only=only))
+    add("get_settings", HEADERS, [EVERYTHING], pb.GetSettingsRequest())
+    add("set_settings", ADMIN, [EVERYTHING], pb.SetSettingsRequest())
+    add("preview_settings", ADMIN, [EVERYTHING], pb.PreviewSettingsRequest())
     only = pb.MessageIds(message_ids=[known[FOREIGN].dead_id, UNKNOWN])
     add("redrive", REDRIVE, [OWN], pb.RedriveRequest(topic=OWN, only=only))
     for topics in ([OWN, FOREIGN], [FOREIGN, OWN]):
