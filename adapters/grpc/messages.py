@@ -219,7 +219,9 @@ def _as_builtins(message: Message) -> dict[str, Any]:
         value = getattr(message, field.name)
         if field.has_presence and not message.HasField(field.name):
             value = None
-        elif isinstance(value, Mapping) and not isinstance(value, Struct):
+        elif isinstance(value, Struct):  # which is a mapping, too
+            value = _as_builtins(value)
+        elif isinstance(value, Mapping):
             value = dict(value)
         elif field.is_repeated:
             value = [_as_builtins(each) if isinstance(each, Message) else each for each in value]

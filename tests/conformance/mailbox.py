@@ -331,7 +331,7 @@ class MailboxConformance(MailboxStreamConformance, MailboxRefusalConformance):
     ) -> None:
         await mailbox.set_topic_policy("orders", TopicPolicy(max_attempts=1))
         assert await mailbox.get_topic_policy("orders") == TopicPolicy(max_attempts=1)
-        assert await mailbox.get_topic_policy("others") is None
+        assert await mailbox.get_topic_policy("others") == TopicPolicy()
         await mailbox.send_batch([message(b"1"), message(b"2"), message(b"3")])
         for received in await mailbox.receive_messages("orders"):
             await received.nack(reason="broken")

@@ -80,7 +80,7 @@ class MailboxRefusalConformance:
         for name in (".", ".."):
             await mailbox.send_message(message(message_id=name))
             assert (await mailbox.explain_message(name)).message_id == name
-            assert await mailbox.get_topic_policy(name) is None
+            assert await mailbox.get_topic_policy(name) == TopicPolicy()
 
     async def test_a_refusal_has_its_code_and_status(self, mailbox: Mailbox) -> None:
         with pytest.raises(Rejected) as refused:

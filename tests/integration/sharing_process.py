@@ -57,9 +57,11 @@ class Calls:
         return ["sent", sent.duplicate]
 
     async def receive(self, topic: str, count: int) -> Answer:
-        """Return payload, attempt and receipt of each message."""
+        """Return payload, attempt and receipt of each message, and whether the owner changed meanwhile."""
+        epoch = (await self.mailbox.get_backlog()).epoch
         received = await self.mailbox.receive_messages(topic, max_messages=count)
-        return [[each.payload.decode(), each.attempt, write_receipt(each.receipt)] for each in received]
+        messages = [[each.payload.decode(), each.attempt, write_receipt(each.receipt)] for each in received]
+        return [messages, epoch != (await self.mailbox.get_backlog()).epoch]
 
     async def ack(self, receipt: str) -> Answer:
         return _name((await self.mailbox.ack_messages([read_receipt(receipt)]))[0])

@@ -203,10 +203,13 @@ class Owners(RuleBasedStateMachine):
 
     @rule(caller=processes, topic=topics)
     def receive(self, caller: int, topic: str) -> None:
-        """Receive all ready messages; shards take turns, so only the messages of a key are in order."""
-        received = self.caller(caller).call("receive", topic, 100)
-        expected = self.refer("receive", topic, 100)
-        assert _by_key(received) == _by_key(expected)
+        """Receive all ready messages; shards take turns, so only the messages of a key are in order.
+
+        If the owner changes after it has delivered them, its answer may be lost: they are in flight then.
+        """
+        received, owner_changed = self.caller(caller).call("receive", topic, 100)
+        expected, _ = self.refer("receive", topic, 100)
+        assert _by_key(received) == _by_key(expected) or (owner_changed and not received)
         references = {payload: receipt for payload, _, receipt in expected}
         self.receipts |= {payload: (receipt, references[payload]) for payload, _, receipt in received}
 
