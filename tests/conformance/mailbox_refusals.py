@@ -7,6 +7,7 @@ import pytest
 from postroom.application.ports.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest, NotFound, Rejected
 from postroom.domain.message import Receipt
+from postroom.domain.policy import TopicPolicy
 from tests.support.stores import message
 
 INVALID: list[Any] = [None, 5, b"bytes", object(), [], {"topic": "orders"}]
