@@ -1,7 +1,8 @@
 """`postroom apply`: make a mailbox, and the streams of NATS, equal to the settings file."""
 
 import sys
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -18,6 +19,7 @@ from postroom.domain.mailbox.settings_effects import Effect, SettingsEffect, Set
 from postroom.domain.settings import MailboxSettings, SettingsChanges, change_settings, compare_settings
 
 if TYPE_CHECKING:
+    from postroom.adapters.compose.connect import SharedMailbox
     from postroom.application.ports.settings import Settings
 
 Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")]
@@ -79,11 +81,22 @@ async def apply(
     return 0
 
 
-async def apply_at_start(session: Session, mailbox: "Settings") -> None:
-    """Make the settings of the mailbox equal to the file, and note what changed.
+@asynccontextmanager
+async def use_applied(
+    session: Session, *, apply: bool, amnesia: bool = False
+) -> AsyncIterator["SharedMailbox"]:
+    """Use the mailbox as `Session.use`, after its settings were made equal to the file if `apply` says so.
 
-    Raises: InvalidRequest for a change by which something is lost.
+    Raises: what `Session.use` raises; InvalidRequest for a change by which something would be lost.
     """
+    async with session.use(create=True, amnesia=amnesia, gives_settings=not apply) as mailbox:
+        if apply:
+            await _apply_at_start(session, mailbox)
+        yield mailbox
+
+
+async def _apply_at_start(session: Session, mailbox: "Settings") -> None:
+    """Make the settings of the mailbox equal to the file, and note what changed."""
     preview = await mailbox.preview_settings(_file_settings(session), replace=True)
     if preview.losses:
         raise InvalidRequest(

@@ -9,7 +9,7 @@ from typer import Option
 
 from postroom.adapters.cli.access_settings import AccessSection
 from postroom.adapters.cli.amnesia import enter_amnesia, report_loss
-from postroom.adapters.cli.apply import Apply
+from postroom.adapters.cli.apply import Apply, use_applied
 from postroom.adapters.cli.lease import open_control_plane
 from postroom.adapters.cli.running import Reload, opened, running, topic_policies
 from postroom.adapters.cli.session import Session
@@ -180,7 +180,7 @@ async def _serve(
 ) -> None:
     stop = asyncio.Event()
     async with (
-        opened(lambda: session.use(create=True, amnesia=amnesia, apply=apply)) as mailbox,
+        opened(lambda: use_applied(session, apply=apply, amnesia=amnesia)) as mailbox,
         opening as access,
         serve_mailbox(
             session.store,

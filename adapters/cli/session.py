@@ -209,7 +209,6 @@ class Session:
         amnesia: bool = False,
         owner_timeout_ms: int | None = None,
         gives_settings: bool = True,
-        apply: bool = False,
     ) -> AsyncIterator["SharedMailbox"]:
         """Use a mailbox until the context manager exits.
 
@@ -220,7 +219,6 @@ class Session:
             amnesia: forget settled messages; the store must be `memory:`.
             owner_timeout_ms: see `connect`; None takes its default.
             gives_settings: refuse a mailbox that has other settings than the file and the environment.
-            apply: make the settings of the mailbox equal to the file first, as `postroom apply` does.
 
         Raises: SettingsConflict; NotFound when they do not exist and `create` is false, or the store's folder
             does not exist.
@@ -235,7 +233,7 @@ class Session:
             self._check_folder()
         else:
             _check_mailbox(name, list_mailboxes(self.existing_store()), self.shown_store)
-        owner_settings = self.owner_settings(gives_settings=gives_settings and not apply)._replace(
+        owner_settings = self.owner_settings(gives_settings=gives_settings)._replace(
             mode=mode, amnesia=amnesia
         )
         async with share_mailbox(
@@ -245,10 +243,6 @@ class Session:
             owner_timeout_ms=owner_timeout_ms or OWNER_TIMEOUT_MS,
             settings=owner_settings,
         ) as shared:
-            if apply:
-                from postroom.adapters.cli.apply import apply_at_start
-
-                await apply_at_start(self, shared)
             yield shared
 
     def owner_settings(self, *, gives_settings: bool = True) -> "OwnerSettings":

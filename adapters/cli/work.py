@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from typer import Argument, Option
 
-from postroom.adapters.cli.apply import Apply
+from postroom.adapters.cli.apply import Apply, use_applied
 from postroom.adapters.cli.exit_codes import DONE
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
 from postroom.adapters.cli.python_object import load_object
@@ -49,7 +49,7 @@ async def work(
 
     worker = load_object(app, Worker)
     stop_ms = parse_duration(stop_within)
-    async with opened(lambda: session.use(create=True, apply=apply), is_patient=not once) as mailbox:
+    async with opened(lambda: use_applied(session, apply=apply), is_patient=not once) as mailbox:
         if not once:
             session.out.note(f"Handling messages of {session.mailbox} in {session.shown_store}.")
         monitor = mailbox_monitor(mailbox, _collect(mailbox, worker.collect_metrics))

@@ -171,18 +171,18 @@ def map_message(message: SourceMessage, mapping: RecordMapping, *, has_places: b
         for name, value in message.headers.items()
         if not name.lower().startswith(RESERVED_PREFIXES) and name.lower() not in _OWN_HEADERS
     }
-    given = {name.lower(): value for name, value in reversed(message.header_pairs)}
-    id_ = next((given[name] for name in _ID_HEADERS if given.get(name)), None)
+    by_name = {name.lower(): value for name, value in reversed(message.header_pairs)}
+    id_ = next((by_name[name] for name in _ID_HEADERS if by_name.get(name)), None)
     if id_ is None and has_places:
         id_ = _derive_id(f"{message.subject}\n{message.sequence}", message.data)
     new = _apply_mapping(document, message.data, mapping, id_)
-    trace = read_context(given.get(TRACEPARENT))
+    trace = read_context(by_name.get(TRACEPARENT))
     return msgspec.structs.replace(
         new,
         sticky_key=new.sticky_key if mapping.key is not None else message.sticky_key,
-        content_type=new.content_type or given.get(CONTENT_TYPE.lower()) or content_type,
-        correlation_id=new.correlation_id or given.get(CORRELATION_ID.lower()),
-        causality_parent=given.get(CAUSATION_ID.lower()),
+        content_type=new.content_type or by_name.get(CONTENT_TYPE.lower()) or content_type,
+        correlation_id=new.correlation_id or by_name.get(CORRELATION_ID.lower()),
+        causality_parent=by_name.get(CAUSATION_ID.lower()),
         trace_id=new.trace_id or (trace.trace_id if trace else None),
         span_id=new.span_id or (trace.span_id if trace else None),
         attrs=headers | dict(new.attrs),
