@@ -179,7 +179,8 @@ def _check_duplicate(command: Send) -> list[Event]:
 
 
 def _enqueue(command: Send, topic: Topic | None, mailbox: Mailbox, now: int) -> MessageSent:
-    policy, shards = mailbox.policy(command.topic), mailbox.shard_count(command.topic)
+    policy = mailbox.policy(command.topic) if topic is None else topic.policy
+    shards = policy.shards if topic is None else topic.shard_count
     ttl_ms = policy.ready_retention_ms
     if command.ttl_ms is not None:
         ttl_ms = min(ttl_ms, command.ttl_ms)

@@ -46,7 +46,7 @@ from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.events import RedriveEvent
 from postroom.domain.redrive.job import RedriveJob
 from postroom.domain.redrive.job import evolve as evolve_redrives
-from postroom.domain.settings import MailboxSettings, is_glob, resolve_policy, sections_of
+from postroom.domain.settings import is_glob, resolve_policy, sections_of
 from postroom.domain.subject_policy import find_policy, is_encrypted
 
 _EXPIRING = (READY, DEAD)
@@ -75,12 +75,13 @@ class Mailbox:
         over_capacity: names of the topics with more dead letters than their `dead_capacity`.
         paused_topics: names of the topics whose messages are not delivered.
         redrives: redrive jobs by id.
-        stored_settings: its settings, and whether the log has them.
+        stored_settings: its `settings`, of which `limits` are a part, and whether the log has them.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.stored_settings = StoredSettings()
+        self.settings = self.stored_settings.settings
         self.limits = self.settings.limits
         self.mode: MailboxMode = "queue"
         self.position = 0
@@ -104,11 +105,6 @@ class Mailbox:
         self._until_rebuild = TIMERS_BETWEEN_REBUILDS
         self._deadlines = Timers(_deadline_of)
         self._expiries = Timers(_expiry_of)
-
-    @property
-    def settings(self) -> MailboxSettings:
-        """Return the settings."""
-        return self.stored_settings.settings
 
     def policy(self, topic: str) -> TopicPolicy:
         """Return the policy of a topic, which need not exist; see `resolve_policy`."""
@@ -147,7 +143,7 @@ class Mailbox:
     def configure(self, stored: StoredSettings, at: int) -> None:
         """Apply settings from log time `at` (µs) on."""
         before, self.stored_settings = self.stored_settings, stored
-        self.limits = stored.settings.limits
+        self.settings, self.limits = stored.settings, stored.settings.limits
         self._policies.clear()
         for topic in self.topics.values():
             self._change_policy(topic, resolve_policy(stored.settings, topic.name), at)
@@ -311,7 +307,8 @@ def _sent(mailbox: Mailbox, event: MessageSent) -> None:
     if is_archived:
         return
     mailbox.messages[event.stream] = message
-    topic.shards_in_use = topic.shard_count
+    if topic.shards_in_use != topic.policy.shards:
+        topic.shards_in_use = topic.shard_count
     topic.shard(event.shard).enqueue(message, event.at)
     mailbox.set_timer(message)
 
