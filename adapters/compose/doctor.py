@@ -17,6 +17,7 @@ from postroom.adapters.system.diagnosis import host_checks
 from postroom.application.access.key_ring import signing_key
 from postroom.application.diagnosis import MAX_SKEW_MS, Check, Finding, run_checks
 from postroom.application.extras import explain_missing_extra
+from postroom.application.pluralize import pluralize
 from postroom.domain.capability.token import RootKey
 from postroom.domain.mailbox.log_clock import MAX_DOWNTIME
 from postroom.domain.message import MS
@@ -156,4 +157,5 @@ def _check_logs(address: str) -> Iterator[Finding]:
                 "Set the clock: until it has caught up, log time stands still after a restart.",
             )
     if is_fine:
-        yield Finding("logs", "ok", f"{len(mailboxes):,} of mailboxes, none ahead of this clock")
+        count = f"{pluralize(len(mailboxes), 'mailbox', 'mailboxes')}, none ahead of this clock"
+        yield Finding("logs", "ok", count if mailboxes else "no mailbox yet")

@@ -84,6 +84,8 @@ def message_item(sent: MessageSent) -> MailboxItem:
     return MailboxItem(topic=sent.topic, envelope_blob=sent.envelope, **headers)
 
 
+NEVER = ("expires_at", 0)
+"""The field of a message that doesn't expire, as in an archive."""
 _HIDDEN = {"stream", "version", "at", "envelope", "headers", "payload_hash", "hash_chain"}
 
 
@@ -91,7 +93,7 @@ def _entry(record: Record, redrive: RedriveLink | None) -> HistoryEntry:
     facts = {
         name: value
         for name, value in msgspec.structs.asdict(record.event).items()
-        if name not in _HIDDEN and value is not None
+        if name not in _HIDDEN and value is not None and (name, value) != NEVER
     }
     if redrive is not None:
         links = {"redrive_job": redrive.job, "copy": redrive.copy, "original": redrive.original}

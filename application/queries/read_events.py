@@ -9,6 +9,7 @@ import msgspec
 from postroom.application.mailbox.codec import to_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
+from postroom.application.queries.get_message import NEVER
 from postroom.domain.commit import Commit
 from postroom.domain.event import Event
 from postroom.domain.message import Headers, MessageAcked, MessageExpired, MessageSent
@@ -50,7 +51,8 @@ class LoggedEvent(NamedTuple):
         """Return the fields of the event without its envelope, as JSON values by name."""
         record, event = self.record, self.record.event
         names = [name for name in event.__struct_fields__ if name not in _OMITTED]
-        values = ((name, _value(name, getattr(event, name))) for name in names)
+        fields = ((name, getattr(event, name)) for name in names)
+        values = ((name, _value(name, value)) for name, value in fields if (name, value) != NEVER)
         return {
             "position": record.position,
             "at": rfc3339(record.at),

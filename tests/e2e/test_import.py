@@ -281,3 +281,14 @@ def test_cloud_events_are_imported_after_a_byte_order_mark_in_arrays_and_on_seve
     assert archived(postroom) == [b"0", b"1", b"2", b"3"]
     refused = postroom("import", "-", stdin=b'{"specversion": "1.0",\n"id": 1\n')
     assert (refused.code, "stdin, line 1: " in refused.err) == (1, True)
+
+
+def test_an_archived_message_is_shown_without_a_time_of_expiry(postroom):
+    (postroom.folder / "a.ndjson").write_bytes(b'{"specversion":"1.0","id":"1","source":"/s","type":"t"}')
+    postroom.ok("import", "a.ndjson")
+    archive = ("--mailbox", "archive@local")
+    for command in (("show", "/s|1"), ("log", "show")):
+        for options in ((), ("--json",), ("--wide",)):
+            out = postroom.ok(*command, *archive, *options).out
+            assert "expires_at" not in out
+            assert "1970" not in out

@@ -74,6 +74,7 @@ def test_an_intact_store_passes_and_nothing_is_changed(store: str, tmp_path: Pat
     findings = check(store)
     ours = [each for each in findings.values() if each.check not in ("disk", "file system", "socket")]
     assert [each for each in ours if each.status != "ok"] == []
+    assert findings["logs"].finding == "1 mailbox, none ahead of this clock"
     assert set(findings) == {"store", "durability", "file modes", "file system", "disk", "socket", "logs"}
     assert content(tmp_path) == before
 

@@ -250,3 +250,18 @@ def test_the_documented_extras_are_enough(
 ) -> None:
     missing = json.loads(install(*extras).output("python", "-c", TRY_EVERY_NAME))
     assert {name: missing[name] for name in names if name in missing} == {}
+
+
+def test_pytest_finds_the_mailbox_in_memory_and_imports_nothing_before_it_is_used(install: Install) -> None:
+    environment = install("testing")
+    (environment.folder / "test_shop.py").write_text(
+        "import sys\n\nimport pytest\n\n\n"
+        "def test_nothing_is_imported():\n"
+        "    assert not [name for name in sys.modules if name.startswith('postroom.application')]\n\n\n"
+        "@pytest.mark.asyncio\n"
+        "async def test_send(memory_mailbox):\n"
+        "    assert await memory_mailbox.receive_messages('orders') == []\n"
+    )
+    assert "2 passed" in environment.output(
+        "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py"
+    )
