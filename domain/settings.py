@@ -135,14 +135,20 @@ def change_settings(settings: MailboxSettings, changes: SettingsChanges) -> Mail
     ).validate()
 
 
-def changed_sections(before: SettingsChanges, after: SettingsChanges) -> SettingsChanges:
-    """Return the change to the sections of topics that `after` has and `before` has not, or has otherwise."""
+def changed_settings(before: SettingsChanges, after: SettingsChanges) -> SettingsChanges:
+    """Return the change to what `after` has and `before` has not, or has otherwise."""
     return SettingsChanges(
+        {name: value for name, value in after.limits.items() if before.limits.get(name, ...) != value},
+        {
+            name: value
+            for name, value in after.default_policy.items()
+            if before.default_policy.get(name) != value
+        },
         topics={
             pattern: {**dict.fromkeys(before.topics.get(pattern) or ()), **(fields or {})}
             for pattern, fields in after.topics.items()
             if before.topics.get(pattern) != fields
-        }
+        },
     )
 
 

@@ -66,11 +66,17 @@ def check_same_log(
 
     Raises: BrokenLog naming the mailbox.
     """
+    heads = heads_at(log, {each.mailbox: each.position for each in cursors.values()})
+    check_cursors(cursors, list(heads.values()), where, command)
+
+
+def heads_at(log: LogReader, positions: Mapping[str, int]) -> dict[str, Head]:
+    """Return the heads of the mailbox logs by name, which end at these positions at most."""
     removed = {name: bounds.removed for name, bounds in log.bounds().items()}
-    ends = {name: Head(id_, name, removed[name] + 1, removed[name]) for name, id_ in log.mailboxes().items()}
-    for extent in log.extents({each.mailbox: each.position for each in cursors.values()}):
-        ends[extent.name] = Head(extent.id, extent.name, extent.first, extent.last, extent.chain, extent.at)
-    check_cursors(cursors, list(ends.values()), where, command)
+    heads = {name: Head(id_, name, removed[name] + 1, removed[name]) for name, id_ in log.mailboxes().items()}
+    for each in log.extents(positions):
+        heads[each.name] = Head(each.id, each.name, each.first, each.last, each.chain, each.at)
+    return heads
 
 
 def check_positions(log: LogReader, ranges: Sequence[Range], places: pl.Series) -> None:

@@ -10,7 +10,7 @@ from typer import Option
 
 from postroom.adapters.cli.mapping import Headers, Id, Key, Time, record_mapping
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
-from postroom.adapters.cli.running import Reload, opened, running, topic_policies
+from postroom.adapters.cli.running import Reload, mailbox_settings, opened, running
 from postroom.adapters.cli.session import ARCHIVE_MAILBOX, Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
 from postroom.adapters.cli.values import WrongUsage
@@ -119,7 +119,7 @@ async def ingest(
         ) as postroom,
     ):
         ingester = source.ingester(postroom)
-        reloads = [topic_policies(session, postroom)]
+        reloads = [mailbox_settings(session, postroom)]
         if config is not None:
             reloads.append(_namespace_file(ingester, definition, config))
         with monitoring(session, metrics_port, source.monitor(ingester, postroom)):

@@ -8,7 +8,7 @@ from typer import Option
 
 from postroom.adapters.cli.cluster_settings import DEFAULT_ADMIN, ClusterSettings, ListenSettings
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
-from postroom.adapters.cli.runner import RunnerSection, mailbox_policies, runner_settings
+from postroom.adapters.cli.runner import RunnerSection, runner_settings, settings_of_mailboxes
 from postroom.adapters.cli.running import Reload, running
 from postroom.adapters.cli.serve import checked_access, principal_quotas, tls_certificates
 from postroom.adapters.cli.session import Session
@@ -150,7 +150,7 @@ async def _serve(
 def _reloads(protection: Protection, served: ServedProxy, access: Access) -> list[Reload]:
     reloads = [] if protection.tls is None else [tls_certificates(protection.tls)]
     if served.host is not None:
-        reloads.append(mailbox_policies(served.host))
+        reloads.append(settings_of_mailboxes(served.host))
     if isinstance(access, CheckedAccess):
         reloads.append(principal_quotas(access))
     return reloads

@@ -8,7 +8,7 @@ from typer import Option
 
 from postroom.adapters.cli.cluster_settings import DEFAULT_ADMIN, ClusterSettings, ListenSettings
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
-from postroom.adapters.cli.running import Reload, running
+from postroom.adapters.cli.running import MAILBOX_SETTINGS, Reload, running
 from postroom.adapters.cli.serve import cache_ttl_ms, checked_access, principal_quotas, tls_certificates
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
@@ -150,7 +150,7 @@ async def _run(
         open_runner(store, settings, access, control_plane) as opened,
     ):
         number = pluralize(len(settings.mailboxes), "mailbox", "mailboxes")
-        reloads = [mailbox_policies(opened.host), *reloads]
+        reloads = [settings_of_mailboxes(opened.host), *reloads]
         if isinstance(access, CheckedAccess):
             reloads.append(principal_quotas(access))
         with monitoring(session, metrics_port, opened.monitor()):
@@ -163,10 +163,10 @@ async def _run(
                 await opened.runner.run()
 
 
-def mailbox_policies(host: StoreHost) -> Reload:
-    """Return the reload of the policies of `[topics]`; those that were removed stay as they are."""
+def settings_of_mailboxes(host: StoreHost) -> Reload:
+    """Return the reload of the settings of all mailboxes; those that were removed stay as they are."""
 
     async def apply(settings: Settings) -> None:
         await host.reload(settings.mailbox_settings())
 
-    return Reload("topic policies", apply, ("topics",))
+    return Reload("mailbox settings", apply, MAILBOX_SETTINGS)

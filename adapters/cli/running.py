@@ -22,11 +22,12 @@ from postroom.application.ports.settings import Settings as SettingsPort
 from postroom.application.telemetry import ROOT, logger, summarize
 from postroom.domain.errors import PostroomError, Unavailable, UnusableServer
 from postroom.domain.policy import SECOND_MS, backoff_ms
-from postroom.domain.settings import changed_sections
+from postroom.domain.settings import changed_settings
 
 BACKOFF = OutageBackoff(250, 15_000)
 """Backoff while what a command uses is unavailable at its start."""
 T = TypeVar("T")
+MAILBOX_SETTINGS = ("policy", "limits", "topics")
 LIVE = ("log_level",)
 """Settings that every long-running command applies at a reload."""
 
@@ -120,17 +121,17 @@ async def opened(
         yield context
 
 
-def topic_policies(session: Session, mailbox: SettingsPort) -> Reload:
-    """Return the reload of the policies of `[topics]`; those that were removed stay as they are."""
+def mailbox_settings(session: Session, mailbox: SettingsPort) -> Reload:
+    """Return the reload of the settings of the mailbox; those that were removed stay as they are."""
     applied = session.settings.mailbox_settings()
 
     async def apply(settings: Settings) -> None:
         nonlocal applied
         current = settings.mailbox_settings()
-        await mailbox.set_settings(changed_sections(applied, current))
+        await mailbox.set_settings(changed_settings(applied, current))
         applied = current
 
-    return Reload("topic policies", apply, ("topics",))
+    return Reload("mailbox settings", apply, MAILBOX_SETTINGS)
 
 
 class Reloader:

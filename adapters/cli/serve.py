@@ -11,7 +11,7 @@ from postroom.adapters.cli.access_settings import AccessSection
 from postroom.adapters.cli.amnesia import enter_amnesia, report_loss
 from postroom.adapters.cli.apply import Apply, use_applied
 from postroom.adapters.cli.lease import open_control_plane
-from postroom.adapters.cli.running import Reload, opened, running, topic_policies
+from postroom.adapters.cli.running import Reload, mailbox_settings, opened, running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
 from postroom.adapters.compose.access import Access, CheckedAccess, check_keys, open_access, open_key_ring
@@ -199,7 +199,7 @@ async def _serve(
         session.out.flush()
         if isinstance(access, CheckedAccess):
             reloads = [*reloads, principal_quotas(access)]
-        async with running(session, stop.set, [topic_policies(session, mailbox), *reloads]):
+        async with running(session, stop.set, [mailbox_settings(session, mailbox), *reloads]):
             await stop.wait()
         session.out.note("Stopping.")
         if amnesia:

@@ -12,7 +12,7 @@ from postroom.adapters.cli.apply import Apply, use_applied
 from postroom.adapters.cli.exit_codes import DONE
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
 from postroom.adapters.cli.python_object import load_object
-from postroom.adapters.cli.running import opened, running, topic_policies
+from postroom.adapters.cli.running import mailbox_settings, opened, running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.cli.values import WrongUsage, parse_duration
@@ -54,7 +54,7 @@ async def work(
             session.out.note(f"Handling messages of {session.mailbox} in {session.shown_store}.")
         monitor = mailbox_monitor(mailbox, _collect(mailbox, worker.collect_metrics))
         with monitoring(session, metrics_port, monitor):
-            async with running(session, worker.stop, [topic_policies(session, mailbox)]):
+            async with running(session, worker.stop, [mailbox_settings(session, mailbox)]):
                 counts = await worker.run(mailbox, once=once, stop_ms=stop_ms)
     session.out.result(counts, f"{counts.handled:,} handled, {counts.failed:,} failed")
     stuck = asyncio.all_tasks() - {asyncio.current_task()}
@@ -80,7 +80,7 @@ async def schedule(session: Session, metrics_port: MetricsPort = None) -> None:
         session.out.note(f"Sending {pluralize(len(schedules), 'schedule')} to {session.mailbox}.")
         monitor = mailbox_monitor(mailbox, _collect(mailbox, scheduler.collect_metrics))
         with monitoring(session, metrics_port, monitor):
-            async with running(session, scheduler.stop, [topic_policies(session, mailbox)]):
+            async with running(session, scheduler.stop, [mailbox_settings(session, mailbox)]):
                 await scheduler.run()
     session.out.result({"sent": scheduler.sent}, f"{pluralize(scheduler.sent, 'message')} sent")
 

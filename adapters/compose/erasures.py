@@ -75,7 +75,6 @@ class Erasures:
         valid = settings.validate()
         self._master_key = open_master_key(valid)
         self._keys = open_subject_keys(valid, self._master_key)
-        self._protection = Protection(self._keys, valid.topics)
         log = FileErasureLog(Path(str(valid.records)))
         self._erase = EraseSubject(self._keys, self._master_key, log, SystemClock().wall)
 
@@ -138,7 +137,8 @@ class Erasures:
         plaintext = 0
         for name in self._mailboxes:
             with read_mailbox(self._store, name, archive=self._archive) as reader:
-                find = FindSubject(reader.log, LogTime(reader.log, SystemClock()), self._protection)
+                protection = Protection(self._keys, reader.get_settings().subject_policies)
+                find = FindSubject(reader.log, LogTime(reader.log, SystemClock()), protection)
                 subject_in_log = find(pseudonym, subject, self._reads.get((pseudonym, name)))
             self._reads[pseudonym, name] = subject_in_log
             messages += subject_in_log.encrypted

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 
 from postroom.adapters.compose import list_mailboxes, open_archive
@@ -23,11 +24,11 @@ from postroom.application.queries.get_backlog import GetBacklog
 from postroom.application.queries.get_message import GetMessage
 from postroom.application.queries.get_projection_status import GetProjectionStatus
 from postroom.application.queries.get_table_stats import GetTableStats
-from postroom.application.queries.get_topic_policy import GetTopicPolicy
 from postroom.application.queries.group_dead_letters import GroupDeadLetters
 from postroom.application.queries.list_dead_letters import ListDeadLetters
 from postroom.application.queries.list_topics import ListTopics
 from postroom.application.queries.log_time import LogTime
+from postroom.application.queries.mailbox_past import read_settings
 from postroom.application.queries.peek_messages import PeekMessages, WhyEmpty
 from postroom.application.queries.preview_settings import PreviewSettings
 from postroom.application.queries.search_messages import SearchMessages
@@ -35,8 +36,10 @@ from postroom.application.queries.simulate_policy import SimulatePolicy
 from postroom.application.queries.time_travel import StateAt
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.mailbox.settings_effects import SettingsPreview
-from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
-from postroom.domain.settings import MailboxSettings, SettingsChanges
+from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox, check_topic
+from postroom.domain.policy import TopicPolicy
+from postroom.domain.settings import MailboxSettings, SettingsChanges, resolve_policy
+from postroom.domain.subject_policy import SubjectPolicy
 
 
 class Reader:
@@ -50,7 +53,6 @@ class Reader:
         self.explain_message = ExplainMessage(log, now)
         state_at = StateAt(log, now)
         self.get_backlog = GetBacklog(state_at)
-        self.get_topic_policy = GetTopicPolicy(lambda: fold(log))
         self._preview_settings = PreviewSettings(log, now, lambda: fold(log))
         self.list_dead_letters = ListDeadLetters(state_at, log)
         self.list_topics = ListTopics(state_at)
@@ -61,7 +63,11 @@ class Reader:
 
     def get_settings(self) -> MailboxSettings:
         """Return the settings of the mailbox; see `Settings.get_settings`."""
-        return fold(self.log).settings
+        return read_settings(self.log)
+
+    def get_topic_policy(self, topic: str) -> TopicPolicy:
+        """Return the policy of a topic; see `Mailbox.get_topic_policy`."""
+        return resolve_policy(self.get_settings(), check_topic(topic))
 
     def preview_settings(self, changes: SettingsChanges, *, replace: bool = False) -> SettingsPreview:
         """Return what a change of settings would do; see `Settings.preview_settings`."""
@@ -121,9 +127,22 @@ def read_projections(
     """
     read_models = open_read_models(store, source)
     try:
-        yield Projections(read_models, None if erasure is None else open_protection(erasure))
+        protection = None if erasure is None else open_protection(erasure)
+        if protection is not None:
+            protection.read_topics = cache(lambda: _subject_policies(store))
+        yield Projections(read_models, protection)
     finally:
         read_models.close()
+
+
+def _subject_policies(store: str) -> dict[str, SubjectPolicy]:
+    """Return by mailbox and topic for which subjects the messages of a store are encrypted."""
+    policies: dict[str, SubjectPolicy] = {}
+    for name in list_mailboxes(store):
+        with read_mailbox(store, name) as reader:
+            topics = reader.get_settings().subject_policies
+            policies |= {f"{name} {topic}": policy for topic, policy in topics.items()}
+    return policies
 
 
 def open_read_models(store: str, source: str | None = None) -> ReadModels:

@@ -31,7 +31,7 @@ from postroom.application.telemetry import logger, summarize
 from postroom.domain.arguments import check_items
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError
 from postroom.domain.names import check_mailbox, check_member
-from postroom.domain.settings import SettingsChanges, changed_sections
+from postroom.domain.settings import SettingsChanges, changed_settings
 
 if TYPE_CHECKING:  # grpcio is an extra, and so is what ingestion needs
     from postroom.adapters.compose.ingest import Ingester, Namespace
@@ -149,11 +149,11 @@ class StoreHost:
                     await ingestion.close()
 
     async def reload(self, settings: SettingsChanges) -> None:
-        """Open mailboxes with other settings, and change the sections that differ in those that are open.
+        """Open mailboxes with other settings, and change what differs in those that are open.
 
         A mailbox that refuses them is served on.
         """
-        changes = changed_sections(self._settings.owner.settings, settings)
+        changes = changed_settings(self._settings.owner.settings, settings)
         owner = self._settings.owner._replace(settings=settings)
         self._settings = msgspec.structs.replace(self._settings, owner=owner)
         for hosted in list(self._open.values()):

@@ -3,7 +3,6 @@
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -27,6 +26,7 @@ from postroom.domain.errors import (
     Unavailable,
     WrongPosition,
 )
+from postroom.domain.names import STREAM_BYTES
 
 _SQL = statements("postroom.adapters.sqlite", "log.sql")
 CHUNK_COMMITS, CHUNK_BYTES = 500, 8 << 20
@@ -132,8 +132,11 @@ class SqliteEventLog(Records):
 
     def index_of(self, streams: Iterable[bytes]) -> list[IndexEntry]:
         """Return the entries of these streams; see `CommitReader.index_of`."""
-        rows = chain.from_iterable(self._fetch("index_of", stream=each) for each in sorted(set(streams)))
-        return [IndexEntry(*row) for row in rows]
+        ids = [each for each in set(streams) if len(each) == STREAM_BYTES]
+        if not ids:
+            return []
+        numbers = str(list(range(len(ids))))
+        return [IndexEntry(*row) for row in self._fetch("index_of", streams=b"".join(ids), numbers=numbers)]
 
     def streams_between(self, first: bytes, last: bytes, limit: int) -> list[bytes]:
         """Return the streams of a range; see `CommitReader.streams_between`."""

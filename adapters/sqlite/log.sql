@@ -38,8 +38,9 @@ WHERE place <= :top AND last > :after AND place >= coalesce(
 ) ORDER BY place;
 
 -- name: index_of
-SELECT stream, version, position, last FROM log_index
-WHERE mailbox = :mailbox AND stream = :stream ORDER BY version;
+-- All at once, as `add_first_entries`.
+SELECT stream, version, position, last FROM json_each(:numbers) CROSS JOIN log_index
+WHERE mailbox = :mailbox AND stream = substr(:streams, 16 * json_each.value + 1, 16) ORDER BY stream, version;
 
 -- name: streams_between
 SELECT stream FROM log_index

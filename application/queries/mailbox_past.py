@@ -11,7 +11,7 @@ from postroom.domain.message import MessageEvent, MessageSent
 from postroom.domain.message_history import MessageHistory, begin, follow, take_over
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import TopicPolicy
-from postroom.domain.settings import resolve_policy
+from postroom.domain.settings import MailboxSettings, resolve_policy
 
 
 class Change(NamedTuple):
@@ -97,6 +97,14 @@ def read_mailbox_past(log: EventLogReader, last: int, end: int) -> MailboxPast:
             current = current.after(event)
             changes.append(Change(record.position, event, current))
     return MailboxPast(last, end, first, changes)
+
+
+def read_settings(log: EventLogReader) -> MailboxSettings:
+    """Return the current settings of a mailbox, from its own events alone."""
+    current = first_settings(log)
+    for record in log.read_stream(mailbox_stream(log.mailbox)):
+        current = current.after(record.event)
+    return current.settings
 
 
 def first_settings(log: EventLogReader) -> StoredSettings:

@@ -11,7 +11,6 @@ from postroom.application.metrics import Metric
 from postroom.application.queries.explain_message import ExplainMessage
 from postroom.application.queries.get_backlog import GetBacklog
 from postroom.application.queries.get_message import GetMessage
-from postroom.application.queries.get_topic_policy import GetTopicPolicy
 from postroom.application.queries.list_dead_letters import ListDeadLetters
 from postroom.application.queries.list_topics import ListTopics
 from postroom.application.queries.measure_mailbox import MeasureMailbox
@@ -32,6 +31,7 @@ from postroom.domain.errors import BrokenLog
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.settings_effects import SettingsPreview
+from postroom.domain.names import check_topic
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage, filter_of_mailbox
 from postroom.domain.settings import MailboxSettings, SettingsChanges
@@ -61,7 +61,6 @@ class OwnerQueries:
         self._get_message = GetMessage(log, engine.now, engine.protection)
         self._explain_message = ExplainMessage(log, engine.now)
         self._get_backlog = GetBacklog(state_at, dlq_profile)
-        self._get_topic_policy = GetTopicPolicy(lambda: engine.mailbox)
         self._list_dead_letters = ListDeadLetters(state_at, log)
         self.describe_dead_letters = self._list_dead_letters.describe
         self._list_topics = ListTopics(state_at)
@@ -113,7 +112,8 @@ class OwnerQueries:
 
     async def get_topic_policy(self, topic: str) -> TopicPolicy:
         """Return the policy of a topic; see `Mailbox.get_topic_policy`."""
-        return await self._now(self._get_topic_policy, topic)
+        check_topic(topic)
+        return await self._now(lambda: self._engine.mailbox.policy(topic))
 
     async def measure(self) -> list[Metric]:
         """Return the metrics of the mailbox."""

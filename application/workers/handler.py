@@ -146,7 +146,7 @@ def _custom_type(info: Any, seen: set[int]) -> Any:
         parts = [getattr(info, name) for name in info.__struct_fields__ if name not in ("cls", "default")]
     else:
         return None
-    return next((found for part in parts if (found := _custom_type(part, seen)) is not None), None)
+    return next((custom for part in parts if (custom := _custom_type(part, seen)) is not None), None)
 
 
 def _delivery(message: ReceivedMessage) -> ReceivedMessage:

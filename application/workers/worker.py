@@ -166,7 +166,7 @@ class Worker:
             self._stop.set()
 
     def _find_handling(self, task: "asyncio.Task[Any]") -> Handling | None:
-        return next((found for each in self._runs if (found := each.find_handling(task))), None)
+        return next((handling for each in self._runs if (handling := each.find_handling(task))), None)
 
     def _consumer_of(self, topic: str) -> Consumer | None:
         """Return the consumer of a topic."""

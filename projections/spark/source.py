@@ -14,12 +14,17 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from postroom.domain.errors import BrokenLog, NotFound
+from postroom.projections.incremental.cursors import Cursor, find_difference
+from postroom.projections.log_checks import heads_at
 from postroom.projections.log_conditions import Bucket
 from postroom.projections.log_extent import Range, pack
 from postroom.projections.ports.log_reader import POSITIONS_PER_READ, LogReader
 from postroom.projections.spark.options import WHOLE_LOG, LogSelection, Offset, position_of
 
 __all__ = ["BatchReader", "Part", "RowReader", "StreamReader", "parts_of"]
+
+StreamOffset = dict[str, int | str]
+"""By mailbox, the last position that a stream has read, maybe with the chain hash there: `POSITION:CHAIN`."""
 
 PARTS_PER_CORE = 3
 """Number of tasks per core, so that all cores finish at about the same time."""
@@ -83,6 +88,9 @@ class BatchReader(DataSourceReader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A reader of a log as it grows; an offset is the last position read of each mailbox.
 
+    With the position it has the chain hash of the commit there, as `POSITION:CHAIN`, so that a log that was
+    replaced is noticed; the offsets of users and of earlier releases are positions only.
+
     Two offsets define a batch, so a repeated read returns the same rows. A limited batch ends at the same log
     time in all mailboxes. `as_of` is the log time of the mailbox's last record in the batch.
     """
@@ -114,9 +122,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offset | None = None
         self._heads: Offset | None = None
 
-    def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
+    def initialOffset(self) -> StreamOffset:  # noqa: N802  # Spark's name
         """Return the offset at which a stream without a checkpoint begins."""
-        return self._start
+        return {**self._start}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
         """Return the limit on the records of a batch."""
@@ -130,11 +138,34 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end of the logs at the last poll."""
         return self._heads
 
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  # Spark's name
+    def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:  # noqa: N802  # Spark's name
         """Return the end of the next batch; a mailbox without new records keeps its position.
 
-        Raises: BrokenLog when a log ends before a position that was already read.
+        Raises: BrokenLog when a log was replaced, or ends before a position that was already read.
         """
+        before = _positions(start)
+        ends = {name: end for name, end in self._latest(before, limit).items() if end != before.get(name)}
+        self._check(start)
+        chains = {extent.name: extent.chain for extent in self._log.extents(ends)} if ends else {}
+        return start | {name: f"{end}:{chains[name]}" for name, end in ends.items()}
+
+    def _check(self, offset: StreamOffset) -> None:
+        """Check that the logs have the commits of an offset whose chain hashes are known."""
+        cursors = {name: _cursor(name, value) for name, value in offset.items() if isinstance(value, str)}
+        if not cursors:
+            return
+        heads = heads_at(self._log, _positions(offset))
+        for name, cursor in cursors.items():
+            difference = find_difference(cursor, heads.get(name))
+            if difference is not None:
+                raise BrokenLog(
+                    f"Position {cursor.position} of mailbox {name} was read before, but {difference}: it was "
+                    "replaced or cut. Restore the store, or start with a new checkpoint.",
+                    cursor.position,
+                )
+
+    def _latest(self, start: Offset, limit: ReadLimit) -> Offset:
+        """Return the positions of the end of the next batch."""
         self._heads = self._current_heads() if self._target is None else self._target
         behind = {name: head for name, head in self._heads.items() if head != start.get(name)}
         for name, head in behind.items():
@@ -152,11 +183,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = self._until_one_time(ends, starts, pending)
         return start | {name: end for name, end in ends.items() if end > starts[name]}
 
-    def partitions(self, start: Offset, end: Offset) -> Sequence[Part]:
+    def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[Part]:
         """Return the part of each task in the batch between two offsets.
 
-        Raises: NotFound when retention removed some of its records.
+        Raises: NotFound when retention removed some of its records, BrokenLog when a log was replaced.
         """
+        self._check(end)
+        return self._partitions(_positions(start), _positions(end))
+
+    def _partitions(self, start: Offset, end: Offset) -> Sequence[Part]:
         new_ends = {name: last for name, last in end.items() if last > start.get(name, 0)}
         extents = {extent.name: extent for extent in self._log.extents(new_ends)}
         ranges = []
@@ -204,6 +239,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             name: max(starts[name], min(end, position_of(self._log, extents[name], after) - 1))
             for name, end in ends.items()
         }
+
+
+def _positions(offset: StreamOffset) -> Offset:
+    return {name: _cursor(name, value).position for name, value in offset.items()}
+
+
+def _cursor(name: str, value: int | str) -> Cursor:
+    position, _, chain = str(value).partition(":")
+    return Cursor(int(position), 0, chain, name)
 
 
 def _shares(pending: Mapping[str, int], limit: int) -> Offset:

@@ -15,7 +15,7 @@ import trustme
 from postroom import NewMessage, TopicPolicy, open_mailbox
 from postroom.adapters.cli.config import all_settings
 from postroom.adapters.cli.output import Output
-from postroom.adapters.cli.running import Reload, running, topic_policies
+from postroom.adapters.cli.running import Reload, mailbox_settings, running
 from postroom.adapters.cli.serve import principal_quotas, tls_certificates
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import Settings, load_settings
@@ -106,7 +106,7 @@ async def command(file: Path, mailbox: Postroom, *more: Reload) -> AsyncIterator
     """Run a command; yield the events that it logs."""
     opened = session(file)
     with capture_logs() as events:
-        async with running(opened, lambda: None, [topic_policies(opened, mailbox), *more]):
+        async with running(opened, lambda: None, [mailbox_settings(opened, mailbox), *more]):
             yield events
 
 
@@ -158,7 +158,9 @@ async def test_settings_that_need_a_restart_are_named_without_their_values(
         )
         later, done = await reload(events)
     assert (later["event"], done["event"]) == (RESTART, RELOADED)
-    assert later["settings"] == "inbox.signing_key, limits.topics, policy.max_attempts, store"
+    assert later["settings"] == "inbox.signing_key, store"
+    settings = await mailbox.get_settings()
+    assert (settings.limits.topics, settings.default_policy.max_attempts) == (5, 9)
     assert "canary" not in str(events)
 
 

@@ -34,6 +34,7 @@ CONFLICT = (
     "`postroom mailbox set policy.max_attempts=1 topics.orders.shards=4` or `postroom apply`."
 )
 
+KEY = next(str(n) for n in range(99) if len({shard_of(str(n), shards) for shards in (2, 5, 8)}) == 3)
 FILE = "[policy]\nmax_attempts = 1\n[topics.orders]\nshards = 4\n"
 worker = Worker()
 
@@ -67,13 +68,13 @@ async def test_a_change_of_owner_changes_nothing() -> None:
     async with place.open(policy=FIRST) as first:
         await kill(first, 6)
         await first.send_message(message(b"paid", "once", idem_key="k"))
-        await first.send_message(message(b"older", "keys", sticky_key="user-1"))
+        await first.send_message(message(b"older", "keys", sticky_key=KEY))
         (kept,) = [row for row in (await first.get_backlog("keys")).shards if row.ready]
     place.clock.advance(400_000)  # longer than the replay window by default, and within this mailbox's
     async with place.open() as second:
         assert len(await second.list_dead_letters("orders")) == 6
         assert (await second.send_message(message(b"paid", "once", idem_key="k"))).duplicate
-        await second.send_message(message(b"newer", "keys", sticky_key="user-1"))
+        await second.send_message(message(b"newer", "keys", sticky_key=KEY))
         (shard,) = [row for row in (await second.get_backlog("keys")).shards if row.ready]
         assert (shard.shard, shard.ready) == (kept.shard, 2)
         (received,) = await second.receive_messages("once")
@@ -228,19 +229,18 @@ async def test_effects_of_a_change_are_counted_before_it_is_made() -> None:
 
 async def test_another_number_of_shards_waits_until_the_topic_is_empty() -> None:
     place = memory_place()
-    key = next(str(n) for n in range(99) if shard_of(str(n), 2) != shard_of(str(n), 5))
     async with place.open(policy=TopicPolicy(shards=2)) as mailbox:
-        await mailbox.send_message(message(b"1", sticky_key=key))
+        await mailbox.send_message(message(b"1", sticky_key=KEY))
         await mailbox.set_settings(SettingsChanges(default_policy={"shards": 5}))
-        await mailbox.send_batch([message(b"2", sticky_key=key), message(b"3", sticky_key=key)])
+        await mailbox.send_batch([message(b"2", sticky_key=KEY), message(b"3", sticky_key=KEY)])
     async with place.open() as mailbox:
         (topic,) = await mailbox.list_topics()
         assert topic.shards_in_use == 2
         received = await mailbox.receive_messages("orders")
         assert [each.payload for each in received] == [b"1", b"2", b"3"]
-        assert {row.shard for row in (await mailbox.get_backlog()).shards} == {shard_of(key, 2)}
+        assert {row.shard for row in (await mailbox.get_backlog()).shards} == {shard_of(KEY, 2)}
         await mailbox.ack_messages([each.receipt for each in received])
-        await mailbox.send_batch([message(b"4", sticky_key=key), message(b"5", sticky_key=key)])
-        assert {row.shard for row in (await mailbox.get_backlog()).shards} == {shard_of(key, 5)}
+        await mailbox.send_batch([message(b"4", sticky_key=KEY), message(b"5", sticky_key=KEY)])
+        assert {row.shard for row in (await mailbox.get_backlog()).shards} == {shard_of(KEY, 5)}
         (topic,) = await mailbox.list_topics()
         assert topic.shards_in_use is None

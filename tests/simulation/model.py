@@ -124,10 +124,11 @@ class Model:
         topic = self._topic(op.topic)
         policy = topic.policy
         ttl = self._ttl_ms(op, policy)
+        topic.shards_in_use = self._shard_count(op.topic)
         self.messages[op.id] = Message(
             op.id,
             op.topic,
-            self.shards[policy.shards][op.sticky_key or op.topic],
+            self.shards[topic.shards_in_use][op.sticky_key or op.topic],
             len(self.messages),
             op.payload,
             op.idem_key,
@@ -152,7 +153,7 @@ class Model:
         topic = self.topics.get(op.topic)
         policy = topic.policy if topic else self._policy(op.topic)
         as_new: list[Any] = [("sent", op.id, False)]
-        shard = self.shards[policy.shards][op.sticky_key or op.topic]
+        shard = self.shards[self._shard_count(op.topic)][op.sticky_key or op.topic]
         held = self.unsettled(op.topic, shard)
         if sum(not self._has_run_out(m) for m in held) >= policy.shard_capacity:
             as_new = ["Saturated"]
@@ -325,9 +326,6 @@ class Model:
 
     def set_policy(self, op: Any, answer: Any) -> None:
         topic = self.topics.get(op.topic)
-        if topic is not None and op.policy.shards != topic.policy.shards and self._holds_messages(op.topic):
-            assert answer in ("InvalidRequest", UNKNOWN)
-            return
         assert answer in (None, UNKNOWN), f"{op} was answered {answer}"
         self.policies[op.topic] = op.policy
         if topic is not None:
@@ -384,6 +382,12 @@ class Model:
 
     def _holds_messages(self, topic: str) -> bool:
         return any(m.topic == topic and m.state in (READY, IN_FLIGHT, DEAD) for m in self.messages.values())
+
+    def _shard_count(self, topic: str) -> int:
+        """Return the number of shards for the next message: another one waits until the topic is empty."""
+        if topic in self.topics and self._holds_messages(topic):
+            return self.topics[topic].shards_in_use
+        return int(self._policy(topic).shards)
 
     def _policy(self, topic: str) -> Any:
         return self.policies.get(topic, self.default_policy)

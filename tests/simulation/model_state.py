@@ -56,6 +56,7 @@ class Topic:
     keys: dict[str, Key] = field(default_factory=dict)
     dead: list[Message] = field(default_factory=list)
     largest: dict[str, int] = field(default_factory=dict)
+    shards_in_use: int = 0
 
     def __post_init__(self) -> None:
         self.allow(self.policy)

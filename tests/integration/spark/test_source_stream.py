@@ -1,7 +1,7 @@
 """The log as a stream in Spark: each record once, whatever was checkpointed before."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,10 +17,12 @@ from postroom.domain.errors import BrokenLog, NotFound
 from postroom.projections.log_extent import Range
 from postroom.projections.ports.log_reader import LogReader
 from postroom.projections.spark.options import Offset
-from postroom.projections.spark.source import StreamReader
+from postroom.projections.spark.source import StreamOffset, StreamReader
 from postroom.spark import register
+from tests.conformance.records import append
 from tests.integration.spark.streams import start
-from tests.projections.stored_logs import LATER, ONE, TOPICS, TWO, Kept, keep, past, rows
+from tests.projections.stored_logs import LATER, ONE, TOPICS, TWO, Kept, keep, open_event_log, past, rows
+from tests.support.replaced_logs import cut
 
 ALL = ReadAllAvailable()
 
@@ -54,7 +56,12 @@ def heads(kept: Kept) -> Offset:
     return {name: len(records) for name, records in kept.records.items()}
 
 
-def batch(stream: StreamReader, start: Offset, end: Offset) -> list[tuple[str, int]]:
+def positions(offset: StreamOffset) -> Offset:
+    """Return the positions of an offset."""
+    return {name: int(str(value).partition(":")[0]) for name, value in offset.items()}
+
+
+def batch(stream: StreamReader, start: StreamOffset, end: StreamOffset) -> list[tuple[str, int]]:
     """Return where the records of a batch are."""
     found = [row for part in stream.partitions(start, end) for row in rows(stream.read(part))]
     return [(row["mailbox"], row["position"]) for row in found]
@@ -71,7 +78,7 @@ def everything(kept: Kept) -> list[tuple[str, int]]:
 def test_a_batch_goes_on_where_the_one_before_ended(kept: Kept) -> None:
     stream = reader(kept)
     first = stream.latestOffset({}, ALL)
-    assert first == heads(kept)
+    assert positions(first) == heads(kept)
     assert stream.latestOffset(first, ALL) == first
     assert batch(stream, first, first) == []
     kept.write(TWO, past(TWO, 1, 100))
@@ -86,7 +93,7 @@ def test_a_mailbox_that_appears_later_is_taken_up(kept: Kept) -> None:
     first = stream.latestOffset({}, ALL)
     kept.write(LATER, past(LATER, 2))
     second = stream.latestOffset(first, ALL)
-    assert second == first | {LATER: len(kept.records[LATER])}
+    assert positions(second) == positions(first) | {LATER: len(kept.records[LATER])}
     assert batch(stream, first, second) == [(LATER, record.position) for record in kept.records[LATER]]
 
 
@@ -96,7 +103,7 @@ def test_a_limit_is_shared_out_until_all_is_read(kept: Kept, most: int) -> None:
     limit = stream.getDefaultReadLimit()
     assert limit == ReadMaxRows(most)
     found: list[tuple[str, int]] = []
-    start: Offset = {}
+    start: StreamOffset = {}
     while (end := stream.latestOffset(start, limit)) != start:
         taken = batch(stream, start, end)
         assert 0 < len(taken) <= max(most, 2)  # at least one of each mailbox
@@ -107,7 +114,7 @@ def test_a_limit_is_shared_out_until_all_is_read(kept: Kept, most: int) -> None:
 
 def test_a_large_backlog_does_not_keep_a_small_one_waiting(kept: Kept) -> None:
     small = len(kept.records[TWO])
-    assert reader(kept).latestOffset({}, ReadMaxRows(2 * small))[TWO] == small
+    assert positions(reader(kept).latestOffset({}, ReadMaxRows(2 * small)))[TWO] == small
 
 
 def test_available_now_is_what_was_there_when_it_was_asked_for(kept: Kept) -> None:
@@ -116,8 +123,8 @@ def test_available_now_is_what_was_there_when_it_was_asked_for(kept: Kept) -> No
     stream.prepareForTriggerAvailableNow()
     kept.write(ONE, past(ONE, 1, 100))
     kept.write(LATER, past(LATER, 1))
-    assert stream.latestOffset({}, ALL) == before
-    assert stream.latestOffset(before, ALL) == before
+    assert positions(stream.latestOffset({}, ALL)) == before
+    assert stream.latestOffset({**before}, ALL) == before
     assert stream.reportLatestOffset() == before
 
 
@@ -135,6 +142,27 @@ def test_a_log_that_ends_before_what_was_read_is_noticed(kept: Kept) -> None:
         reader(kept).latestOffset({ONE: 999}, ALL)
 
 
+def test_a_log_that_was_replaced_is_noticed_by_the_next_batch_and_by_a_repeated_one(tmp_path: Path) -> None:
+    store = str(tmp_path / "store.db")
+    with ExitStack() as stack:
+        kept = keep("sqlite", store, tmp_path, stack)
+        stream = reader(kept)
+        middle = stream.latestOffset({}, ReadMaxRows(20))
+        end = stream.latestOffset(middle, ALL)
+        assert stream.latestOffset({**positions(end)}, ALL) == positions(end)  # of an earlier release
+    cut(store, 4)
+    with ExitStack() as stack:
+        log = stack.enter_context(closing(open_event_log(store, ONE)))
+        append(log, past(ONE, 40, 200))
+        for offset in (middle, end):
+            with pytest.raises(
+                BrokenLog, match=rf"of mailbox {ONE} was read before, but its log has another"
+            ):
+                stream.latestOffset(offset, ALL)
+        with pytest.raises(BrokenLog, match="start with a new checkpoint"):
+            stream.partitions(middle, end)
+
+
 @pytest.fixture
 def shortened(tmp_path: Path) -> Iterator[Kept]:
     """A store from which retention removed records without archiving them."""
@@ -148,7 +176,9 @@ def shortened(tmp_path: Path) -> Iterator[Kept]:
 
 def test_a_stream_that_has_not_begun_begins_with_what_retention_left(shortened: Kept) -> None:
     stream = reader(shortened)
-    assert stream.latestOffset({}, ReadMaxRows(4)) == {TWO: 2}  # what is left of the other is later
+    assert positions(stream.latestOffset({}, ReadMaxRows(4))) == {
+        TWO: 2
+    }  # what is left of the other is later
     assert batch(stream, {}, {ONE: 21}) == [(ONE, 20), (ONE, 21)]
 
 
@@ -157,20 +187,20 @@ def test_what_retention_removed_before_a_stream_came_to_it_is_not_left_out_silen
     shortened: Kept, start: Offset, missing: str
 ) -> None:
     with pytest.raises(NotFound, match=f"Retention removed some of positions {missing} of mailbox {ONE}"):
-        reader(shortened).partitions(start, {ONE: 30})
+        reader(shortened).partitions({**start}, {ONE: 30})
     assert batch(reader(shortened), {ONE: 19}, {ONE: 21}) == [(ONE, 20), (ONE, 21)]
 
 
 def test_no_mailbox_is_read_beyond_the_time_up_to_which_the_others_are_read(kept: Kept) -> None:
     rows_ = PositionRows(kept.log, ["mailbox", "position", "at"])
     stream = StreamReader(kept.log, rows_, {}, 6)
-    start, latest, read = Offset(), 0, 0
+    start, latest, read = StreamOffset(), 0, 0
     while (end := stream.latestOffset(start, ReadMaxRows(6))) != start:
         times = [row["at"] for part in stream.partitions(start, end) for row in rows(stream.read(part))]
         assert times
         assert latest <= min(times)  # so no row is late for a watermark
         start, latest, read = end, max(times), read + len(times)
-    assert start == heads(kept)
+    assert positions(start) == heads(kept)
     assert read == len(everything(kept))
 
 
