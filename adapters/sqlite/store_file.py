@@ -10,7 +10,7 @@ from pathlib import Path
 
 from postroom.domain.errors import UnusableStore
 
-OTHERS = 0o077
+WRITABLE_BY_OTHERS = 0o022
 SIDE_FILES = ("-wal", "-shm", "-journal")
 """Suffixes of the files that SQLite reads together with a database."""
 FileId = tuple[int, int]
@@ -59,9 +59,10 @@ def check_reader(path: Path) -> None:
 
 
 def check_writer(path: Path) -> None:
-    """Check that a file and those beside it belong to this user alone, and may be written.
+    """Check that only this user may write a file and those beside it.
 
-    Whoever else may write the file decides what it contains, and whoever may read it sees all messages.
+    Whoever else may write the file decides what it contains. One that others may read is accepted, as an
+    application may have made it for its own tables; `doctor` reports it.
 
     Raises: UnusableStore.
     """
@@ -78,7 +79,7 @@ def check_writer(path: Path) -> None:
 
 
 def check_own_file(file: Path, status: os.stat_result) -> None:
-    """Check that a file is a regular one, of this user or root, and that no other user may use it.
+    """Check that a file is a regular one, of this user or root, and that no other user may write it.
 
     Raises: UnusableStore.
     """
@@ -89,10 +90,10 @@ def check_own_file(file: Path, status: os.stat_result) -> None:
             f"The file {file} belongs to user {status.st_uid}, not to user {os.geteuid()} of this process; "
             f"run as user {status.st_uid}, or name another store."
         )
-    if status.st_mode & OTHERS:
+    if status.st_mode & WRITABLE_BY_OTHERS:
         raise UnusableStore(
-            f"Other users may use the file {file}, whose mode is {_mode(status)}; run chmod 600 on it if no "
-            "other user has written it, or name another store."
+            f"Other users may write the file {file}, whose mode is {_mode(status)}; run chmod 600 on it if "
+            "no other user has written it, or name another store."
         )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from postroom import NewMessage, connect
+from postroom import MailboxOutbox, NewMessage, connect
 from postroom.adapters.compose.doctor import run_checks, store_checks
 from postroom.adapters.sqlite.database import connect_reader
 from postroom.adapters.sqlite.event_log import SqliteEventLog
@@ -173,7 +174,7 @@ def test_descriptors_of_names_are_closed_with_the_last_connection(tmp_path: Path
 
 
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
-async def test_a_file_that_other_users_may_use_is_refused(tmp_path: Path, suffix: str) -> None:
+async def test_a_file_that_other_users_may_write_is_refused(tmp_path: Path, suffix: str) -> None:
     store = tmp_path / "store.db"
     file = f"{store}{suffix}"
     os.close(os.open(file, os.O_CREAT))
@@ -184,6 +185,18 @@ async def test_a_file_that_other_users_may_use_is_refused(tmp_path: Path, suffix
     assert os.stat(file).st_size == 0
     os.chmod(file, 0o600)
     await make_store(store)
+
+
+async def test_the_database_of_an_application_that_others_may_read_is_used(tmp_path: Path) -> None:
+    store = tmp_path / "shop.db"
+    with sqlite3.connect(store) as connection:
+        connection.execute("CREATE TABLE orders (id INTEGER)")
+        MailboxOutbox().record(connection, NewMessage(topic="orders.placed", payload=b"1"))
+    connection.close()
+    store.chmod(0o644)
+    async with connect(str(store)) as mailbox:
+        (received,) = await mailbox.receive_messages("orders.placed", wait_ms=60_000)
+        assert received.payload == b"1"
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="makes a file of another user")
