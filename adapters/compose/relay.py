@@ -68,6 +68,7 @@ async def open_monitored_relay(
         stack.push_async_callback(repository.close)
         hints = None
         if settings.hints:
+            await PostgresHints.check(messaging.database)
             hints = PostgresHints(messaging.database)
             stack.push_async_callback(hints.close)
         if settings.cleanup_every_ms:

@@ -1,19 +1,24 @@
 """Connections to a PostgreSQL database, and errors about it."""
 
+import asyncio
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from threading import Lock
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from threading import Event, Lock, Timer
 from typing import Any, Protocol
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import TransactionStatus
 
 from postroom.adapters.postgres.url import is_url
 from postroom.domain.errors import InvalidRequest, Unavailable, UnusableServer
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
+Settings = Mapping[str, str]
+"""Settings of the server for a connection, by name."""
 
 
 class Closable(Protocol):
@@ -33,6 +38,20 @@ _DEFAULTS: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
+TEXT_SETTINGS: Settings = {
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+    "standard_conforming_strings": "on",
+}
+"""Settings of every connection: those that change the text of values and of statements."""
+NO_SETTINGS: Settings = {}
+_REFUSED_PARAMETER = "unsupported startup parameter"
+"""Part of the message with which PgBouncer refuses options, and connections for replication."""
+_SESSION = b"SELECT pg_backend_pid(), current_setting('synchronous_commit')"
+"""The process of the session; a pooler gave its client another number, with which to cancel statements."""
 _LOCAL_HOSTS = ("", "localhost", "127.0.0.1", "::1")
 _NO_CONNECTION = ("08", "28", "3D", "53300", "57P")
 """Prefixes of the SQLSTATE of connections that failed, were refused, or were ended by the server."""
@@ -62,42 +81,191 @@ def follow_lock(target: str) -> str:
     return f"postroom follow{f' into {target}' if target else ''}"
 
 
-def connect(url: str, name: str) -> Connection:
-    """Open a connection in autocommit mode.
+class _Connection(Connection):
+    """A connection with settings of its own; see `connect`."""
+
+    local_settings: tuple[bytes, ...] = ()
+    """Statements that begin each transaction through a pooler; none at a server."""
+
+    def execute(
+        self, query: Any, params: Any = None, *, prepare: bool | None = None, binary: bool = False
+    ) -> psycopg.Cursor[tuple[Any, ...]]:
+        if not _begins_transaction(self):
+            return super().execute(query, params, prepare=prepare, binary=binary)
+        with self.transaction():
+            return super().execute(query, params, prepare=prepare, binary=binary)
+
+    @contextmanager
+    def transaction(
+        self, savepoint_name: str | None = None, force_rollback: bool = False
+    ) -> Iterator[psycopg.Transaction]:
+        begins = _begins_transaction(self)
+        with super().transaction(savepoint_name, force_rollback) as transaction:
+            if begins:
+                set_locally(self)
+            yield transaction
+
+
+class _AsyncConnection(AsyncConnection):
+    """A connection with settings of its own; see `connect`."""
+
+    local_settings: tuple[bytes, ...] = ()
+    """Statements that begin each transaction through a pooler; none at a server."""
+
+    async def execute(
+        self, query: Any, params: Any = None, *, prepare: bool | None = None, binary: bool = False
+    ) -> psycopg.AsyncCursor[tuple[Any, ...]]:
+        if not _begins_transaction(self):
+            return await super().execute(query, params, prepare=prepare, binary=binary)
+        async with self.transaction():
+            return await super().execute(query, params, prepare=prepare, binary=binary)
+
+    @asynccontextmanager
+    async def transaction(
+        self, savepoint_name: str | None = None, force_rollback: bool = False
+    ) -> AsyncIterator[psycopg.AsyncTransaction]:
+        begins = _begins_transaction(self)
+        async with super().transaction(savepoint_name, force_rollback) as transaction:
+            if begins:
+                for statement in self.local_settings:
+                    await super().execute(statement)
+            yield transaction
+
+
+def connect(
+    url: str, name: str, settings: Settings = NO_SETTINGS, *, session_for: str = "", sync: str = ""
+) -> Connection:
+    """Open a connection in autocommit mode, to a server or to a transaction pooler.
+
+    A server gets the settings as options of the new session. Through a pooler each transaction sets them for
+    itself, so that nothing is left in a server connection that others use next (ADR 0102).
 
     Arguments:
         url: `postgresql://user:password@host:port/database`; its options override the defaults.
         name: the connection's application name, which the server shows.
+        settings: settings of the server for this connection.
+        session_for: what needs a session of its own, for the message that refuses a pooler.
+        sync: `synchronous_commit` in place of `off`, if the server has that.
 
-    Raises: Unavailable when the server can't be reached or refuses, InvalidRequest for a malformed URL.
+    Raises: Unavailable when the server can't be reached or refuses, InvalidRequest for a malformed URL, or a
+        pooler in place of a server.
     """
+    takes_options = True
     with unavailable(url):
-        return psycopg.Connection.connect(**_arguments(url, name), autocommit=True)
+        try:
+            connection = _Connection.connect(**server_parameters(url, name, settings), autocommit=True)
+        except psycopg.OperationalError as error:
+            if _REFUSED_PARAMETER not in str(error):
+                raise
+            takes_options = False
+            connection = _Connection.connect(**_arguments(url, name), autocommit=True)
+        with closing_on_failure(connection):
+            with deadline(connection, url, CONNECT_TIMEOUT_SECONDS):  # a pooler may wait for its server
+                ((pid, commits),) = connection.execute(_SESSION).fetchall()
+            if not takes_options or pid != connection.info.backend_pid:
+                _share_sessions(connection, url, settings, session_for)
+    if sync and commits == "off":
+        connection.close()
+        return connect(url, name, {**settings, "synchronous_commit": sync}, session_for=session_for)
+    return connection
 
 
-async def connect_async(url: str, name: str) -> AsyncConnection:
+async def connect_async(
+    url: str, name: str, settings: Settings = NO_SETTINGS, *, session_for: str = ""
+) -> AsyncConnection:
     """Open a connection as `connect` does, for use from asyncio."""
+    takes_options = True
     with unavailable(url):
-        return await psycopg.AsyncConnection.connect(**_arguments(url, name), autocommit=True)
+        try:
+            connection = await _AsyncConnection.connect(
+                **server_parameters(url, name, settings), autocommit=True
+            )
+        except psycopg.OperationalError as error:
+            if _REFUSED_PARAMETER not in str(error):
+                raise
+            takes_options = False
+            connection = await _AsyncConnection.connect(**_arguments(url, name), autocommit=True)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
+                ((pid, _),) = await (await connection.execute(_SESSION)).fetchall()
+            if not takes_options or pid != connection.info.backend_pid:
+                _share_sessions(connection, url, settings, session_for)
+        except TimeoutError as error:
+            await connection.close()
+            raise _silent(url, CONNECT_TIMEOUT_SECONDS) from error
+        except BaseException:
+            await connection.close()
+            raise
+    return connection
 
 
-async def connect_replication(url: str, name: str, options: str, encoding: str) -> AsyncConnection:
+async def connect_replication(url: str, name: str, settings: Settings, encoding: str) -> AsyncConnection:
     """Open a connection for logical replication from the database at a URL.
 
     Arguments:
-        options: settings of the session, as `-c name=value`.
         encoding: PostgreSQL's name of the encoding of texts.
 
-    Raises: Unavailable when the server can't be reached or refuses, InvalidRequest for a malformed URL.
+    Raises: Unavailable when the server can't be reached or refuses, InvalidRequest for a malformed URL, or a
+        pooler in place of a server.
     """
-    arguments = _arguments(url, name)
-    arguments |= {
-        "replication": "database",
-        "options": f"{arguments.get('options', '')} {options}".strip(),
-        "client_encoding": encoding,
-    }
+    arguments = server_parameters(url, name, settings)
+    arguments |= {"replication": "database", "client_encoding": encoding}
     with unavailable(url):
-        return await psycopg.AsyncConnection.connect(**arguments, autocommit=True)
+        try:
+            return await psycopg.AsyncConnection.connect(**_arguments(url, name), autocommit=True)
+        except psycopg.OperationalError as error:
+            if _REFUSED_PARAMETER not in str(error):
+                raise
+            raise _refuse_pooler(url, "capture") from error
+
+
+@contextmanager
+def deadline(connection: Connection, url: str, seconds: float) -> Iterator[None]:
+    """Cut a connection off whose server does not answer in time, as the driver waits for ever.
+
+    Raises: Unavailable.
+    """
+    is_over = Event()
+
+    def cut() -> None:
+        is_over.set()
+        with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)
+
+    timer = Timer(seconds, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except psycopg.Error as error:
+        if is_over.is_set():
+            raise _silent(url, seconds) from error
+        raise
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def is_pooled(connection: Connection) -> bool:
+    """Return whether a pooler stands between a connection of `connect` and its server."""
+    return isinstance(connection, _Connection) and bool(connection.local_settings)
+
+
+@contextmanager
+def in_transaction(connection: Connection) -> Iterator[None]:
+    """Begin a transaction if a pooler needs one for the settings of the statements in the context."""
+    if is_pooled(connection):
+        with connection.transaction():
+            yield
+    else:
+        yield
+
+
+def set_locally(connection: Connection) -> None:
+    """Set the settings of a connection of `connect` in a transaction that was begun by a statement."""
+    if isinstance(connection, _Connection):
+        for statement in connection.local_settings:
+            connection.execute(statement)
 
 
 class Reconnecting:
@@ -218,6 +386,54 @@ def _is_refused(error: psycopg.Error, message: str) -> bool:
 def _arguments(url: str, name: str) -> dict[str, Any]:
     shortened = name.encode()[:NAME_BYTES].decode("utf-8", "ignore")
     return _DEFAULTS | _parameters(url) | {"application_name": shortened, "client_encoding": "UTF8"}
+
+
+def server_parameters(url: str, name: str, settings: Settings) -> dict[str, Any]:
+    """Return the parameters of libpq for a session with settings, which override the options of the URL."""
+    arguments = _arguments(url, name)
+    inherited = {each.keyword: each.val for each in psycopg.pq.Conninfo.get_defaults()}
+    options = arguments.get("options") or (inherited.get(b"options") or b"").decode()
+    for name, value in {**TEXT_SETTINGS, **settings}.items():
+        escaped = value.replace("\\", "\\\\").replace(" ", "\\ ")
+        options += f" -c {name}={escaped}"
+    return arguments | {"options": options.strip()}
+
+
+def _share_sessions(
+    connection: _Connection | _AsyncConnection, url: str, settings: Settings, session_for: str
+) -> None:
+    """Prepare a connection for a pooler, whose server connections others use between two transactions.
+
+    Raises: InvalidRequest if it needs a session of its own.
+    """
+    if session_for:
+        raise _refuse_pooler(url, session_for)
+    connection.prepare_threshold = None  # the next transaction may be in another session
+    connection.local_settings = tuple(
+        # The defaults of transactions come too late for the one that sets them.
+        f"SET LOCAL {name.removeprefix('default_')} = '{value}'".encode()
+        for name, value in {**TEXT_SETTINGS, **settings}.items()
+    )
+
+
+def _silent(url: str, seconds: float) -> Unavailable:
+    return Unavailable(f"The database {shown(url)} did not answer within {seconds:g} s; check the server.")
+
+
+def _refuse_pooler(url: str, session_for: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{shown(url)} is a transaction pooler; name the server itself, as {session_for} needs a session of "
+        "its own."
+    )
+
+
+def _begins_transaction(connection: _Connection | _AsyncConnection) -> bool:
+    """Return whether the next statement begins a transaction that has settings to set."""
+    return (
+        bool(connection.local_settings)
+        and connection.pgconn.transaction_status == TransactionStatus.IDLE
+        and not connection.pgconn.pipeline_status
+    )
 
 
 def _parameters(url: str) -> dict[str, Any]:

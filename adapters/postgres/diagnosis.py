@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 
-from postroom.adapters.postgres.database import Connection, connect, shown, unavailable
+from postroom.adapters.postgres.database import Connection, connect, is_pooled, shown, unavailable
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.sql.statements import statements
 from postroom.application.diagnosis import Finding, clock_finding
@@ -13,6 +13,7 @@ from postroom.domain.errors import UnusableServer
 MIN_VERSION = 140_000
 FULL_SHARE = 0.8
 MAX_OWNERS = 20
+_POOLER = "Name the server itself for owners, relays with hints, followers, rebuilds and capture."
 _SQL = statements("postroom.adapters.postgres", "sql/diagnosis.sql")
 _DIRECTORY = statements("postroom.adapters.postgres", "owner_directory.sql")
 
@@ -25,9 +26,10 @@ def check_database(url: str, set_: str, name: str, seconds: float) -> Iterator[F
         name: first word of the findings' names.
         seconds: deadline of each statement.
     """
-    with closing(connect(url, "postroom doctor")) as connection, unavailable(url):
-        connection.execute(_SQL["limit_time"].encode(), {"ms": int(seconds * 1_000)})
+    with _connect(url, seconds) as connection:
         yield from _check_version(connection, url, name)
+        if is_pooled(connection):
+            yield Finding(f"{name} pooler", "warning", "a transaction pooler, for reads and records", _POOLER)
         yield _check_migrations(connection, url, set_, name)
         if set_ == "store":
             yield _check_rights(connection, name)
@@ -42,13 +44,19 @@ def find_owners(url: str, seconds: float) -> Iterator[Finding]:
     Arguments:
         seconds: deadline of a statement.
     """
-    with closing(connect(url, "postroom doctor")) as connection, unavailable(url):
-        connection.execute(_SQL["limit_time"].encode(), {"ms": int(seconds * 1_000)})
+    with _connect(url, seconds) as connection:
         owners = connection.execute(_DIRECTORY["owners"].encode(), {"limit": MAX_OWNERS}).fetchall()
     for mailbox, owner, address in owners:
         yield Finding("owners", "ok", f"{mailbox}: {owner}, at {address}")
     if not owners:
         yield Finding("owners", "ok", "no process owns a mailbox and answers other hosts")
+
+
+@contextmanager
+def _connect(url: str, seconds: float) -> Iterator[Connection]:
+    settings = {"statement_timeout": str(int(seconds * 1_000))}
+    with closing(connect(url, "postroom doctor", settings)) as connection, unavailable(url):
+        yield connection
 
 
 def _check_version(connection: Connection, url: str, name: str) -> Iterator[Finding]:

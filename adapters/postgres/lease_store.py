@@ -15,8 +15,10 @@ from eventsourcing.persistence import (
 )
 
 from postroom.adapters.postgres.database import (
+    NO_SETTINGS,
     Connection,
     Reconnecting,
+    Settings,
     closing_on_failure,
     connect,
     describe,
@@ -33,18 +35,19 @@ from postroom.domain.errors import PostroomError
 TIMEOUT = "10s"
 """Time limit of a statement, the wait for the appends of others included."""
 POLL_SECONDS = 0.05
+_SETTINGS = {"statement_timeout": TIMEOUT, "idle_session_timeout": "0", "jit": "off"}
 _SQL = statements("postroom.adapters.postgres", "leases.sql")
 
 
-def open_session(url: str, name: str) -> Connection:
-    """Open a connection to a lease store.
+def open_session(url: str, name: str, settings: Settings = NO_SETTINGS) -> Connection:
+    """Open a connection to a lease store, with settings beside those of all.
 
     Raises: Unavailable when the database can't be used or is not migrated.
     """
-    connection = connect(url, name)
+    # A server that is set to confirm commits before they are durable does so for other sessions.
+    connection = connect(url, name, {**_SETTINGS, **settings}, sync="local")
     with unavailable(url), closing_on_failure(connection):
         check_connection(connection, url, "leases")
-        connection.execute(_SQL["configure"], {"timeout": TIMEOUT})
     return connection
 
 

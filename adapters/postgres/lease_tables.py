@@ -60,9 +60,9 @@ class PostgresLeaseTables:
         self._database.close()
 
     def _open(self) -> Connection:
-        connection = open_session(self._url, "postroom, lease tables")
-        connection.execute(_SQL["limit_idle_transactions"], {"timeout": TIMEOUT})
-        return connection
+        # The row of the cursor is locked while the tables change, also if the process is paused meanwhile.
+        settings = {"idle_in_transaction_session_timeout": TIMEOUT}
+        return open_session(self._url, "postroom, lease tables", settings)
 
 
 def _position(connection: Connection, statement: str) -> int:

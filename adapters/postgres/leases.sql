@@ -1,17 +1,5 @@
 -- Statements of the PostgreSQL lease store.
 
--- name: configure
--- A server that is set to confirm commits before they are durable does so for other sessions.
-SELECT
-    set_config('statement_timeout', %(timeout)s, false),
-    set_config('idle_session_timeout', '0', false),
-    set_config('jit', 'off', false),
-    CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'local', false) END;
-
--- name: limit_idle_transactions
--- The row of the cursor is locked while the tables change, also if the process is paused meanwhile.
-SELECT set_config('idle_in_transaction_session_timeout', %(timeout)s, false);
-
 -- name: append
 SELECT postroom.append_lease_events(
     %(aggregates)s::uuid[], %(versions)s::bigint[], %(topics)s::text[], %(states)s::bytea[]

@@ -1,41 +1,12 @@
 -- Statements of the PostgreSQL event log; `base` is the place before the mailbox's first position.
 -- Reads have a range of places, so that the planner prunes the partitions of other mailboxes.
 
--- name: configure_writer
-SELECT
-    set_config('statement_timeout', %(timeout)s, false),
-    set_config('idle_session_timeout', '0', false),
-    -- Only `off` is changed: an operator may have chosen a stronger setting than `on`.
-    set_config('synchronous_commit', CASE
-        WHEN %(relaxed)s THEN 'off'
-        WHEN current_setting('synchronous_commit') = 'off' THEN 'on'
-        ELSE current_setting('synchronous_commit')
-    END, false),
-    -- New partitions have no statistics yet; every statement here has an index.
-    set_config('enable_seqscan', 'off', false),
-    set_config('enable_bitmapscan', 'off', false),
-    set_config('enable_hashjoin', 'off', false),
-    set_config('enable_mergejoin', 'off', false),
-    set_config('jit', 'off', false);
-
 -- name: session
 SELECT pid, backend_start, current_setting('fsync') = 'on' FROM pg_stat_activity WHERE pid = pg_backend_pid();
 
 -- name: end_session
 SELECT pg_terminate_backend(pid, %(wait_ms)s) FROM pg_stat_activity
 WHERE pid = %(pid)s AND backend_start = %(started)s;
-
--- name: configure_reader
-SELECT
-    set_config('default_transaction_read_only', 'on', false),
-    set_config('statement_timeout', %(timeout)s, false),
-    set_config('idle_session_timeout', '0', false),
-    -- A custom plan prunes partitions before locking them.
-    set_config('plan_cache_mode', 'force_custom_plan', false),
-    -- New partitions have no statistics yet; every query here has an index.
-    set_config('enable_seqscan', 'off', false),
-    set_config('enable_bitmapscan', 'off', false),
-    set_config('jit', 'off', false);
 
 -- name: mailbox
 SELECT id, partition_positions FROM postroom.mailbox_names WHERE name = %(name)s;

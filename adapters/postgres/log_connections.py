@@ -21,6 +21,28 @@ TIMEOUT = "60s"
 """Time limit of a statement: one append, or one page of a read."""
 UNCERTAIN_APPEND_WAIT_MS = 5_000
 
+_WRITER = {
+    "statement_timeout": TIMEOUT,
+    "idle_session_timeout": "0",
+    # New partitions have no statistics yet; every statement here has an index.
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+_READER = {
+    "default_transaction_read_only": "on",
+    "statement_timeout": TIMEOUT,
+    "idle_session_timeout": "0",
+    # A custom plan prunes partitions before locking them.
+    "plan_cache_mode": "force_custom_plan",
+    # New partitions have no statistics yet; every query here has an index.
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "jit": "off",
+}
+
 SQL = statements("postroom.adapters.postgres", "log.sql")
 
 
@@ -115,19 +137,20 @@ class LogConnections:
         self._uncertain = None
 
     def _open_reader(self) -> Connection:
-        reader = connect(self._url, f"postroom, reads {self._mailbox}")
+        reader = connect(self._url, f"postroom, reads {self._mailbox}", _READER)
         with unavailable(self._url), closing_on_failure(reader):
             check_connection(reader, self._url, "store")
             reader.adapters.register_dumper(BinaryValue, PackedDumper)
-            reader.execute(SQL["configure_reader"], {"timeout": TIMEOUT})
         return reader
 
     def _open_writer(self) -> Connection:
-        writer = connect(self._url, f"postroom, appends to {self._mailbox}")
+        name, owner = f"postroom, appends to {self._mailbox}", f"the owner of {self._mailbox}"
+        settings = _WRITER | ({"synchronous_commit": "off"} if self._is_relaxed else {})
+        # Only `off` is changed: an operator may have chosen a stronger setting than `on`.
+        sync = "" if self._is_relaxed else "on"
+        writer = connect(self._url, name, settings, session_for=owner, sync=sync)
         with unavailable(self._url), closing_on_failure(writer):
             writer.adapters.register_dumper(BinaryValue, PackedDumper)
-            values = {"timeout": TIMEOUT, "relaxed": self._is_relaxed}
-            writer.execute(SQL["configure_writer"], values)
             pid, started, self.is_synced = writer.execute(SQL["session"]).fetchone() or (0, None, False)
             self._session = _Session(pid, started)
         return writer

@@ -16,6 +16,7 @@ from postroom.adapters.postgres.database import (
     Connection,
     closing_on_failure,
     connect,
+    in_transaction,
     shown,
     unavailable,
 )
@@ -33,6 +34,15 @@ COMMITS_PER_CHUNK = 100
 """Commits per chunk that libpq fetches."""
 BYTES_PER_BATCH = 16 << 20
 """Approximate bytes per batch that ADBC fetches."""
+_SETTINGS = {
+    "default_transaction_read_only": "on",
+    # A custom plan prunes partitions before locking them.
+    "plan_cache_mode": "force_custom_plan",
+    # New partitions have no statistics yet; every query here has an index.
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "jit": "off",
+}
 _SQL = statements("postroom.adapters.postgres", "sql/log_reader.sql")
 
 
@@ -129,17 +139,17 @@ class PostgresLogReader:
             yield from _commits(run, range_, envelopes=envelopes)
 
     def _connect(self) -> AbstractContextManager[Run]:
-        return self._adbc() if self.driver != "python" and _has_adbc() else self._psycopg()
+        database = adbc_database(self.url, NAME, _SETTINGS) if self.driver != "python" else None
+        return self._psycopg() if database is None else self._adbc(database)
 
     @contextmanager
     def _reader(self) -> Iterator[Connection]:
-        with closing(connect(self.url, NAME)) as connection, unavailable(self.url):
+        with closing(connect(self.url, NAME, _SETTINGS)) as connection, unavailable(self.url):
             check_connection(connection, self.url, "store")
-            connection.execute(_SQL["configure"])
             yield connection
 
     @contextmanager
-    def _adbc(self) -> Iterator[Run]:
+    def _adbc(self, database: Any) -> Iterator[Run]:
         from adbc_driver_manager import AdbcConnection, AdbcStatement, Error
 
         def run(sql: str) -> Rows:
@@ -150,16 +160,13 @@ class PostgresLogReader:
                 with pa.RecordBatchReader.from_stream(handle) as reader:
                     yield from rows_of(reader)
 
-        def configure(connection: Any) -> None:
+        def ping(connection: Any) -> None:
             with AdbcStatement(connection) as statement:
-                statement.set_sql_query(_SQL["configure"])
+                statement.set_sql_query(_SQL["ping"])
                 statement.execute_update()
 
-        def open_() -> Any:
-            return AdbcConnection(adbc_database(self.url))
-
         try:
-            with self._connection(open_, configure, Error) as connection:
+            with self._connection(lambda: AdbcConnection(database), ping, Error) as connection:
                 yield run
         except Error as error:
             reason = str(error).replace(self.url, shown(self.url)).partition("\n")[0]
@@ -168,30 +175,26 @@ class PostgresLogReader:
     @contextmanager
     def _psycopg(self) -> Iterator[Run]:
         def run(statement: str) -> Rows:
-            with connection.cursor(binary=True) as cursor:
+            with in_transaction(connection), connection.cursor(binary=True) as cursor:
                 yield from cursor.stream(statement.encode(), size=COMMITS_PER_CHUNK)
 
-        def configure(connection: Connection) -> None:
-            connection.execute(_SQL["configure"])
+        def ping(connection: Connection) -> None:
+            connection.execute(_SQL["ping"])
 
-        opened = self._connection(lambda: connect(self.url, NAME), configure, psycopg.Error)
+        opened = self._connection(lambda: connect(self.url, NAME, _SETTINGS), ping, psycopg.Error)
         with unavailable(self.url), opened as connection:
             yield run
 
     @contextmanager
     def _connection(
-        self, open_: Callable[[], C], configure: Callable[[C], None], error: type[Exception]
+        self, open_: Callable[[], C], ping: Callable[[C], None], error: type[Exception]
     ) -> Iterator[C]:
         """Use an idle connection or a new one; whatever interrupts a read closes its connection.
 
         Arguments:
             error: the driver's, raised if the connection was lost while it was idle.
         """
-        connection = self._take(configure, error)
-        if connection is None:
-            connection = open_()
-            with closing_on_failure(connection):
-                configure(connection)
+        connection = self._take(ping, error) or open_()
         with closing_on_failure(connection):
             yield connection
         if self._idle is None:
@@ -199,14 +202,14 @@ class PostgresLogReader:
         else:
             self._idle.put(connection)
 
-    def _take(self, configure: Callable[[C], None], error: type[Exception]) -> C | None:
+    def _take(self, ping: Callable[[C], None], error: type[Exception]) -> C | None:
         """Return an idle connection that answers; close those that do not."""
         while self._idle is not None:
             connection: C | None = self._idle.take()
             if connection is None:
                 return None
             try:
-                configure(connection)
+                ping(connection)
             except error:
                 connection.close()
             else:
@@ -226,11 +229,3 @@ def _commits(run: Run, range_: Range, *, envelopes: bool) -> Generator[Commit, N
     begin = next((begin for (begin,) in run(_SQL["begin"].format(base=base, place=place))), place)
     bounds = {"base": base, "begin": begin, "end": extent.place(last)}
     return to_commits(run(_SQL["commits"].format(**bounds, envelopes=envelopes_column(is_read=envelopes))))
-
-
-def _has_adbc() -> bool:
-    try:
-        import adbc_driver_postgresql  # noqa: F401
-    except ImportError:
-        return False
-    return True

@@ -9,8 +9,7 @@ the previous release: it adds, and removes only what that release no longer uses
 the store is not (ADR 0101): the processes of the previous release are stopped before it.
 """
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 import psycopg
 from psycopg import sql
@@ -46,16 +45,21 @@ def migrate(url: str, set_: str, *, target: int | None = None, dry_run: bool = F
     Raises: Unavailable when the database can't be used, UnusableStore when it has migrations that differ from
         these, or the format of a newer version.
     """
-    with closing(connect(url, "postroom migrate")) as connection, unavailable(url):
+    connection = connect(url, "postroom migrate", {"lock_timeout": LOCK_TIMEOUT})
+    with closing(connection), unavailable(url):
+        pending = _pending(connection, url, set_, target)
         if dry_run:
-            return _pending(connection, url, set_, target)
-        with _migration_lock(connection, url):
-            pending = _pending(connection, url, set_, target)
-            if pending:
-                _prepare(connection, set_)
-            for migration in pending:
-                _apply(connection, migration)
             return pending
+        applied = []
+        while pending:
+            with connection.transaction():
+                _lock(connection, url)
+                pending = _pending(connection, url, set_, target)  # others may have been first
+                if pending:
+                    _prepare(connection, set_)
+                    _apply(connection, pending[0])
+                    applied.append(pending.pop(0))
+        return applied
 
 
 def check(url: str, set_: str) -> None:
@@ -78,17 +82,14 @@ def check_connection(connection: Connection, url: str, set_: str) -> None:
             )
 
 
-@contextmanager
-def _migration_lock(connection: Connection, url: str) -> Iterator[None]:
-    """Hold the lock of migrations while the context lasts."""
-    connection.execute(_SQL["limit_waiting"], {"timeout": LOCK_TIMEOUT})
+def _lock(connection: Connection, url: str) -> None:
+    """Hold the lock of migrations until the transaction ends."""
     try:
         connection.execute(_SQL["lock"])
     except psycopg.errors.LockNotAvailable as error:
         raise Unavailable(
             f"Another process has been migrating {shown(url)} for {LOCK_TIMEOUT}; retry when it is done."
         ) from error
-    yield  # the lock ends with the connection
 
 
 def _pending(
@@ -132,20 +133,18 @@ def _applied(connection: Connection, url: str, set_: str) -> list[tuple[int, str
 
 
 def _prepare(connection: Connection, set_: str) -> None:
-    with connection.transaction():
-        if set_ in SCHEMAS:
-            connection.execute(sql.SQL(_SQL["create_schema"]).format(schema=sql.Identifier(SCHEMAS[set_])))
-        connection.execute(sql.SQL(_SQL["create_table"]).format(table=_table(set_)))
+    if set_ in SCHEMAS:
+        connection.execute(sql.SQL(_SQL["create_schema"]).format(schema=sql.Identifier(SCHEMAS[set_])))
+    connection.execute(sql.SQL(_SQL["create_table"]).format(table=_table(set_)))
 
 
 def _apply(connection: Connection, migration: Migration) -> None:
-    with connection.transaction():
-        connection.execute(migration.text.encode())
-        values = {"set": migration.set, "number": migration.number, "name": migration.name}
-        connection.execute(
-            sql.SQL(_SQL["record"]).format(table=_table(migration.set)),
-            values | {"checksum": migration.checksum},
-        )
+    connection.execute(migration.text.encode())
+    values = {"set": migration.set, "number": migration.number, "name": migration.name}
+    connection.execute(
+        sql.SQL(_SQL["record"]).format(table=_table(migration.set)),
+        values | {"checksum": migration.checksum},
+    )
 
 
 def _table(set_: str) -> sql.Identifier:

@@ -1,10 +1,7 @@
 -- Bookkeeping of migrations; `{table}` is `postroom_migrations`, in the schema of the set.
 
--- name: limit_waiting
-SELECT set_config('lock_timeout', %(timeout)s, false);
-
 -- name: lock
-SELECT pg_advisory_lock(hashtextextended('postroom migrate', 0));
+SELECT pg_advisory_xact_lock(hashtextextended('postroom migrate', 0));
 
 -- name: find_table
 SELECT to_regclass(%(table)s);

@@ -26,6 +26,14 @@ TICKET_BYTES = 32
 TICKET_SECONDS = 60
 LOOPBACK = "127.0.0.1"
 
+_SETTINGS = {
+    # The server detects a lost owner within 30 seconds instead of two hours.
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "30s",
+    "idle_session_timeout": "0",
+}
 _SQL = statements("postroom.adapters.postgres", "ownership.sql")
 _DIRECTORY = statements("postroom.adapters.postgres", "owner_directory.sql")
 
@@ -152,11 +160,10 @@ class _Lock:
 
     async def try_acquire(self) -> bool:
         if self._connection is None:
-            self._connection = await connect_async(self._url, self._owner)
+            owner = f"the owner of {self._mailbox['mailbox']}"
+            self._connection = await connect_async(self._url, self._owner, _SETTINGS, session_for=owner)
             self._descriptor = self._connection.fileno()
             set_close_on_fork(self._descriptor, True)
-            with unavailable(self._url):
-                await self._connection.execute(_SQL["configure"])
             await self._end_lost_session()
             self._pid = self._connection.info.backend_pid
         return bool(await self._fetch("try_lock"))

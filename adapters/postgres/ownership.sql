@@ -1,14 +1,5 @@
 -- Statements of PostgreSQL ownership.
 
--- The server detects a lost owner within 30 seconds instead of two hours.
--- name: configure
-SELECT
-    set_config('tcp_keepalives_idle', '10', false),
-    set_config('tcp_keepalives_interval', '5', false),
-    set_config('tcp_keepalives_count', '3', false),
-    set_config('tcp_user_timeout', '30s', false),
-    set_config('idle_session_timeout', '0', false);
-
 -- name: try_lock
 SELECT pg_try_advisory_lock(hashtextextended('postroom mailbox ' || %(mailbox)s, 0));
 

@@ -14,7 +14,14 @@ from psycopg import sql
 from psycopg.rows import tuple_row
 
 from postroom.adapters.postgres.columns import INDEXED_BYTES, INDEXED_CHARS, escape
-from postroom.adapters.postgres.database import Connection, connect, shown, unavailable
+from postroom.adapters.postgres.database import (
+    NO_SETTINGS,
+    Connection,
+    Settings,
+    connect,
+    shown,
+    unavailable,
+)
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.postgres.read_model_writer import PostgresRowReader, PostgresWriter, unescape_frame
 from postroom.adapters.sql.build import CatalogBuild
@@ -40,6 +47,18 @@ CONNECTIONS = 2
 LOCK_TIMEOUT_MS = 60_000
 """How long a transaction waits for the batch of a follower, which locks its version, and for queries."""
 ROWS_PER_BATCH = 20_000
+_BUILD = {
+    "lock_timeout": "2s",
+    "statement_timeout": "0",
+    "idle_session_timeout": "0",
+    "maintenance_work_mem": "256MB",
+    # Two connections build indexes, each on one core.
+    "max_parallel_maintenance_workers": "0",
+    # Commits become durable in order, so a flip never precedes its rows; what a crash undoes is rebuilt.
+    "synchronous_commit": "off",
+    # The server stops building an index when the rebuild is killed.
+    "client_connection_check_interval": "1s",
+}
 _SQL = named_statements("postroom.adapters.postgres", "sql/rebuild.sql")
 _SQL_TYPES = {pl.Int64(): "BIGINT", pl.String(): 'TEXT COLLATE "C"', pl.Binary(): "BYTEA"}
 
@@ -65,8 +84,7 @@ class PostgresReadModelStore:
         self, plan: Callable[[ActiveVersion | None], Plan], *, restart: bool = False
     ) -> Iterator["PostgresBuild"]:
         """Begin a version or continue one; see `ReadModelStore.build`."""
-        with self._database("postroom rebuild") as database:
-            database.connection.execute(_SQL["configure"])
+        with self._database("postroom rebuild", _BUILD, "a rebuild") as database:
             self._lock(database)
             versions = Versions(database)
             version, planned = versions.open(
@@ -106,8 +124,11 @@ class PostgresReadModelStore:
         return PostgresRowReader(self._url, version)
 
     @contextmanager
-    def _database(self, name: str) -> Iterator["PostgresDatabase"]:
-        with closing(connect(self._url, name)) as connection, unavailable(self._url):
+    def _database(
+        self, name: str, settings: Settings = NO_SETTINGS, session_for: str = ""
+    ) -> Iterator["PostgresDatabase"]:
+        connection = connect(self._url, name, settings, session_for=session_for)
+        with closing(connection), unavailable(self._url):
             check_connection(connection, self._url, "store")
             yield PostgresDatabase(self.where, connection)
 
@@ -259,9 +280,8 @@ class PostgresBuild(CatalogBuild):
 
         def work() -> None:
             nonlocal count
-            with closing(connect(self._url, "postroom rebuild")) as connection:
-                connection.execute(_SQL["configure"])
-                connection.execute(_SQL["wait_for_locks"])
+            settings = _BUILD | {"lock_timeout": "0"}
+            with closing(connect(self._url, "postroom rebuild", settings)) as connection:
                 versions = Versions(PostgresDatabase(self._database.where, connection))
                 while True:
                     with lock:

@@ -27,6 +27,15 @@ from postroom.adapters.sql.statements import statements
 from postroom.projections.incremental.cursors import Version
 from postroom.projections.ports.read_model_store import LockTimeout
 
+_SETTINGS = {
+    "lock_timeout": "10s",
+    "idle_in_transaction_session_timeout": "60s",
+    # Batches undone by a crash are applied again, as the cursor is undone with their rows.
+    "synchronous_commit": "off",
+    # Lookups by key have an index, whatever the statistics say.
+    "enable_seqscan": "off",
+    "jit": "off",
+}
 _SQL = statements("postroom.adapters.postgres", "sql/update.sql")
 _TYPES: dict[Any, type] = {pl.Int64: int, pl.String: str, pl.Binary: bytes, pl.Null: str}
 
@@ -56,7 +65,8 @@ class PostgresReadModelUpdater(SqlReadModelUpdater):
     @contextmanager
     def leader_lock(self, target: str = "") -> Iterator[bool]:
         """Acquire an advisory lock on a separate connection; see `ReadModelUpdater.leader_lock`."""
-        with closing(connect(self._url, "postroom project follow, leader")) as connection:
+        name = "postroom project follow, leader"
+        with closing(connect(self._url, name, session_for="a follower")) as connection:
             try:
                 (is_leader,) = connection.execute(_SQL["try_lock"], [follow_lock(target)]).fetchone() or (
                     False,
@@ -76,10 +86,9 @@ class PostgresReadModelUpdater(SqlReadModelUpdater):
             return
         try:
             if self._db is None:
-                self._db = connect(self._url, "postroom project follow")
+                self._db = connect(self._url, "postroom project follow", _SETTINGS)
                 check_connection(self._db, self._url, "store")
                 self._db.adapters.register_dumper(BinaryValue, PackedDumper)
-                self._db.execute(_SQL["configure"])
             yield self._db
         except psycopg.Error as error:
             self.close()

@@ -13,9 +13,9 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
-from postroom.adapters.postgres.adbc import adbc_connection
+from postroom.adapters.postgres.adbc import adbc_connection, adbc_database
 from postroom.adapters.postgres.columns import ESCAPE, escape, unescape
-from postroom.adapters.postgres.database import connect, shown
+from postroom.adapters.postgres.database import connect, shown, unavailable
 from postroom.adapters.sql.ddl import POSTGRES, select_rows
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.versions import now, parked_rows
@@ -27,6 +27,8 @@ from postroom.projections.ports.read_model_store import ActiveVersion
 from postroom.projections.projection import Projection
 from postroom.projections.search_text import search_tables
 
+_NAME = "postroom, writing read models"
+_SETTINGS = {"statement_timeout": "0", "synchronous_commit": "off"}
 _SQL = statements("postroom.adapters.postgres", "sql/rebuild.sql")
 _decode_bodies = msgspec.json.Decoder(BodyRules).decode
 
@@ -42,7 +44,7 @@ class PostgresWriter:
 
     def is_done(self, part: str) -> bool:
         """Return whether a part is marked."""
-        with closing(connect(self.url, "postroom, writing read models")) as connection:
+        with closing(connect(self.url, _NAME)) as connection:
             row = connection.execute(
                 "SELECT FROM postroom.projection_part WHERE version = %s AND part = %s", (self.version, part)
             ).fetchone()
@@ -52,7 +54,7 @@ class PostgresWriter:
         """Write a part in one transaction; see `PartWriter.write`."""
         tables = self._tables(part, result)
         rows = sum(frame.height for name, frame in result.rows.items() if name in self.projections)
-        with _adbc(self.url) as (connection, cursor):
+        with _writing(self.url) as (connection, cursor):
             cursor.execute(
                 "INSERT INTO postroom.projection_part (version, part, rows, folded_at) VALUES "
                 f"({self.version}, '{part}', {rows}, {now()}) ON CONFLICT DO NOTHING RETURNING rows"
@@ -95,14 +97,12 @@ class PostgresWriter:
 
 
 @contextmanager
-def _adbc(url: str) -> Iterator[tuple[Any, Any]]:
+def _writing(url: str) -> Iterator[tuple[Any, Any]]:
     """Open an ADBC connection in a transaction, which is rolled back unless it is committed."""
     from adbc_driver_manager import Error
 
     try:
-        with adbc_connection(url) as connection, connection.cursor() as cursor:
-            cursor.execute(_SQL["configure_writer"])
-            cursor.fetchall()
+        with adbc_connection(_database(url)) as connection, connection.cursor() as cursor:
             yield connection, cursor
     except Error as error:
         reason = str(error).replace(url, shown(url)).partition("\n")[0]
@@ -111,10 +111,18 @@ def _adbc(url: str) -> Iterator[tuple[Any, Any]]:
 
 def _fetch(url: str, statement: str, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
     """Return the rows of a SELECT statement, with text unescaped."""
-    with _adbc(url) as (_, cursor):
+    if _database(url) is None:
+        with closing(connect(url, _NAME, _SETTINGS)) as connection, unavailable(url):
+            rows = connection.execute(statement.encode(), binary=True).fetchall()
+        return unescape_frame(pl.DataFrame(rows, schema, orient="row"))
+    with _writing(url) as (_, cursor):
         cursor.execute(statement)
         frame = pl.DataFrame(cursor.fetch_arrow_table())
     return unescape_frame(frame.cast(schema))  # type: ignore[arg-type]
+
+
+def _database(url: str) -> Any:
+    return adbc_database(url, _NAME, _SETTINGS)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,14 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from postroom.adapters.postgres.columns import ESCAPE, INDEXED_BYTES, INDEXED_CHARS, escape, unescape
-from postroom.adapters.postgres.database import connect, describe, follow_lock, is_lost, shown
+from postroom.adapters.postgres.database import (
+    connect,
+    describe,
+    follow_lock,
+    is_lost,
+    set_locally,
+    shown,
+)
 from postroom.adapters.sql.log_heads import read_heads
 from postroom.adapters.sql.read_models import SqlReadModels
 from postroom.adapters.sql.statements import statements
@@ -40,7 +47,20 @@ from postroom.domain.errors import Unavailable, UnusableServer
 from postroom.domain.tokenizer import Word
 from postroom.projections.incremental.cursors import Cursor, Head
 
-STATEMENT_TIMEOUT = "60s"
+_SETTINGS = {
+    "statement_timeout": "60s",
+    # Custom plans use the values of each query, and cost little.
+    "plan_cache_mode": "force_custom_plan",
+    # Estimates of combined conditions are rough: without this, all rows of an index may be read and sorted
+    # for a page.
+    "enable_bitmapscan": "off",
+    # Joins of sorted or hashed tables may read all rows of a table before the page begins.
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    # Workers start as late as most searches end.
+    "max_parallel_workers_per_gather": "0",
+    "jit": "off",
+}
 INDEXED_BY_PREFIX = ("name", "value")
 """Columns whose text may exceed the size of an index entry, and is indexed by its first characters."""
 INDEXED_IF_SHORT = ("principal", "correlation_id", "trace_id", "namespace")
@@ -74,13 +94,7 @@ class PostgresReadModels(SqlReadModels):
         self._engine.dispose()
 
     def _connect(self) -> "psycopg.Connection[tuple[Any, ...]]":
-        connection = connect(self._url, "postroom search")
-        try:
-            connection.execute(_SQL["configure"], {"timeout": STATEMENT_TIMEOUT})
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        return connect(self._url, "postroom search", _SETTINGS)
 
     def _begin(self, connection: "psycopg.Connection[tuple[Any, ...]]", record: Any, _: object) -> None:
         """Begin a transaction by reading the active version, in one round trip.
@@ -91,6 +105,7 @@ class PostgresReadModels(SqlReadModels):
         try:
             with connection.pipeline():
                 connection.execute(_SQL["begin"])
+                set_locally(connection)
                 version = connection.execute(_SQL["active"])
         except psycopg.OperationalError as error:
             if is_idle and is_lost(error):

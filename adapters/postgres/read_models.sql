@@ -1,20 +1,5 @@
 -- Statements of queries on the read models, in addition to the generated ones.
 
--- name: configure
-SELECT
-    set_config('application_name', 'postroom search', false),
-    set_config('statement_timeout', %(timeout)s, false),
-    -- Custom plans use the values of each query, and cost little.
-    set_config('plan_cache_mode', 'force_custom_plan', false),
-    -- Estimates of combined conditions are rough: without this, all rows of an index may be read and sorted for a page.
-    set_config('enable_bitmapscan', 'off', false),
-    -- Joins of sorted or hashed tables may read all rows of a table before the page begins.
-    set_config('enable_hashjoin', 'off', false),
-    set_config('enable_mergejoin', 'off', false),
-    -- Workers start as late as most searches end.
-    set_config('max_parallel_workers_per_gather', '0', false),
-    set_config('jit', 'off', false);
-
 -- name: begin
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
 

@@ -1,13 +1,10 @@
 """The subject keys port over a PostgreSQL database, shared by owners on any number of hosts."""
 
-import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from functools import partial
-from os import dup
 from secrets import token_bytes, token_hex
-from threading import Event, Timer
 from typing import Any
 from weakref import finalize
 
@@ -18,6 +15,7 @@ from postroom.adapters.postgres.database import (
     Reconnecting,
     closing_on_failure,
     connect,
+    deadline,
     shown,
     unavailable,
 )
@@ -33,8 +31,14 @@ REWRITE_TIMEOUT_SECONDS = 65.0
 """Time limit of destroying a key, which rewrites the table; longer than the server's own."""
 PAUSE_SECONDS = 2.0
 """Time for which calls fail at once after the server did not answer one: others queue for the connection."""
-LIMITS = {"lock": "4s", "statement": "60s"}
-"""The server's own limits, of waits for a lock and of statements."""
+_SETTINGS = {
+    # Each statement must see the rows that a rewrite committed while it waited for the table.
+    "default_transaction_isolation": "read committed",
+    "lock_timeout": "4s",
+    "statement_timeout": "60s",
+    "idle_session_timeout": "0",
+    "jit": "off",
+}
 _SQL = statements("postroom.adapters.subject_keys", "postgres.sql")
 
 
@@ -154,14 +158,14 @@ class PostgresSubjectKeys:
             raise
 
     def _execute_once(self, seconds: float, statement: str, values: dict[str, Any]) -> psycopg.Cursor[Any]:
-        with self._database.use() as connection, _deadline(connection, self._url, seconds):
+        with self._database.use() as connection, deadline(connection, self._url, seconds):
             return connection.execute(_SQL[statement], values, binary=True)
 
 
 def _connect(url: str, master_key: MasterKey) -> Connection:
     connection = _open(url)
     with closing_on_failure(connection), unavailable(url):
-        with _deadline(connection, url, TIMEOUT_SECONDS):
+        with deadline(connection, url, TIMEOUT_SECONDS):
             row = connection.execute(_SQL["master_key"]).fetchone()
         if row is None:
             raise NotFound(
@@ -177,37 +181,8 @@ def _connect(url: str, master_key: MasterKey) -> Connection:
 
 
 def _open(url: str) -> Connection:
-    connection = connect(url, "postroom, keys of subjects")
-    with closing_on_failure(connection), unavailable(url), _deadline(connection, url, TIMEOUT_SECONDS):
+    # A server that is set to confirm commits before they are durable does so for other sessions.
+    connection = connect(url, "postroom, keys of subjects", _SETTINGS, sync="local")
+    with closing_on_failure(connection), unavailable(url), deadline(connection, url, TIMEOUT_SECONDS):
         check_connection(connection, url, "keys")
-        connection.execute(_SQL["configure"], LIMITS)
     return connection
-
-
-@contextmanager
-def _deadline(connection: Connection, url: str, seconds: float) -> Iterator[None]:
-    """Cut a connection off whose server does not answer in time, as the driver waits for ever.
-
-    Raises: Unavailable.
-    """
-    is_over = Event()
-
-    def cut() -> None:
-        is_over.set()
-        with suppress(OSError, psycopg.Error), socket.socket(fileno=dup(connection.fileno())) as duplicate:
-            duplicate.shutdown(socket.SHUT_RDWR)
-
-    timer = Timer(seconds, cut)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    except psycopg.Error as error:
-        if is_over.is_set():
-            raise Unavailable(
-                f"The database {shown(url)} did not answer within {seconds:g} s; check the server."
-            ) from error
-        raise
-    finally:
-        timer.cancel()
-        timer.join()

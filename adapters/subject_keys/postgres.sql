@@ -1,16 +1,5 @@
 -- Statements of the key store in PostgreSQL.
 
--- name: configure
--- Each statement must see the rows that a rewrite committed while it waited for the table. A server that is set to
--- confirm commits before they are durable does so for other sessions.
-SELECT
-    set_config('default_transaction_isolation', 'read committed', false),
-    set_config('lock_timeout', %(lock)s, false),
-    set_config('statement_timeout', %(statement)s, false),
-    set_config('idle_session_timeout', '0', false),
-    set_config('jit', 'off', false),
-    CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'local', false) END;
-
 -- name: create_master_key
 -- The key that wraps all data keys; it is never replaced.
 INSERT INTO postroom_keys.master_key (one, key_id) VALUES (1, %(key_id)s) ON CONFLICT DO NOTHING;

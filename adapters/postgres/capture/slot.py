@@ -169,7 +169,7 @@ class ReplicationSlot:
     async def _use(self) -> AsyncIterator[AsyncConnection]:
         async with self._lock:
             if self._connection is None:
-                self._connection = await connect_async(self._url, self._name)
+                self._connection = await connect_async(self._url, self._name, session_for="capture")
             try:
                 yield self._connection
             except psycopg.Error as error:

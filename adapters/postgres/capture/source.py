@@ -21,9 +21,6 @@ BATCH_BYTES = 32 << 20
 STATUS_SECONDS = 3.0
 _STATUS = struct.Struct(">cqqqqb")
 _NO_CONVERSION = ("UTF8", "SQL_ASCII")
-_TEXT_FORMS = (
-    "-c datestyle=ISO -c timezone=UTC -c bytea_output=hex -c intervalstyle=postgres -c extra_float_digits=1"
-)
 
 
 class PostgresCaptureSource:
@@ -80,8 +77,8 @@ class PostgresCaptureSource:
 
     async def _open(self) -> "_Stream":
         oid, encoding = await self._slot.check()
-        options = f"{_TEXT_FORMS} -c wal_sender_timeout={self._timeout_ms}"
-        connection = await connect_replication(self._url, "postroom outbox capture", options, encoding)
+        settings = {"wal_sender_timeout": str(self._timeout_ms)}
+        connection = await connect_replication(self._url, "postroom outbox capture", settings, encoding)
         try:
             codec = "utf-8" if encoding in _NO_CONVERSION else connection.info.encoding
             reader = ChangeReader(self._settings, oid, codec)

@@ -1,14 +1,15 @@
 """Hints by LISTEN and NOTIFY, on a dedicated connection; lost hints are covered by polling."""
 
 import asyncio
+from contextlib import suppress
 
 import psycopg
 from psycopg import sql
 
-from postroom.adapters.postgres.database import connect_async
+from postroom.adapters.postgres.database import AsyncConnection, connect_async
 from postroom.application.background import cancel_and_wait
 from postroom.application.telemetry import logger
-from postroom.domain.errors import Unavailable
+from postroom.domain.errors import PostroomError, Unavailable
 
 RECONNECT_SECONDS = 5.0
 
@@ -16,7 +17,7 @@ RECONNECT_SECONDS = 5.0
 class PostgresHints:
     """Notifications of outboxes with `notify=True`, received when an event or message is committed.
 
-    LISTEN needs a session: use the URL of the server, not of a transaction pooler.
+    LISTEN needs a session, which a transaction pooler doesn't have; see `check`.
     """
 
     def __init__(
@@ -27,6 +28,15 @@ class PostgresHints:
         self._name = name
         self._hinted = asyncio.Event()
         self._listening = asyncio.create_task(self._listen())
+
+    @staticmethod
+    async def check(url: str) -> None:
+        """Check that a URL can be used, unless the database can't be reached now.
+
+        Raises: InvalidRequest for a pooler.
+        """
+        with suppress(Unavailable):
+            await (await _connect(url, "postroom outbox hints")).close()
 
     async def wait(self) -> None:
         """Return at the next hint, or at once if there was one since the last call."""
@@ -40,11 +50,15 @@ class PostgresHints:
     async def _listen(self) -> None:
         while True:
             try:
-                async with await connect_async(self._url, self._name) as connection:
+                async with await _connect(self._url, self._name) as connection:
                     await connection.execute(self._listen_to)
                     self._hinted.set()  # events committed before LISTEN
                     async for _ in connection.notifies():
                         self._hinted.set()
-            except (psycopg.Error, Unavailable) as error:
+            except (psycopg.Error, PostroomError) as error:
                 logger().warning("outbox.hints_lost", error=str(error))
             await asyncio.sleep(RECONNECT_SECONDS)
+
+
+async def _connect(url: str, name: str) -> AsyncConnection:
+    return await connect_async(url, name, session_for="a relay with `hints = true`")

@@ -172,7 +172,8 @@ class PostgresInbox:
         """Try to lock a task on this inbox; the lock ends with the process at the latest."""
         # On a dedicated connection: reconnecting the shared one would silently release the lock.
         name = {"task": f"postroom inbox {task} {self._tables.inbox_messages}"}
-        connection = await connect_async(self._url, f"postroom inbox {task}")
+        name_, user = f"postroom inbox {task}", f"the {task} of an inbox"
+        connection = await connect_async(self._url, name_, session_for=user)
         async with connection:
             with unavailable(self._url):
                 locked = bool((await self._run(connection, "lock", name))[0][0])

@@ -1,8 +1,5 @@
 -- Facts about a PostgreSQL server and the rights of its user, for `postroom doctor`.
 
--- name: limit_time
-SELECT set_config('statement_timeout', %(ms)s::text, false);
-
 -- name: version
 SELECT current_setting('server_version'), current_setting('server_version_num')::int, pg_is_in_recovery();
 

@@ -1,15 +1,7 @@
 -- Statements of the log reader of PostgreSQL.
 
--- name: configure
-SELECT
-    set_config('application_name', 'postroom, reading the log', false),
-    set_config('default_transaction_read_only', 'on', false),
-    -- A custom plan prunes partitions before locking them.
-    set_config('plan_cache_mode', 'force_custom_plan', false),
-    -- New partitions have no statistics yet; every query here has an index.
-    set_config('enable_seqscan', 'off', false),
-    set_config('enable_bitmapscan', 'off', false),
-    set_config('jit', 'off', false);
+-- name: ping
+SELECT 1;
 
 -- name: mailboxes
 -- Logs whose names have no @ are not those of mailboxes.
