@@ -212,7 +212,7 @@ async def connect_replication(url: str, name: str, settings: Settings, encoding:
     arguments |= {"replication": "database", "client_encoding": encoding}
     with unavailable(url):
         try:
-            return await psycopg.AsyncConnection.connect(**_arguments(url, name), autocommit=True)
+            return await psycopg.AsyncConnection.connect(**arguments, autocommit=True)
         except psycopg.OperationalError as error:
             if _REFUSED_PARAMETER not in str(error):
                 raise

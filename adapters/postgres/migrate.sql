@@ -4,7 +4,8 @@
 SELECT pg_advisory_xact_lock(hashtextextended('postroom migrate', 0));
 
 -- name: find_table
-SELECT to_regclass(%(table)s);
+-- Locking a table lets the session see one that another has created since it looked last, also in a transaction.
+SELECT to_regclass(%(table)s) FROM pg_class LIMIT 1;
 
 -- name: create_schema
 CREATE SCHEMA IF NOT EXISTS {schema};
