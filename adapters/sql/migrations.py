@@ -6,7 +6,6 @@ A set is a folder of files `NNNN_name.sql`, which are applied in order and never
 import re
 from functools import cache
 from hashlib import sha256
-from importlib.resources import files
 from typing import NamedTuple
 
 from postroom.domain.errors import InvalidRequest
@@ -33,6 +32,8 @@ def read_migrations(package: str, set_: str) -> tuple[Migration, ...]:
 
     Raises: InvalidRequest when there is no such set.
     """
+    from importlib.resources import files  # slow to import, and stores are rarely migrated
+
     folder = files(package).joinpath("migrations")
     sets = sorted(each.name for each in folder.iterdir() if each.is_dir())
     if set_ not in sets:

@@ -51,8 +51,9 @@ def check_store(connection: sqlite3.Connection, path: Path) -> Format | None:
 
 def pending(current: Format | None) -> list[Migration]:
     """Return the migrations that bring a store to this version's format."""
-    steps = read_migrations(_PACKAGE, "store")
-    return [step for step in steps if current is not None and step.number > current.number]
+    if current is None or current.number >= FORMAT:
+        return []
+    return [step for step in read_migrations(_PACKAGE, "store") if step.number > current.number]
 
 
 def create_tables(connection: sqlite3.Connection) -> None:

@@ -1,7 +1,5 @@
 """The format of stores: which versions of Postroom can read what others wrote (ADR 0101)."""
 
-from importlib.metadata import PackageNotFoundError, version
-
 from postroom.domain.errors import UnusableStore
 
 FORMAT = 2
@@ -19,6 +17,8 @@ RECORDS = 0
 
 def own_version() -> str:
     """Return the version of Postroom."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
+
     try:
         return version("postroom")
     except PackageNotFoundError:  # run from a checkout

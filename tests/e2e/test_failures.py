@@ -162,6 +162,7 @@ def test_an_unknown_setting_names_the_key_and_the_file(postroom):
 
 
 def test_a_command_imports_only_what_it_needs(postroom):
+    postroom.ok("send", "orders", "first")  # to create a store takes more
     program = """
 import sys
 present = set(sys.modules)  # what files beside the packages import at every start of this Python

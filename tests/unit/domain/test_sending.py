@@ -8,7 +8,7 @@ from postroom.domain.integrity import payload_hash
 from postroom.domain.mailbox.commands import Purge
 from postroom.domain.mailbox.decide import shard_of
 from postroom.domain.message import MS, MessageSent
-from postroom.domain.policy import DAY_MS, MailboxLimits, TopicPolicy
+from postroom.domain.policy import ARCHIVE_ROOM_BYTES, DAY_MS, MailboxLimits, TopicPolicy
 from tests.unit.domain.scenario import NOTHING, TOPIC, Life, given, policy_set
 
 WINDOW = 300_000
@@ -275,8 +275,9 @@ def test_an_archive_refuses_a_key_that_came_with_another_payload_and_bounds_topi
 
 def test_an_archive_refuses_frames_that_are_too_large_and_ids_it_knows() -> None:
     archive = given(NOTHING, mode="archive")
-    archive.when(Life("a").send(envelope=bytes((1 << 20) + 1)), at=0).then_rejected(
-        FrameTooLarge, "1048577 bytes"
+    most = (1 << 20) + ARCHIVE_ROOM_BYTES
+    archive.when(Life("a").send(envelope=bytes(most + 1)), at=0).then_rejected(
+        FrameTooLarge, f"{most + 1} bytes"
     )
     archive.when(Life("a").send(existing_hash=b""), at=0).then_nothing_happens()
 
