@@ -12,6 +12,7 @@ from typer import Argument, Option
 from postroom.adapters.cli.exit_codes import DIFFERS, REFUSED
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import FILE, InvalidSettings
+from postroom.adapters.cli.tables import Prose
 from postroom.adapters.cli.values import exact_duration
 from postroom.application.pluralize import pluralize
 from postroom.domain.errors import Difference, InvalidRequest, NotFound
@@ -140,9 +141,9 @@ def show_preview(session: Session, preview: SettingsPreview) -> None:
         session.out.json(facts | {"changes": changes})
         return
     if not differences:
-        session.out.line(f"{session.mailbox} has these settings already.")
+        session.out.prose(f"{session.mailbox} has these settings already.")
         return
-    rows = [(each.name.removesuffix("_ms"), _shown(each, 1), _shown(each, 2)) for each in differences]
+    rows = [(Prose(each.name.removesuffix("_ms")), _shown(each, 1), _shown(each, 2)) for each in differences]
     session.out.table(("setting", "current", "new"), rows)
     for effect in preview.effects:
         session.out.note(f"{describe_effect(effect)}.")

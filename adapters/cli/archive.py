@@ -73,13 +73,13 @@ def _show(session: Session, each: "ArchiveVerification") -> None:
     out = session.out
     extent = f"records {each.first:,} to {each.last:,}"
     segments = pluralize(each.segments, "segment")
-    out.line(f"{each.mailbox}: intact, {extent}, {each.records:,} in {segments}")
+    out.prose(f"{each.mailbox}: intact, {extent}, {each.records:,} in {segments}")
     for gap in each.gaps:
-        out.line(f"  positions {gap.first:,} to {gap.last:,} were removed without being archived")
+        out.prose(f"positions {gap.first:,} to {gap.last:,} were removed without being archived", "  ")
     if each.log_first is None:
-        out.line(f"  the store {session.shown_store} has no log that continues it")
+        out.prose(f"the store {session.shown_store} has no log that continues it", "  ")
     else:
-        out.line(f"  the log in {session.shown_store} continues it, from position {each.log_first:,}")
+        out.prose(f"the log in {session.shown_store} continues it, from position {each.log_first:,}", "  ")
 
 
 def _open(session: Session, archive: str | None) -> tuple["LogArchive", list[str]]:

@@ -16,6 +16,7 @@ from postroom.adapters.cli.runner import RunnerSection
 from postroom.adapters.cli.serve import ServeSettings
 from postroom.adapters.cli.session import ArchiveSettings, OwnerSection, RelaySettings, Session
 from postroom.adapters.cli.settings import Settings
+from postroom.adapters.cli.tables import Prose
 from postroom.adapters.cli.values import WrongUsage, exact_duration
 from postroom.adapters.compose.audit import AuditSettings
 from postroom.adapters.compose.console import ConsoleSettings
@@ -91,7 +92,14 @@ def show(
         return
     session.out.table(
         ("setting", "value", "source"),
-        [(each.name.removesuffix("_ms"), _shown(each.name, each.value), each.source) for each in settings],
+        [
+            (
+                Prose(each.name.removesuffix("_ms")),
+                _shown(each.name, each.value),
+                Prose(each.source),
+            )
+            for each in settings
+        ],
     )
 
 
@@ -152,7 +160,7 @@ def _shown(name: str, value: Any) -> Any:
     if name.endswith("_ms"):
         return exact_duration(value)
     if isinstance(value, list):
-        return ", ".join(map(str, value))
+        return Prose(", ".join(map(str, value)))
     if isinstance(value, dict):
-        return ", ".join(f"{key}={each}" for key, each in value.items())
-    return value if value is None or isinstance(value, bool) else str(value)
+        return Prose(", ".join(f"{key}={each}" for key, each in value.items()))
+    return value if value is None or isinstance(value, bool) else Prose(value)

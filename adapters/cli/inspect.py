@@ -11,6 +11,7 @@ from typer import Argument, Option
 from postroom.adapters.cli.exit_codes import INTEGRITY
 from postroom.adapters.cli.filters import From
 from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.tables import Id, Prose, Time
 from postroom.adapters.cli.time_arguments import Archive, At, parse_moment
 from postroom.adapters.cli.topic import note_unknown_topic
 from postroom.adapters.cli.values import WrongUsage, readable
@@ -56,8 +57,6 @@ def backlog(
             raise WrongUsage("--from reads the current backlog of read models; omit --at and --archive.")
         _show_stored_backlog(session, topic, source)
         return
-    from postroom.adapters.cli.tables import Time
-
     moment = None if at is None else parse_moment(at, datetime.now(UTC))
     names = session.mailboxes()
     if isinstance(moment, int) and len(names) != 1:
@@ -93,16 +92,15 @@ def backlog(
     session.out.line()
     for each in backlogs:
         archived_text = f", {each.archived:,} archived" if each.archived else ""
-        session.out.line(
+        session.out.prose(
             f"{each.mailbox}: {each.ready:,} ready{archived_text}, as of log position {each.position:,}"
             + (f", {each.as_of}" if at is not None else "")
         )
         if each.paused_topics:
-            session.out.line(f"  paused: {', '.join(each.paused_topics)}")
+            session.out.prose(", ".join(each.paused_topics), "  paused: ")
 
 
 def _show_stored_backlog(session: Session, topic: str | None, source: str) -> None:
-    from postroom.adapters.cli.tables import Time
     from postroom.adapters.compose.queries import open_read_models
     from postroom.application.ports.paging import MAX_LIMIT
     from postroom.application.ports.read_models import BacklogFilter, ShardBacklog
@@ -244,8 +242,6 @@ def _find(session: Session, message_id: str, query: Callable[["Reader", str], T]
 
 
 def _ambiguous(session: Session, prefix: str, candidates: "list[MessageCandidate]") -> WrongUsage:
-    from postroom.adapters.cli.tables import Time
-
     shown = candidates[:MAX_CANDIDATES]
     count = f"more than {MAX_CANDIDATES}" if len(candidates) > len(shown) else f"{len(shown)}"
     ids = f": {', '.join(each.message_id for each in shown)}" if session.out.as_json else ""
@@ -283,7 +279,7 @@ def show_detail(
     item = detail.item
     session.out.facts(
         [
-            ("message", detail.message_id),
+            ("message", Id(detail.message_id)),
             ("mailbox", detail.mailbox),
             ("topic", f"{detail.topic} (shard {detail.shard})"),
             ("status", f"{detail.status}, attempt {detail.attempt}"),
@@ -293,8 +289,8 @@ def show_detail(
             ("intact", "yes" if detail.intact else "NO: it was altered on disk"),
             ("principal", item.principal),
             ("content type", item.content_type),
-            ("correlation", item.correlation_id),
-            ("trace", item.trace_id),
+            ("correlation", item.correlation_id and Id(item.correlation_id)),
+            ("trace", item.trace_id and Id(item.trace_id)),
             *((f"  {name}", value) for name, value in item.custom_headers.items()),
             *(() if lineage is None else _lineage_facts(lineage)),
         ]
@@ -306,8 +302,6 @@ def show_detail(
 
 
 def _show_history(session: Session, detail: "MessageDetail") -> None:
-    from postroom.adapters.cli.tables import Prose, Time
-
     session.out.line()
     session.out.table(
         ("position", "age", "event", "facts"),
@@ -335,12 +329,15 @@ def _show_explanation(session: Session, explanation: "Explanation") -> None:
     if session.out.as_json:
         session.out.json(explanation)
         return
-    from postroom.adapters.cli.tables import Prose, Time
-
     out = session.out
-    where = f"shard {explanation.shard}, mailbox {explanation.mailbox}"
-    out.line(f"{explanation.message_id} on {explanation.topic}, {where}")
-    out.line(explanation.now)
+    out.facts(
+        [
+            ("message", Id(explanation.message_id)),
+            ("mailbox", explanation.mailbox),
+            ("topic", f"{explanation.topic} (shard {explanation.shard})"),
+        ]
+    )
+    out.prose(explanation.now)
     out.line()
     out.table(
         ("position", "age", "event"),
@@ -350,7 +347,7 @@ def _show_explanation(session: Session, explanation: "Explanation") -> None:
         out.line()
         out.line(f"Why it was delivered {len(explanation.deliveries)} times:")
         for each in explanation.deliveries:
-            out.line(f"  {each.number}. at position {each.position}, {each.at}: {each.why}")
+            out.prose(f"at position {each.position}, {each.at}: {each.why}", f"  {each.number}. ")
 
 
 def _payload_as_json(text: str | None, is_text: bool) -> dict[str, str | None]:

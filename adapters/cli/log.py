@@ -9,6 +9,7 @@ from typer import Option
 
 from postroom.adapters.cli.exit_codes import NOTHING
 from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.tables import Id, Time
 from postroom.adapters.cli.time_arguments import Archive
 from postroom.adapters.cli.values import WrongUsage
 from postroom.domain.arguments import MAX_INT, check_int
@@ -109,13 +110,11 @@ def _show(session: Session, events: "Iterable[LoggedEvent]") -> int:
             session.out.json(each.fields())
             shown += 1
         return shown
-    from postroom.adapters.cli.tables import Id, Time
-
     rows = [
         (
             each.record.position,
             Time(each.record.at),
-            each.record.type,
+            Id(each.record.type),
             each.topic,
             Id(each.message_id or ""),
             _details(each),
@@ -134,8 +133,9 @@ def _follow(session: Session, each: "LoggedEvent") -> None:
         session.out.json(each.fields())
     else:
         facts = each.fields()
-        texts = (facts["at"], each.record.type, each.topic, each.message_id, _details(each))
-        session.out.line("  ".join([f"{each.record.position:,}", *filter(None, texts)]))
+        texts = (facts["at"], each.record.type, each.topic, _details(each))
+        label = "".join(f"{text}  " for text in (f"{each.record.position:,}", *texts) if text)
+        session.out.prose(Id(each.message_id or ""), label)
     session.out.flush()
 
 

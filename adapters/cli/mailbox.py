@@ -10,6 +10,7 @@ from postroom.adapters.cli.apply import Yes, change, show_value
 from postroom.adapters.cli.exit_codes import REFUSED
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import parse_fields
+from postroom.adapters.cli.tables import Prose
 from postroom.adapters.cli.values import WrongUsage, parse_pairs
 from postroom.domain.names import describe_choices
 from postroom.domain.policy import MailboxLimits, TopicPolicy
@@ -46,7 +47,7 @@ def show(session: Session) -> None:
         ("setting", "value", "default"),
         [
             (
-                name.removesuffix("_ms"),
+                Prose(name.removesuffix("_ms")),
                 show_value(name, value) or "unset",
                 "" if value == defaults.get(name) else show_value(name, defaults.get(name)) or "unset",
             )

@@ -11,6 +11,7 @@ from typer import Argument, Option
 from postroom.adapters.cli.exit_codes import NOTHING, describe, exit_code
 from postroom.adapters.cli.remote import use_mailbox
 from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.tables import Id, Time
 from postroom.adapters.cli.values import (
     WrongUsage,
     format_duration,
@@ -281,7 +282,13 @@ def _show_received_message(
     if not first:
         session.out.line()
     receipt = message.to_json()["receipt"] if with_receipt else None
-    session.out.facts([("message", message.message_id), ("attempt", message.attempt), ("receipt", receipt)])
+    session.out.facts(
+        [
+            ("message", Id(message.message_id)),
+            ("attempt", message.attempt),
+            ("receipt", None if receipt is None else Id(receipt)),
+        ]
+    )
     session.out.payload(text, is_text)
 
 
@@ -291,13 +298,11 @@ def _show_peeked_message(session: Session, message: "PeekedMessage", *, first: b
         facts = {name: getattr(message, name) for name in message.__struct_fields__ if name != "payload"}
         session.out.json(facts | ({"payload": text} if is_text else {"payload_b64": text}))
         return
-    from postroom.adapters.cli.tables import Time
-
     if not first:
         session.out.line()
     session.out.facts(
         [
-            ("message", message.message_id),
+            ("message", Id(message.message_id)),
             ("sent", f"{Time(message.sent_at).age} ago, {pluralize(message.attempts, 'attempt')}"),
         ]
     )

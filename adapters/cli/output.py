@@ -9,10 +9,13 @@ from typing import Any
 
 import msgspec
 
+from postroom.adapters.cli.tables import GAP, cell_len, labeled, render
 from postroom.application.printable import printable
 
 FALLBACK_SIZE = (80, 24)
 """Columns and lines if stdout is not a terminal and COLUMNS is not set."""
+MAX_LABEL = 24
+"""Columns of the names of facts beside which values begin; longer names move their value."""
 
 
 class Output:
@@ -80,21 +83,35 @@ class Output:
         if not rows:
             self.line("(none)")
             return
-        # Imported late, because Rich takes long to load.
-        from postroom.adapters.cli.tables import render
-
         visible = [index for index, name in enumerate(columns) if self.wide or name not in {*only_wide}]
-        width = None if self.wide else shutil.get_terminal_size(FALLBACK_SIZE).columns
-        for line in render([columns[n] for n in visible], [[row[n] for n in visible] for row in rows], width):
-            sys.stdout.write(line + "\n")
+        shown = [[row[n] for n in visible] for row in rows]
+        for line in render([columns[n] for n in visible], shown, self._width):
+            self.line(line)
 
     def facts(self, pairs: Iterable[tuple[str, object]]) -> None:
-        """Write names and values, one pair a line; pairs without a value are omitted."""
-        non_empty = [(name, value) for name, value in pairs if value not in (None, "", {})]
-        width = max((len(name) for name, _ in non_empty), default=0)
+        """Write names and values, one pair a line; pairs without a value are omitted.
+
+        Values that don't fit the terminal are wrapped, and ids are written whole on lines of their own.
+        """
+        non_empty = [
+            (printable(name, multiline=False), value) for name, value in pairs if value not in (None, "", {})
+        ]
+        widest = min(max((cell_len(name) for name, _ in non_empty), default=0), MAX_LABEL)
         for name, value in non_empty:
-            text = f"{value:,}" if isinstance(value, int) else printable(str(value), multiline=False)
-            self.line(f"{printable(name, multiline=False):<{width}}  {text}")
+            self._write(name + " " * max(widest - cell_len(name), 0) + GAP, value)
+
+    def prose(self, text: str, label: str = "") -> None:
+        """Write sentences, wrapped to the terminal's width beside a label such as a number or an indent."""
+        self._write(label, text)
+
+    def _write(self, label: str, value: object) -> None:
+        for line in labeled(label, value, self._width):
+            self.line(line)
+
+    @property
+    def _width(self) -> int | None:
+        """Return the maximum length of a line, or None for any."""
+        return None if self.wide else shutil.get_terminal_size(FALLBACK_SIZE).columns
 
     @contextmanager
     def progress(self, label: str, total: float | None = None) -> Iterator[Callable[[float, str], None]]:

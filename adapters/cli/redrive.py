@@ -13,6 +13,8 @@ from typer import Argument, Option
 from postroom.adapters.cli.exit_codes import NOTHING, REFUSED
 from postroom.adapters.cli.remote import use_mailbox
 from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.tables import Id
+from postroom.adapters.cli.tables import Time as Age
 from postroom.adapters.cli.values import WrongUsage, parse_duration, parse_pairs, parse_time
 
 if TYPE_CHECKING:
@@ -125,9 +127,6 @@ async def list_jobs(session: Session) -> None:
     if session.out.as_json:
         session.out.json({"jobs": reports})
         return
-    from postroom.adapters.cli.tables import Id
-    from postroom.adapters.cli.tables import Time as Age
-
     session.out.table(
         ("job", "action", "status", "matched", "done", "skipped", "age"),
         [
@@ -168,8 +167,6 @@ async def show(
     if session.out.as_json:
         session.out.json(page)
         return
-    from postroom.adapters.cli.tables import Id
-
     session.out.table(
         ("message", "topic", "outcome", "reason", "copy"),
         [
@@ -270,11 +267,12 @@ def _show(session: Session, report: "RedriveReport") -> None:
     spec = {name: value for name, value in msgspec.to_builtins(report.spec).items() if name != "action"}
     facts = {"action": report.spec.action, **msgspec.to_builtins(report)}
     facts["spec"] = None
-    session.out.facts([*facts.items(), *((f"  {name}", _text(value)) for name, value in spec.items())])
+    ids = [("  message_ids", Id(each)) for each in spec.pop("message_ids", None) or ()]
+    session.out.facts([*facts.items(), *((f"  {name}", _text(value)) for name, value in spec.items()), *ids])
 
 
 def _text(value: object) -> str:
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
     return (
         ", ".join(f"{name}={text}" for name, text in value.items()) if isinstance(value, dict) else str(value)

@@ -1,15 +1,15 @@
-"""Tables for terminals: ids stay whole, times are shown as ages, other text is shortened to fit."""
+"""Text for terminals: ids stay whole, times are shown as ages, other text is wrapped or shortened to fit."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-
-from rich.cells import cell_len, set_cell_size
 
 from postroom.application.printable import printable
 
 GAP = "  "
 MIN_WIDTH = 4
 """Minimum width of a shortened column."""
+READABLE_WIDTH = 8
+"""Width that shortened columns keep by the move of ids to lines of their own."""
 _AGES = (("y", 365 * 86_400), ("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
@@ -61,18 +61,70 @@ def time_or_text(text: str) -> "Time | str":
 def render(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int | None) -> Iterator[str]:
     """Yield the lines of a table; numbers are right-aligned, None is an empty cell.
 
+    Ids that leave too little room for the other columns are on lines of their own above their rows.
+
     Arguments:
-        width: maximum length of a line, exceeded only if the ids need more; None for full values.
+        width: maximum length of a line, exceeded only by an id that is longer; None for full values.
     """
     cells = [[_cell(value, width is None) for value in row] for row in rows]
     values = [[row[index] for row in rows if row[index] is not None] for index in range(len(columns))]
     full_widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
-    widths = full_widths if width is None else _fit(full_widths, [*map(_can_shrink, values)], width)
-    numeric = [bool(column) and all(isinstance(value, int) for value in column) for column in values]
-    yield _line(columns, widths, numeric)
+    above = [] if width is None else _above(full_widths, values, width)
+    beside = [index for index in range(len(columns)) if index not in above]
+    widths = [full_widths[index] for index in beside]
+    if width is not None:
+        widths = _fit(widths, [_can_shrink(values[index]) for index in beside], width)
+    numeric = [bool(values[n]) and all(isinstance(value, int) for value in values[n]) for n in beside]
+    yield from (columns[index] for index in above)
+    yield _line([columns[index] for index in beside], widths, numeric)
     yield GAP.join("─" * each for each in widths)
     for source, row in zip(rows, cells, strict=True):
-        yield from _lines(source, row, widths, numeric)
+        yield from (row[index] for index in above if row[index])
+        yield from _lines([source[n] for n in beside], [row[n] for n in beside], widths, numeric)
+
+
+def labeled(label: str, value: object, width: int | None) -> Iterator[str]:
+    """Yield the lines of a label and its value: ids stay whole, and other text is wrapped beside the label.
+
+    Arguments:
+        width: maximum length of a line, exceeded only by an id that is longer; None for one line.
+    """
+    label, text = printable(label, multiline=False), _cell(value, full=True)
+    if width is None or cell_len(label + text) <= width:
+        yield (label + text).rstrip()
+        return
+    room = width - cell_len(label)
+    if isinstance(value, Id) or room < READABLE_WIDTH:
+        yield from _wrap(label.rstrip(), width)
+        label, room = "", width
+    lines = [text] if isinstance(value, Id) else _wrap(text, room)
+    for number, line in enumerate(filter(None, lines)):
+        yield " " * cell_len(label) + line if number else label + line
+
+
+def cell_len(text: str) -> int:
+    """Return the number of columns of a terminal that text takes."""
+    if text.isascii():
+        return len(text)
+    from rich import cells  # takes long to load
+
+    return cells.cell_len(text)
+
+
+def _above(full_widths: Sequence[int], values: Sequence[Sequence[object]], width: int) -> list[int]:
+    """Return the columns of ids, the widest first, that leave too little room for the others."""
+    needed = [
+        min(each, READABLE_WIDTH) if _can_shrink(column) else each
+        for each, column in zip(full_widths, values, strict=True)
+    ]
+    above: list[int] = []
+    ids = [n for n, column in enumerate(values) if column and all(isinstance(each, Id) for each in column)]
+    for index in sorted(ids, key=lambda index: -full_widths[index]):
+        beside = [each for n, each in enumerate(needed) if n not in above]
+        if len(beside) == 1 or sum(beside) + len(GAP) * (len(beside) - 1) <= width:
+            break
+        above.append(index)
+    return sorted(above)
 
 
 def _lines(
@@ -123,7 +175,11 @@ def _fit(full_widths: Sequence[int], shrinkable: Sequence[bool], width: int) -> 
 
 
 def _shorten(text: str, width: int) -> str:
-    return text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
+    if cell_len(text) <= width:
+        return text
+    from rich.cells import set_cell_size
+
+    return set_cell_size(text, width - 1) + "…"
 
 
 def _wrap(text: str, width: int) -> list[str]:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from postroom.adapters.cli.output import Output
-from postroom.adapters.cli.tables import GAP, MIN_WIDTH, Id, Prose, Time, render, time_or_text
+from postroom.adapters.cli.tables import Id, Prose, Time, render, time_or_text
 
 ID = Id("01a1f9d9-6291-712a-9b82-dba09c321a4e")
 NOW = datetime(2026, 1, 31, 8, tzinfo=UTC)
@@ -26,7 +26,45 @@ def test_an_id_stays_whole_and_the_longest_text_beside_it_is_shortened():
 def test_an_id_longer_than_the_terminal_stays_whole():
     long = Id("order-" + "7" * 120)
 
-    assert str(long) in lines(("message", "topic"), [(long, "orders.created")])[-1]
+    assert lines(("message", "topic"), [(long, "orders.created")]) == [
+        "message",
+        "topic",
+        "─" * 14,
+        long,
+        "orders.created",
+    ]
+
+
+def test_ids_are_above_their_rows_if_they_leave_too_little_room():
+    columns = ("message", "topic", "copy", "outcome")
+
+    assert lines(columns, [(ID, "orders", ID, "redriven"), (ID, "orders", None, "skipped")]) == [
+        "message",
+        "topic   copy                                  outcome",
+        f"{'─' * 6}  {'─' * 36}  {'─' * 8}",
+        ID,
+        f"orders  {ID}  redriven",
+        ID,
+        f"orders  {' ' * 36}  skipped",
+    ]
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_facts_are_wrapped_beside_their_names_and_ids_stay_whole(capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", f"{width}")
+    Output(as_json=False).facts(
+        [("message", ID), ("日" * 30, "本 " * 60), ("empty", None), ("n" * 90, "v" * 90)]
+    )
+
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if cell_len(line) > width] == ([ID] if width < 40 else [])
+    assert "".join(shown.split()) == f"message{ID}{'日' * 30}{'本' * 60}{'n' * 90}{'v' * 90}"
+
+
+def test_facts_are_one_line_each_in_wide_output(capsys):
+    Output(as_json=False, wide=True).facts([("a", "x " * 100), ("bb", 1_234)])
+
+    assert capsys.readouterr().out == f"a   {('x ' * 100).rstrip()}\nbb  1,234\n"
 
 
 def test_times_are_ages_and_full_in_wide_tables():
@@ -84,7 +122,7 @@ def test_every_line_of_a_table_fits_the_terminal_whatever_the_text(rows, width):
 
     assert len(shown) > len(rows)
     for line in shown:
-        assert cell_len(line) <= max(width, len(ID) + len(f"{10**9:,}") + 3 * MIN_WIDTH + 4 * len(GAP))
+        assert cell_len(line) <= width
 
 
 def test_columns_for_wide_tables_only_are_left_out_of_others(capsys):
