@@ -293,16 +293,20 @@ class DeliveredMessage(msgspec.Struct, gc=False, eq=False):
         return without_auth_token(self._delivery.envelope)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the delivery as a JSON object (svc-mailbox C-9), with payload and receipt."""
-        delivery = self._delivery
+        """Return the delivery as a JSON object, with payload and receipt.
+
+        Its keys are those of searches; HTTP adds the names of svc-mailbox C-9. `timestamp` is when it was
+        published, in ms since 1970 UTC.
+        """
+        delivery, published_at = self._delivery, self.published_at_us
         return {
-            "msg_id": self.message_id,
+            "message_id": self.message_id,
             "topic": self.topic,
-            "ts": rfc3339(self.published_at_us),
+            "timestamp": None if published_at is None else published_at // 1_000,
             "idem_key": self.idem_key,
             "payload_hash": b3(delivery.payload_hash),
             "attrs": self.attrs,
-            "corr_id": self.correlation_id,
+            "correlation_id": self.correlation_id,
             "shard": self.shard,
             "attempt": self.attempt,
             "hash_chain": b3(delivery.hash_chain),

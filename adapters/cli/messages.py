@@ -102,7 +102,7 @@ async def send(
     async with use_mailbox(session, create=True) as postroom:
         result = await postroom.send_message(message)
     if session.out.as_json:
-        session.out.json({"msg_id": result.message_id, "duplicate": result.duplicate})
+        session.out.json({"message_id": result.message_id, "duplicate": result.duplicate})
     else:
         session.out.line(result.message_id)
         if result.duplicate:

@@ -15,14 +15,17 @@ from postroom.domain.policy import TopicPolicy
 _ID = "0199d2c4-6f00-7a10-8c21-3b5b0f6f9e01"
 _RECEIPT = "r.AZnSxG8AehCMITtbD2-eAQAAAAIAAAAAAAE"
 _SEND = {"topic": "orders", "payload_b64": "eyJvcmRlciI6IDd9", "idem_key": "order-7"}
-_SENT = {"msg_id": _ID, "duplicate": False}
+_SENT = {"message_id": _ID, "duplicate": False, "msg_id": _ID}
 _ENVELOPE = {
+    "message_id": _ID,
     "msg_id": _ID,
     "topic": "orders",
+    "timestamp": 1_795_348_800_000,
     "ts": "2026-11-22T12:00:00.000000Z",
     "idem_key": "order-7",
     "payload_hash": "b3:" + "5a" * 32,
     "attrs": {"tenant": "acme"},
+    "correlation_id": "0199d2c4-6f00-7a10-8c21-3b5b0f6f9e02",
     "corr_id": "0199d2c4-6f00-7a10-8c21-3b5b0f6f9e02",
     "shard": 3,
     "attempt": 1,

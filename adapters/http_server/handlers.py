@@ -37,7 +37,7 @@ class MessageHandlers:
         sent = await self._service.writes.watch(call.mailbox.send_message(message))
         if sent.duplicate and as_conflict:
             raise DuplicateMessage(sent.message_id)
-        return json_reply(schemas.SendAnswer(sent.message_id, sent.duplicate))
+        return json_reply(schemas.SendAnswer(sent.message_id, sent.duplicate, sent.message_id))
 
     async def recv(self, call: Call) -> Reply:
         """Receive messages; what a client that has gone can't get is ready again at once."""
@@ -151,8 +151,9 @@ def _send_result(answer: Sent | Rejected, as_conflict: bool) -> schemas.SendResu
     if isinstance(answer, Rejected):
         return schemas.SendResult(error=brief(answer))
     if answer.duplicate and as_conflict:
-        return schemas.SendResult(answer.message_id, error=brief(DuplicateMessage(answer.message_id)))
-    return schemas.SendResult(answer.message_id, answer.duplicate)
+        error = brief(DuplicateMessage(answer.message_id))
+        return schemas.SendResult(answer.message_id, None, answer.message_id, error)
+    return schemas.SendResult(answer.message_id, answer.duplicate, answer.message_id)
 
 
 def _settle_results(answers: Sequence[Rejected | None]) -> Reply:

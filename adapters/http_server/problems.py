@@ -25,7 +25,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
         code: what was wrong, for programs; the meaning of a code never changes.
         message: what was wrong, where, and what to do.
         retry_after_ms: when to retry; absent if repeating the request can't help.
-        msg_id: of the original, where a send was refused as a duplicate.
+        message_id, msg_id: of the original, where a send was refused as a duplicate.
         reason: what is wrong with the capability, for programs, such as `expired`, `revoked` or `topic`.
     """
 
@@ -36,6 +36,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     corr_id: str
     type: str = "about:blank"
     retry_after_ms: int | None = None
+    message_id: str | None = None
     msg_id: str | None = None
     reason: str | None = None
 
@@ -83,18 +84,19 @@ class ForeignOrigin(Rejected):
 
 
 class DuplicateMessage(Rejected):
-    """A send was a duplicate of `msg_id`, and the caller asked for a conflict (`X-Idempotency-Mode`)."""
+    """A send was a duplicate of `message_id`, and the caller asked for a conflict (`X-Idempotency-Mode`)."""
 
     code = "E_DUPLICATE"
     status = 409
 
-    def __init__(self, msg_id: str) -> None:
-        super().__init__(f"Message {msg_id} was sent before with the same idempotency key or id.")
-        self.msg_id = msg_id
+    def __init__(self, message_id: str) -> None:
+        super().__init__(f"Message {message_id} was sent before with the same idempotency key or id.")
+        self.message_id = message_id
 
 
 def problem(error: PostroomError, corr_id: str) -> Problem:
     """Return the document of an error."""
+    original = error.message_id if isinstance(error, DuplicateMessage) else None
     return Problem(
         HTTPStatus(error.status).phrase,
         error.status,
@@ -102,7 +104,8 @@ def problem(error: PostroomError, corr_id: str) -> Problem:
         str(error),
         corr_id,
         retry_after_ms=retry_after_ms(error),
-        msg_id=error.msg_id if isinstance(error, DuplicateMessage) else None,
+        message_id=original,
+        msg_id=original,
         reason=_reason(error),
     )
 

@@ -79,17 +79,19 @@ SendBody = Send | Annotated[list[Send], Meta(min_length=1, max_length=MAX_BATCH)
 
 
 class SendAnswer(msgspec.Struct, frozen=True):
-    """Id of a message, and whether it was sent before."""
+    """Id of a message, and whether it was sent before; `msg_id` is its name in svc-mailbox C-9."""
 
-    msg_id: str
+    message_id: str
     duplicate: bool
+    msg_id: str
 
 
 class SendResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Result for one message of a list: its id, or why it was refused."""
+    """Result for one message of a list: its id, as in `SendAnswer`, or why it was refused."""
 
-    msg_id: str | None = None
+    message_id: str | None = None
     duplicate: bool | None = None
+    msg_id: str | None = None
     error: ProblemBrief | None = None
 
 
@@ -131,14 +133,22 @@ class RecvStream(Recv, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A delivery of a message (svc-mailbox C-9)."""
+    """A delivery of a message (svc-mailbox C-9).
 
+    Arguments:
+        msg_id, corr_id: `message_id` and `correlation_id` by their names in C-9.
+        ts, timestamp: when it was published: RFC 3339, and ms since 1970 UTC as in a search.
+    """
+
+    message_id: str
     msg_id: str
     topic: str
+    timestamp: int | None
     ts: str | None
     idem_key: str | None
     payload_hash: str
     attrs: dict[str, str]
+    correlation_id: str
     corr_id: str
     shard: int
     attempt: int
@@ -247,6 +257,9 @@ def to_envelope(message: ReceivedMessage, *, with_envelope: bool) -> Envelope:
         facts["payload_b64"] = None
     return Envelope(
         **facts,
+        msg_id=message.message_id,
+        ts=rfc3339(message.published_at_us),
+        corr_id=message.correlation_id,
         visible_at=rfc3339(message.visible_at_us) or "",
         envelope_b64=message.envelope if with_envelope else None,
     )

@@ -70,7 +70,7 @@ def test_a_wall_clock_that_is_wrong_for_one_start_expires_nothing_on_the_same_bo
     (delivered,) = postroom.ok("recv", "orders", "--json", **faketime(offset)).lines
 
     assert peeked["message_id"] == ready_id
-    assert delivered["msg_id"] == ready_id
+    assert delivered["message_id"] == ready_id
     (dead_letter,) = postroom.ok("dlq", "list", "--json").json["dead_letters"]
     assert dead_letter["message_id"] == dead_id
 

@@ -4,6 +4,7 @@ import time
 import pytest
 
 from tests.e2e.conftest import TIMEOUT_SECONDS
+from tests.projections.histories import build_without_spark
 
 
 def events(postroom, message_id):
@@ -18,13 +19,31 @@ def test_a_message_goes_from_process_to_process_until_it_is_settled(postroom):
     (received,) = postroom.ok("recv", "orders", "--json", "--consumer", "worker-1").lines
     settled = postroom.ok("ack", received["receipt"], "--json").json
 
-    message_id = sent.json["msg_id"]
-    assert sent.json == {"msg_id": message_id, "duplicate": False}
-    assert (received["msg_id"], received["payload"], received["attempt"]) == (message_id, "a chair", 1)
+    message_id = sent.json["message_id"]
+    assert sent.json == {"message_id": message_id, "duplicate": False}
+    assert (received["message_id"], received["payload"], received["attempt"]) == (message_id, "a chair", 1)
     assert received["attrs"] == {"region": "eu"}
     assert settled == [{"receipt": received["receipt"], "ok": True}]
     assert postroom("recv", "orders").code == 3
     assert events(postroom, message_id) == ["MessageSent", "MessageReceived", "MessageAcked"]
+
+
+def test_the_facts_of_a_message_have_one_name_each_in_json(postroom):
+    postroom.ok("topic", "policy", "orders", "max_attempts=1")
+    id_ = postroom.ok("send", "orders", "x", "--correlation-id", "order-7", "--json").json["message_id"]
+    (peeked,) = postroom.ok("peek", "orders", "--json").lines
+    (received,) = postroom.ok("recv", "orders", "--json").lines
+    postroom.ok("nack", received["receipt"])
+    (letter,) = postroom.ok("dlq", "list", "--json").json["dead_letters"]
+    shown = postroom.ok("show", id_, "--json").json
+    build_without_spark(postroom.store)
+    (found,) = postroom.ok("search", "--json").lines
+    (*_, logged) = postroom.ok("log", "show", "--json").lines
+
+    assert {each["message_id"] for each in (peeked, received, letter, shown, found, logged)} == {id_}
+    for name in ("message_id", "timestamp", "correlation_id"):
+        assert received[name] == shown["headers"][name] == found[name], name
+    assert {"msg_id", "ts", "corr_id"}.isdisjoint(received)
 
 
 def test_a_payload_of_any_bytes_comes_back_byte_for_byte(postroom):
@@ -67,7 +86,7 @@ def test_a_message_that_nobody_can_process_becomes_a_dead_letter_and_may_be_put_
 
     assert postroom.ok("dlq", "redrive", "mail", "--json").json == {"redriven": 1}
     (again,) = postroom.ok("recv", "mail", "--json").lines
-    assert (again["msg_id"], again["attempt"]) == (message_id, 1)
+    assert (again["message_id"], again["attempt"]) == (message_id, 1)
 
 
 def test_dead_letters_are_purged_only_when_that_is_meant(postroom):
@@ -111,7 +130,7 @@ def test_sending_again_under_a_key_adds_nothing_and_another_payload_is_refused(p
     again = postroom.ok("send", "orders", "one", "--idem-key", "k1", "--json").json
     other = postroom("send", "orders", "two", "--idem-key", "k1", "--json")
 
-    assert again == {"msg_id": first["msg_id"], "duplicate": True}
+    assert again == {"message_id": first["message_id"], "duplicate": True}
     assert (other.code, other.out, other.error["code"]) == (1, "", "E_DUPLICATE")
 
 
@@ -136,7 +155,7 @@ def test_an_extended_message_stays_hidden_for_longer(postroom):
 
     postroom.ok("extend", received["receipt"], "--visibility", "10m")
 
-    assert events(postroom, received["msg_id"])[-1] == "MessageVisibilityExtended"
+    assert events(postroom, received["message_id"])[-1] == "MessageVisibilityExtended"
     assert postroom("recv", "orders").code == 3
 
 

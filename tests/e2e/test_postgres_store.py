@@ -27,7 +27,7 @@ def test_a_database_is_migrated_and_then_serves_every_command(postroom, store):
     sent = postroom.ok("send", "orders", "hello", "--id", "order-1", POSTROOM_STORE=store)
     assert sent.out == "order-1\n"
     (received,) = postroom.ok("recv", "orders", "--json", POSTROOM_STORE=store).lines
-    assert received["msg_id"] == "order-1"
+    assert received["message_id"] == "order-1"
     assert (
         postroom.ok("backlog", "--json", POSTROOM_STORE=store).json["mailboxes"][0]["shards"][0]["in_flight"]
         == 1

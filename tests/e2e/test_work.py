@@ -234,7 +234,7 @@ async def place(data: bytes) -> None:
 def test_a_handler_that_blocks_its_loop_is_named_and_runs_once_while_others_work(postroom: Postroom) -> None:
     (postroom.folder / "blocking.py").write_text(BLOCKING_TASKS)
     (postroom.folder / "quick.py").write_text(QUICK_TASKS)
-    held = postroom.ok("send", "holds", "x", "--json").json["msg_id"]
+    held = postroom.ok("send", "holds", "x", "--json").json["message_id"]
     blocked = postroom.start("work", "blocking:worker")
     try:
         assert blocked.stderr is not None

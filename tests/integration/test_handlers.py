@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 
 from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.http_server.schemas import to_envelope
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.messages import Sent, read_receipt, write_receipt
 from postroom.domain.commit import Commit
@@ -50,16 +51,21 @@ async def test_a_message_is_sent_received_and_acked(mailbox: Postroom) -> None:
     assert history == ["MessageSent", "MessageReceived", "MessageAcked"]
 
 
-async def test_a_delivery_is_written_as_the_specification_says(mailbox: Postroom) -> None:
+async def test_a_delivery_is_written_with_the_names_of_its_fields_and_over_http_with_those_of_c_9(
+    mailbox: Postroom,
+) -> None:
     await mailbox.send_message(
         message(b"hi", attrs={"k": "v"}, idem_key="key-1", published_at_us=1_700_000_000_000_000)
     )
     (received,) = await mailbox.receive_messages("orders")
     written = received.to_json()
-    assert written["ts"] == "2023-11-14T22:13:20.000000Z"
+    over_http = to_envelope(received, with_envelope=False)
+    assert written["timestamp"] == over_http.timestamp == 1_700_000_000_000
+    assert over_http.ts == "2023-11-14T22:13:20.000000Z"
     assert written["payload_hash"] == f"b3:{payload_hash(b'hi').hex()}"
     assert written["hash_chain"].startswith("b3:")
-    assert written["corr_id"] == written["msg_id"] == received.message_id
+    assert written["correlation_id"] == written["message_id"] == received.message_id
+    assert over_http.corr_id == over_http.msg_id == over_http.message_id == received.message_id
     assert (written["topic"], written["idem_key"], written["attempt"]) == ("orders", "key-1", 1)
     assert (written["attrs"], written["shard"], written["payload_b64"]) == (
         {"k": "v"},

@@ -70,7 +70,7 @@ async def test_messages_are_sent_received_and_settled(
     id_ = capsys.readouterr().out.strip()
     assert await messages.recv(session(as_json=True), "orders") is None
     received = json.loads(capsys.readouterr().out)
-    assert (received["msg_id"], received["payload"]) == (id_, "hello")
+    assert (received["message_id"], received["payload"]) == (id_, "hello")
     assert await messages.ack(session(), [received["receipt"]]) == 0
     assert await messages.recv(session(), "orders") == NOTHING
     await topic.pause(session(), "orders")

@@ -63,7 +63,7 @@ def test_the_base_install_sends_receives_and_settles_messages(install: Install) 
     base = install()
     id_ = base.output("postroom", "send", "orders", "hello").strip()
     (message,) = map(json.loads, base.output("postroom", "--json", "recv", "orders").splitlines())
-    assert message["msg_id"] == id_
+    assert message["message_id"] == id_
     base.output("postroom", "ack", message["receipt"])
     base.output("postroom", "show", id_)
     base.output("postroom", "verify")

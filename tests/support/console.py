@@ -17,6 +17,7 @@ _NAMES = re.compile(
 _VARIABLE = (
     (re.compile(r"\.\.\."), r"[\s\S]*?"),
     (re.compile(r"\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}(:\d{2}(\.\d+)?)?Z)?"), r"\d{4}-\d\d-\d\d(?:T[\d:.]+Z)?"),
+    (re.compile(r"\b\d{13}\b"), r"\d{13}"),  # ms since 1970
     (re.compile(r"\b[0-9a-f]{32,}\b"), r"[0-9a-f]{32,}"),
     (re.compile(r"\b\d+(s|m|h|d)\b"), r"\d+[smhd]"),
     (re.compile(r"\b\d+\.\d+\b"), r"\d+\.\d+"),

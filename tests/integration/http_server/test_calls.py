@@ -3,6 +3,7 @@
 import time
 import uuid
 from base64 import b64decode
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
 import pytest
@@ -21,7 +22,10 @@ def test_a_message_is_sent_received_and_acked(server: PostroomServer) -> None:
     sent = server.call("POST", "/v1/send", message(name, b"\x00\xff", idem_key="k", attrs={"a": "b"}))
     assert (sent.status, sent.json["duplicate"]) == (200, False)
     (received,) = receive(server, name, visibility_ms=5_000)
-    assert received["msg_id"] == sent.json["msg_id"]
+    assert {received["message_id"], received["msg_id"], sent.json["msg_id"]} == {sent.json["message_id"]}
+    assert received["correlation_id"] == received["corr_id"]
+    since_1970 = datetime.fromisoformat(received["ts"]) - datetime(1970, 1, 1, tzinfo=UTC)
+    assert since_1970 // timedelta(milliseconds=1) == received["timestamp"]
     assert received["payload_b64"] == "AP8="
     assert received["attrs"] == {"a": "b"}
     assert (received["idem_key"], received["attempt"]) == ("k", 1)
@@ -38,10 +42,10 @@ def test_a_repeated_send_is_a_duplicate_or_a_conflict_if_the_caller_asks_for_it(
     body = message(topic(), idem_key="once")
     first = server.call("POST", "/v1/send", body)
     again = server.call("POST", "/v1/send", body)
-    assert again.json == {"msg_id": first.json["msg_id"], "duplicate": True}
+    assert again.json == first.json | {"duplicate": True}
     conflict = server.call("POST", "/v1/send", body, {"X-Idempotency-Mode": "409-conflict"})
     assert (conflict.status, conflict.json["code"]) == (409, "E_DUPLICATE")
-    assert conflict.json["msg_id"] == first.json["msg_id"]
+    assert conflict.json["message_id"] == conflict.json["msg_id"] == first.json["msg_id"]
     assert server.call("POST", "/v1/send", body, {"X-Idempotency-Mode": "yes"}).status == 400
 
 
@@ -51,8 +55,9 @@ def test_a_cloud_event_of_the_official_sdk_is_sent_once(server: PostroomServer, 
     event = sdk_event(name, {"total": 12}, type=name, datacontenttype="application/json", partitionkey="o-1")
     request = write_by_sdk(event, NATS, mode)  # its headers are those of HTTP
     sent, again = (server.call("POST", "/v1/send", request.payload, request.headers) for _ in range(2))
-    assert (sent.status, sent.json) == (200, {"msg_id": f"/shop|{name}", "duplicate": False})
-    assert again.json == {"msg_id": f"/shop|{name}", "duplicate": True}
+    id_ = f"/shop|{name}"
+    assert (sent.status, sent.json) == (200, {"message_id": id_, "duplicate": False, "msg_id": id_})
+    assert again.json == sent.json | {"duplicate": True}
     (received,) = receive(server, name)
     assert b64decode(received["payload_b64"]) == b'{"total": 12}'
     assert received["attrs"]["ce_subject"] == "Größe 100%"
@@ -76,7 +81,7 @@ def test_a_list_is_answered_for_each_of_its_messages(server: PostroomServer) -> 
     sent, refused, duplicate = answer.json["results"]
     assert (answer.status, sent["duplicate"], duplicate["duplicate"]) == (200, False, True)
     assert refused["error"]["code"] == "E_SCHEMA"
-    assert duplicate["msg_id"] == sent["msg_id"]
+    assert duplicate["message_id"] == duplicate["msg_id"] == sent["msg_id"] == sent["message_id"]
 
 
 def test_binary_attributes_are_sent_in_base64(server: PostroomServer) -> None:
