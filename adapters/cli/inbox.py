@@ -224,7 +224,7 @@ async def redrive(
         async for each in admin.redrive(letters):
             outcomes[each.outcome] += 1
             if each.reason and not session.out.as_json:
-                session.out.line(f"{each.letter.record.message_id} {each.outcome}: {each.reason}")
+                session.out.prose(f"{each.outcome}: {each.reason}", f"{each.letter.record.message_id} ")
     session.out.result(
         outcomes,
         f"{outcomes['processed']:,} processed, {pluralize(outcomes['duplicate'], 'duplicate')}, "

@@ -64,7 +64,7 @@ async def apply(
     if session.out.as_json:
         session.out.json({"changed": plan.differences})
     elif plan.differences:
-        session.out.line(f"{len(plan.steps)} changed: {', '.join(each.name for each, _ in plan.steps)}")
+        session.out.prose(f"{len(plan.steps)} changed: {', '.join(each.name for each, _ in plan.steps)}")
     return 0
 
 

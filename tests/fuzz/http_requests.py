@@ -123,6 +123,9 @@ class _Connection:
     def __init__(self) -> None:
         self.closed = asyncio.Event()
 
+    def set_authenticated(self, is_authenticated: bool) -> None:
+        """Accept a valid token; connections are not counted here."""
+
 
 async def _call(app: App, method: str, path: bytes, query: bytes, body: bytes) -> tuple[int, Any]:
     """Return the status of an answer, and its problem document."""
