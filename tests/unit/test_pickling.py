@@ -20,6 +20,7 @@ import pytest
 import postroom
 from postroom import InvalidRequest, NewMessage, PostroomError, ReceivedMessage, Saturated, open_mailbox
 from postroom.adapters.sync_mailbox import SyncReceivedMessage
+from postroom.domain.errors import Difference
 
 COPIES: dict[str, Callable[[Any], Any]] = {
     "pickle": lambda value: pickle.loads(pickle.dumps(value)),
@@ -73,7 +74,8 @@ def make_error(class_: type[PostroomError]) -> PostroomError:
     values: list[Any] = []
     named = {}
     for number, each in enumerate(list(signature(class_.__init__).parameters.values())[1:], 1):
-        value = {int: number, bool: True}.get(each.annotation, f"{each.name} {number}")
+        special = {int: number, bool: True, Sequence[Difference]: [Difference("policy.shards", 8, number)]}
+        value = special.get(each.annotation, f"{each.name} {number}")
         if each.kind == Parameter.KEYWORD_ONLY:
             named[each.name] = value
         else:
