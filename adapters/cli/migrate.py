@@ -23,6 +23,14 @@ def migrate(
     keys: Annotated[
         str | None, Option(metavar="URL", help="Also migrate this database of subject keys. [erasure.keys]")
     ] = None,
+    grant_to: Annotated[
+        list[str] | None,
+        Option(
+            metavar="ROLE",
+            help="Grant a role of the databases what using them needs, later partitions and read models "
+            "included; may be repeated.",
+        ),
+    ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Only list the migrations that would run.")] = False,
 ) -> None:
     """Create or update the tables of PostgreSQL databases: a store, outbox and inbox, leases, a key store.
@@ -58,9 +66,16 @@ def migrate(
             f"Nothing to migrate: the store {session.shown_store} does not exist; name one with --store, or "
             "a database with --store, --messaging, --leases or --keys postgresql://..."
         )
-    results = [(shown_store(url), run(url, dry_run=dry_run)) for url, run in targets]
+    roles = grant_to or []
+    if roles and not any(is_database(url) for url, _ in targets):
+        raise WrongUsage(
+            "--grant-to is for PostgreSQL databases; the rights on a SQLite store are its file's."
+        )
+    results = [(shown_store(url), run(url, dry_run=dry_run, grant_to=roles)) for url, run in targets]
+    granted = [shown_store(url) for url, _ in targets if roles and is_database(url)]
     if session.out.as_json:
-        session.out.json({"dry_run": dry_run, "databases": [_facts(*each) for each in results]})
+        facts = [_facts(*each) | {"granted_to": roles if each[0] in granted else []} for each in results]
+        session.out.json({"dry_run": dry_run, "databases": facts})
         return
     state = "to be applied" if dry_run else "applied"
     rows = [
@@ -73,6 +88,8 @@ def migrate(
     for name, migrations in results:
         if not migrations:
             session.out.line(f"{name} is up to date")
+    for name in granted:
+        session.out.line(f"{name}: privileges {'to be ' if dry_run else ''}granted to {', '.join(roles)}")
 
 
 def _facts(name: str, migrations: "list[Migration]") -> dict[str, object]:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from shlex import quote
 
 from postroom.adapters.postgres.database import Connection, connect, is_pooled, shown, unavailable
 from postroom.adapters.postgres.migrate import check_connection
@@ -83,9 +84,9 @@ def _check_rights(connection: Connection, name: str) -> Finding:
     missing = connection.execute(_SQL["missing_rights"].encode()).fetchall()
     if not missing:
         return Finding(f"{name} rights", "ok", "reads and writes all tables")
-    table, right = missing[0]
+    table, right, role = missing[0]
     more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-    advice = "Run: GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA postroom TO the user."
+    advice = f"As the user that migrates, run: postroom migrate --store URL --grant-to {quote(role)}"
     return Finding(f"{name} rights", "failure", f"no {right} on postroom.{table}{more}", advice)
 
 

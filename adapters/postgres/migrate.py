@@ -9,6 +9,8 @@ the previous release: it adds, and removes only what that release no longer uses
 the store is not (ADR 0101): the processes of the previous release are stopped before it.
 """
 
+import re
+from collections.abc import Sequence
 from contextlib import closing
 
 import psycopg
@@ -18,11 +20,15 @@ from postroom.adapters.postgres.database import Connection, connect, shown, unav
 from postroom.adapters.sql.migrations import Migration, read_migrations
 from postroom.adapters.sql.statements import statements
 from postroom.application.mailbox.format import RECORDS, check_format
-from postroom.domain.errors import Unavailable, UnusableServer, UnusableStore
+from postroom.domain.errors import InvalidRequest, Unavailable, UnusableServer, UnusableStore
 
 LOCK_TIMEOUT = "60s"
 SCHEMAS = {"keys": "postroom_keys", "leases": "postroom", "store": "postroom"}
 """The schema of a set's tables; sets without one use the search path."""
+RIGHTS = {"keys": "SELECT, INSERT, UPDATE, DELETE, TRUNCATE"}
+"""Privileges on tables that differ from `_RIGHTS`: an erasure rewrites the table of subject keys."""
+_RIGHTS = "SELECT, INSERT, UPDATE, DELETE"
+_CREATED = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
 _SQL = statements("postroom.adapters.postgres", "migrate.sql")
 _LOG_OF_RECORDS = "ffbe2165c1a35b71cb7d4bf1006747e3b1f4bee2a021203beac774d8c51614b2"
 """Checksum of the first migration before commits, the only one that was edited after it was released."""
@@ -33,20 +39,31 @@ def migrations(set_: str) -> tuple[Migration, ...]:
     return read_migrations("postroom.adapters.postgres", set_)
 
 
-def migrate(url: str, set_: str, *, target: int | None = None, dry_run: bool = False) -> list[Migration]:
+def migrate(
+    url: str,
+    set_: str,
+    *,
+    target: int | None = None,
+    dry_run: bool = False,
+    grant_to: Sequence[str] = (),
+) -> list[Migration]:
     """Apply the migrations of a set that a database lacks; concurrent calls are serialized by a lock.
 
     Arguments:
         url: the database, with a user who may create tables.
         target: number of the last migration to apply; None applies all.
         dry_run: change nothing.
+        grant_to: names of roles that may use the tables of the set afterwards, and in the schemas of Postroom
+            those that are made later.
 
     Returns: the migrations that were applied, or would be.
-    Raises: Unavailable when the database can't be used, UnusableStore when it has migrations that differ from
+    Raises: InvalidRequest when there is no such role, UnusableServer when this user can't grant to it,
+        Unavailable when the database can't be used, UnusableStore when it has migrations that differ from
         these, or the format of a newer version.
     """
     connection = connect(url, "postroom migrate", {"lock_timeout": LOCK_TIMEOUT})
     with closing(connection), unavailable(url):
+        _check_roles(connection, url, grant_to)
         pending = _pending(connection, url, set_, target)
         if dry_run:
             return pending
@@ -59,6 +76,11 @@ def migrate(url: str, set_: str, *, target: int | None = None, dry_run: bool = F
                     _prepare(connection, set_)
                     _apply(connection, pending[0])
                     applied.append(pending.pop(0))
+        if grant_to:
+            with connection.transaction():
+                _lock(connection, url)
+                for role in grant_to:
+                    _grant(connection, url, set_, role)
         return applied
 
 
@@ -80,6 +102,59 @@ def check_connection(connection: Connection, url: str, set_: str) -> None:
                 f"The database {shown(url)} lacks tables of this version of Postroom; run "
                 f"`postroom migrate {option} URL` as a user who may create tables."
             )
+
+
+def _check_roles(connection: Connection, url: str, roles: Sequence[str]) -> None:
+    known = {name for (name,) in connection.execute(_SQL["roles"])} if roles else set()
+    for role in roles:
+        if role not in known:
+            raise InvalidRequest(
+                f"The server of {shown(url)} has no role {role!r}; create it first, or correct its name."
+            )
+
+
+def _grant(connection: Connection, url: str, set_: str, role: str) -> None:
+    """Grant a role what it needs to use a set, but not to migrate it; the transaction is the caller's.
+
+    Raises: UnusableServer when a table belongs to somebody for whom this user can't grant.
+    """
+    table = _table(set_)
+    found = {"table": table.as_string(connection)}
+    ((quoted, schema, owner),) = connection.execute(_SQL["schema"], found).fetchall()
+    if role == owner:
+        return
+    # Where the schema is shared with the tables of a service, only those of the set are granted.
+    tables = (
+        None
+        if set_ in SCHEMAS
+        else [each for step in migrations(set_) for each in _CREATED.findall(step.text)]
+    )
+    parts = {
+        "role": sql.Identifier(role),
+        "schema": sql.Identifier(schema),
+        "table": table,
+        "rights": sql.SQL(RIGHTS.get(set_, _RIGHTS)),
+        "tables": sql.SQL("ALL TABLES IN SCHEMA {}").format(sql.Identifier(schema))
+        if tables is None
+        else sql.SQL(", ").join(sql.Identifier(schema, each) for each in tables),
+    }
+    names = ["grant_use", "grant_tables", "protect_migrations"]
+    if tables is None:
+        names.insert(0, "grant_functions")
+    for name in names:
+        connection.execute(sql.SQL(_SQL[name]).format(**parts))
+    if tables is None:
+        for (owner,) in connection.execute(_SQL["owners"], {"schema": quoted}).fetchall():
+            parts["owner"] = sql.Identifier(owner)
+            for name in ("grant_later_tables", "grant_later_functions"):
+                connection.execute(sql.SQL(_SQL[name]).format(**parts))
+    granted = {"schema": quoted, "role": role, "tables": tables}
+    # The server only warns about tables of others.
+    for name, owner in connection.execute(_SQL["not_granted"], granted).fetchall():
+        raise UnusableServer(
+            f"This user can't grant privileges on {name} of {shown(url)}, which belongs to {owner}; run "
+            "`postroom migrate --grant-to` as that user."
+        )
 
 
 def _lock(connection: Connection, url: str) -> None:

@@ -10,11 +10,13 @@ SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes'
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
 
 -- name: missing_rights
-SELECT c.relname, p.name
+-- Partitions are used through their tables, whose privileges apply.
+SELECT c.relname, p.name, current_user
 FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace
 CROSS JOIN (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS p(name)
-WHERE n.nspname = 'postroom' AND c.relkind IN ('r', 'p') AND c.relname <> 'postroom_migrations'
+WHERE n.nspname = 'postroom' AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+    AND c.relname <> 'postroom_migrations'
     AND NOT has_table_privilege(c.oid, p.name)
 ORDER BY c.relname, p.name;
 
