@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -24,6 +24,14 @@ from postroom.domain.record import Record
 from postroom.domain.subject_policy import is_encrypted
 
 _SETTLING = (Ack, Nack, Extend)
+
+READ_AHEAD = 1_000
+"""Messages that the next receives want and that are cached if a receive decodes their commits anyway.
+
+A commit has up to as many.
+"""
+LEAST_READ_AHEAD = 10
+"""The same after a read whose commits had none of them."""
 
 
 class _Existing(NamedTuple):
@@ -50,6 +58,8 @@ class CommandEnricher:
         self._in_progress: deque[dict[bytes, _Existing]] = deque()
         self._mailbox: Mailbox | None = None
         self._removed: dict[bytes, Message] = {}
+        # Follows how many the commits had, as the search for more would cost each receive of small commits.
+        self._read_ahead = READ_AHEAD
 
     def begin_group(self) -> None:
         """Start the next group."""
@@ -154,7 +164,10 @@ class CommandEnricher:
             if not missing and not loaded:
                 return command, messages
             if missing:
-                loaded += await self._load(missing, corrupt, group)
+                taken = {*messages, *corrupt, *erased, *(each.stream for each in missing)}
+                taken.update(each.stream for each in loaded)
+                following = self._next(command, group, now, taken)
+                loaded += await self._load(missing, following, corrupt, group)
             if self._protection is not None:
                 loaded = await self._decrypt(self._protection, loaded, corrupt, erased)
             messages.update((each.stream, each) for each in loaded)
@@ -164,16 +177,50 @@ class CommandEnricher:
             elif not missing:
                 return command, messages
 
-    async def _load(self, missing: Sequence[Message], corrupt: set[bytes], group: Group) -> list[MessageSent]:
-        """Return messages from the log; those whose bytes were altered are added to `corrupt`."""
+    def _next(self, command: Receive, group: Group, now: int, taken: Container[bytes]) -> list[Message]:
+        """Return messages that the next receives would deliver and the cache lacks.
+
+        Arguments:
+            taken: streams of the messages that this receive delivers or removes.
+        """
+        room = self._cache.read_ahead_bytes
+        later = msgspec.structs.replace(
+            command, max_messages=command.max_messages + self._read_ahead, max_bytes=command.max_bytes + room
+        )
+        following: list[Message] = []
+        for message in deliverable(later, group.state.mailbox, now) if room else ():
+            if message.stream not in taken:
+                room -= message.size
+                if room < 0:
+                    break
+                if message.position not in self._cache:
+                    following.append(message)
+        return following
+
+    async def _load(
+        self, missing: Sequence[Message], following: Sequence[Message], corrupt: set[bytes], group: Group
+    ) -> list[MessageSent]:
+        """Return messages from the log; those whose bytes were altered are added to `corrupt`.
+
+        Arguments:
+            following: messages that are added to the cache if they are in the same commits and intact.
+        """
         await self._committer.wait_until_durable()
-        stored = await asyncio.to_thread(self._decodable_records, [m.position for m in missing])
-        intact = {position: each.event for position, each in stored.items() if is_intact(each)}
+        positions = [each.position for each in missing]
+        ahead = [each.position for each in following]
+        intact = await asyncio.to_thread(self._intact_messages, positions, ahead)
+        cached = 0
+        for message in following:
+            event = intact.get(message.position)
+            if event is not None and event.stream == message.stream:
+                self._cache.put(message.position, event)
+                cached += 1
+        self._read_ahead = min(READ_AHEAD, LEAST_READ_AHEAD + 2 * cached)
         intact.update(group.events.sent(group.state.position + 1))
         loaded = []
         for message in missing:
             event = intact.get(message.position)
-            if isinstance(event, MessageSent) and event.stream == message.stream:
+            if event is not None and event.stream == message.stream:
                 loaded.append(event)
             else:
                 corrupt.add(message.stream)
@@ -200,19 +247,24 @@ class CommandEnricher:
                 erased.add(stream)
         return [each for each in results.values() if isinstance(each, MessageSent)]
 
-    def _decodable_records(self, positions: Sequence[int]) -> dict[int, Record]:
-        """Return the records at these positions, without those of commits that can't be decoded.
+    def _intact_messages(self, positions: Sequence[int], following: Sequence[int]) -> dict[int, MessageSent]:
+        """Return the messages at these positions, without those that were altered (svc-mailbox I-12).
 
-        A snapshot may cover such a commit, so that the mailbox is open.
+        A snapshot may cover a commit that can't be decoded, so that the mailbox is open. Then nothing is read
+        ahead.
         """
+        records: dict[int, Record] = {}
         try:
-            return self._log.at_positions(positions)
+            records = self._log.at_positions(positions, following)
         except BrokenLog:
-            records: dict[int, Record] = {}
             for position in positions:
                 with suppress(BrokenLog):
                     records |= self._log.at_positions([position])
-            return records
+        return {
+            position: each.event
+            for position, each in records.items()
+            if isinstance(each.event, MessageSent) and is_intact(each)
+        }
 
 
 def _streams_of(commands: Sequence[Command]) -> list[bytes]:

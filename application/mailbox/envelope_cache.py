@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from postroom.domain.message import MessageSent
 
 CACHE_BYTES = 64 << 20
+READ_AHEAD_RATIO = 16
+"""Share of the capacity, as a divisor, that is read ahead at a time."""
 
 
 class EnvelopeCache:
@@ -16,6 +18,15 @@ class EnvelopeCache:
         self._size = 0
         # Of a dict, the first key is found by a search over all that were removed before it.
         self._events: OrderedDict[int, MessageSent] = OrderedDict()
+
+    @property
+    def read_ahead_bytes(self) -> int:
+        """Return how many bytes may be read ahead at a time, so that few others are evicted."""
+        return self._capacity // READ_AHEAD_RATIO
+
+    def __contains__(self, position: int) -> bool:
+        """Return whether the cache has the event of a position."""
+        return position in self._events
 
     def put(self, position: int, event: MessageSent) -> None:
         """Add an event; it is not evicted by its own size."""

@@ -1,8 +1,9 @@
 """Reading the records of a log by its commits."""
 
 from abc import abstractmethod
+from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 
@@ -97,17 +98,23 @@ class Records:
                 if position in first and first[position].stream == event.stream:
                     yield event
 
-    def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
+    def at_positions(self, positions: Sequence[int], beside: Collection[int] = ()) -> dict[int, Record]:
         """Return the records at these positions; see `EventLogReader.at_positions`."""
-        return self._at_positions(positions)
+        return self._at_positions(positions, beside)
 
-    def _at_positions(self, positions: Iterable[int], *, envelopes: bool = True) -> dict[int, Record]:
-        distinct = sorted(set(positions))
+    def _at_positions(
+        self, positions: Iterable[int], beside: Collection[int] = (), *, envelopes: bool = True
+    ) -> dict[int, Record]:
+        coming = sorted(set(positions))
+        wanted = frozenset(coming).union(beside)
         records: dict[int, Record] = {}
-        for start in range(0, len(distinct), POSITIONS_AT_ONCE):
-            part = frozenset(distinct[start : start + POSITIONS_AT_ONCE])
+        while coming:
+            part, coming = coming[:POSITIONS_AT_ONCE], coming[POSITIONS_AT_ONCE:]
             for commit in self.commits_of(part, envelopes=envelopes):
-                records.update((each.position, each) for each in to_records(commit) if each.position in part)
+                records.update(
+                    (each.position, each) for each in to_records(commit) if each.position in wanted
+                )
+                coming = coming[bisect_right(coming, commit.last) :]  # no commit is decoded twice
         return records
 
     def _histories(

@@ -1,6 +1,6 @@
 """Ports: the event log of one mailbox (append at an expected position, read in order)."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from postroom.domain.commit import Commit, IndexEntry
@@ -132,8 +132,12 @@ class EventLogReader(CommitReader, Protocol):
     def replay_first(self, streams: Iterable[bytes]) -> Iterator[Event]:
         """Yield the first event of each stream, without envelope, if it remains; in any order."""
 
-    def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
-        """Return the records at these positions, without those that are missing."""
+    def at_positions(self, positions: Sequence[int], beside: Collection[int] = ()) -> dict[int, Record]:
+        """Return the records at these positions, without those that are missing.
+
+        Arguments:
+            beside: other positions, whose records may be returned if they were read anyway.
+        """
 
 
 class EventLog(EventLogReader, Protocol):

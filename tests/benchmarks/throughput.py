@@ -73,10 +73,12 @@ async def receive_all(postroom: Postroom, count: int, size: int, settle: bool) -
     async def caller() -> None:
         nonlocal left
         while left > 0:
+            wanted = min(size, left)
+            left -= wanted  # before the call, so that concurrent callers don't receive more than `count`
             messages = await postroom.receive_messages(
-                TOPIC, max_messages=size, max_bytes=1 << 30, wait_ms=20
+                TOPIC, max_messages=wanted, max_bytes=1 << 30, wait_ms=20
             )
-            left -= len(messages)
+            left += wanted - len(messages)
             for message in messages:
                 assert len(message.payload) == PAYLOAD_BYTES
             taken = [message.receipt for message in messages]

@@ -363,3 +363,19 @@ def flipped(value: bytes) -> Iterator[bytes]:
     """Yield the bytes with one bit changed, for a part of their positions."""
     for index in range(0, len(value), max(1, len(value) // 24)):
         yield value[:index] + bytes([value[index] ^ 1 << index % 8]) + value[index + 1 :]
+
+
+async def test_an_altered_message_is_quarantined_if_a_receive_before_its_own_decoded_its_commit(
+    place: AlteredPlace,
+) -> None:
+    async with place.open() as mailbox:
+        await mailbox.send_batch([message(payload) for payload in (PAYLOAD, b"other", b"third", b"fourth")])
+    alter_first(place, 3, lambda envelope: envelope.replace(PAYLOAD, b"worthless"[:8]))
+    async with place.open() as mailbox:
+        payloads = [
+            each.payload
+            for _ in range(4)
+            for each in await mailbox.receive_messages("orders", max_messages=1)
+        ]
+        assert payloads == [b"other", b"third", b"fourth"]
+        assert [each.reason for each in await mailbox.list_dead_letters()] == ["integrity"]

@@ -1,12 +1,15 @@
 """What a mailbox is after a restart, a reboot, and a bit that was flipped on disk."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.queries import read_mailbox
+from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.messages import Sent
+from postroom.domain.commit import Commit
 from postroom.domain.errors import BrokenLog, StaleReceipt
 from postroom.domain.policy import TopicPolicy
 from tests.support.altered_commits import alter
@@ -122,3 +125,32 @@ async def test_durability_is_what_was_asked_for(tmp_path: Path) -> None:
             assert mailbox.engine.log.durability == said
     async with open_mailbox("memory:") as mailbox:
         assert mailbox.engine.log.durability == "nothing"
+
+
+@pytest.mark.parametrize("received_at_once", [1, 100, 250])
+async def test_consecutive_receives_read_a_commit_of_waiting_messages_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, received_at_once: int
+) -> None:
+    place = sqlite_place(tmp_path)
+    count = 3 * received_at_once
+    async with place.open() as mailbox:
+        await mailbox.send_batch([message(str(n).encode()) for n in range(count)])
+    read: list[int] = []
+
+    def commits_of(log: SqliteEventLog, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
+        commits = read_commits(log, positions, envelopes=envelopes)
+        if envelopes:
+            read.extend(commit.first for commit in commits)
+        return commits
+
+    read_commits = SqliteEventLog.commits_of
+    async with place.open() as mailbox:
+        monkeypatch.setattr(SqliteEventLog, "commits_of", commits_of)
+        received = [
+            each.payload
+            for _ in range(3)
+            for each in await mailbox.receive_messages(TOPIC, max_messages=received_at_once)
+        ]
+    assert received == [str(n).encode() for n in range(count)]
+    assert read
+    assert len(read) == len(set(read)), "a commit was read twice"
