@@ -110,29 +110,51 @@ def change_settings(settings: MailboxSettings, changes: SettingsChanges) -> Mail
 
     Raises: InvalidRequest as `MailboxSettings.validate`, and for an unknown field.
     """
-    check_type("changes", changes, SettingsChanges)
+    checked = check_changes(changes)
     topics = {name: dict(section) for name, section in settings.topics.items()}
-    for pattern, fields in _check_mapping("topics", changes.topics).items():
-        section = topics.setdefault(_check_pattern(pattern), {})
+    for pattern, fields in checked.topics.items():
+        section = topics.setdefault(pattern, {})
         if fields is None:
             section.clear()
             continue
-        for name, value in _check_mapping(f"The section of topic {pattern}", fields).items():
+        for name, value in fields.items():
             if value is None:
                 section.pop(name, None)
             else:
                 section[name] = value
-    subjects = {**settings.subject_policies, **_check_mapping("subject_policies", changes.subject_policies)}
+    subjects = {**settings.subject_policies, **checked.subject_policies}
     return MailboxSettings(
-        _replace(settings.limits, _check_mapping("limits", changes.limits), "limits"),
-        _replace(
-            settings.default_policy,
-            _check_mapping("default_policy", changes.default_policy),
-            "default_policy",
-        ),
+        _replace(settings.limits, checked.limits, "limits"),
+        _replace(settings.default_policy, checked.default_policy, "default_policy"),
         {pattern: section for pattern, section in topics.items() if section},
         {topic: policy for topic, policy in subjects.items() if policy is not None},
     ).validate()
+
+
+def check_changes(changes: SettingsChanges) -> SettingsChanges:
+    """Return changes as plain mappings of the right types, which every transport can encode.
+
+    The owner decides on names and bounds, as another version may know others.
+
+    Raises: InvalidRequest naming the first mapping, name or value of a wrong type.
+    """
+    check_type("changes", changes, SettingsChanges)
+    return SettingsChanges(
+        _check_values("limits", changes.limits),
+        _check_values("default_policy", changes.default_policy),
+        {
+            _check_pattern(pattern): None
+            if fields is None
+            else _check_values(f"The section of topic {pattern}", fields)
+            for pattern, fields in _check_mapping("topics", changes.topics).items()
+        },
+        {
+            check_text("A topic that is encrypted", topic): None
+            if policy is None
+            else check_type(f"The policy of topic {topic}", policy, SubjectPolicy).validate(topic)
+            for topic, policy in _check_mapping("subject_policies", changes.subject_policies).items()
+        },
+    )
 
 
 def changed_settings(before: SettingsChanges, after: SettingsChanges) -> SettingsChanges:
@@ -272,6 +294,16 @@ def _check_mapping(name: str, values: object) -> Mapping[str, Any]:
     if not isinstance(values, Mapping):
         raise InvalidRequest(f"{name} must be a mapping, not of type {type(values).__name__}.")
     return values
+
+
+def _check_values(where: str, values: object) -> dict[str, Any]:
+    """Return the values of fields, each of which is a number, a boolean or None."""
+    return {
+        check_text("The name of a field", name): value
+        if value is None or type(value) is bool
+        else check_type(f"{name[:80]} of {where}", value, int)
+        for name, value in _check_mapping(where, values).items()
+    }
 
 
 def _check_names(values: Mapping[str, object], kind: type[msgspec.Struct], where: str) -> None:

@@ -159,7 +159,8 @@ def load_settings(
 
     Raises: InvalidSettings naming the setting and its source.
     """
-    path, tables = _read_file(config)
+    file, tables = _read_file(config)
+    path = file or FILE
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for name in _SCALARS:
@@ -202,7 +203,7 @@ def load_settings(
         }
     for topic, table in _table(tables, "topics", where).items():
         origins |= dict.fromkeys((f"topics.{topic}.{key}" for key in table), path)
-    return Settings(**values, file=path if tables else None, sources=origins)
+    return Settings(**values, file=file, sources=origins)
 
 
 def _make_section(base: TopicPolicy, changes: Mapping[str, object], where: str) -> dict[str, int | bool]:
@@ -237,10 +238,10 @@ def _validate(values: Bounded, where: str) -> Bounded:
     return values
 
 
-def _read_file(config: str | None) -> tuple[str, dict[str, Any]]:
+def _read_file(config: str | None) -> tuple[str | None, dict[str, Any]]:
     path = Path(config or FILE)
     if config is None and not path.exists():
-        return FILE, {}
+        return None, {}
     import tomllib  # slow to import, and most folders have no settings file
 
     try:

@@ -18,14 +18,13 @@ from postroom.application.query_results import (
 )
 from postroom.application.redrive_results import Outcome, RedriveMessages, RedrivePreview, RedriveReport
 from postroom.application.service import Search
-from postroom.domain.arguments import check_type
 from postroom.domain.errors import Unavailable, WrongMode
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import JobAction, RedriveSpec
 from postroom.domain.search import EventFilter, SearchPage, filter_of_mailbox
-from postroom.domain.settings import MailboxSettings, SettingsChanges
+from postroom.domain.settings import MailboxSettings, SettingsChanges, check_changes
 
 
 class SharedMailbox(CommandHandlers):
@@ -128,7 +127,7 @@ class SharedMailbox(CommandHandlers):
 
     async def preview_settings(self, changes: SettingsChanges, *, replace: bool = False) -> SettingsPreview:
         """Return what a change of settings would do; see `Mailbox.preview_settings`."""
-        checked = check_type("changes", changes, SettingsChanges)
+        checked = check_changes(changes)
         preview: SettingsPreview = await self._owner.query("preview_settings", checked, replace=replace)
         return preview
 

@@ -9,7 +9,7 @@ from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.commands import Command, Pause, Purge, Redrive, Resume, SetPolicy, SetSettings
 from postroom.domain.names import check_topic, message_stream
 from postroom.domain.policy import TopicPolicy
-from postroom.domain.settings import SettingsChanges
+from postroom.domain.settings import SettingsChanges, check_changes
 
 CHUNK = 1_000
 """Maximum number of messages changed in one append, so that senders never wait long."""
@@ -124,8 +124,7 @@ class SetMailboxSettings:
         Returns: whether that changed anything.
         Raises: InvalidRequest when a field is unknown, has a wrong type or is out of bounds; Unavailable.
         """
-        check_type("changes", changes, SettingsChanges)
-        command = SetSettings(changes, check_type("replace", replace, bool))
+        command = SetSettings(check_changes(changes), check_type("replace", replace, bool))
         return await _execute(self._owner, command) > 0
 
 

@@ -37,7 +37,7 @@ from postroom.domain.message import Receipt
 from postroom.domain.names import check_topic
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy, check_visibility
 from postroom.domain.search import EventFilter, SearchPage, filter_of_mailbox
-from postroom.domain.settings import MailboxSettings, SettingsChanges
+from postroom.domain.settings import MailboxSettings, SettingsChanges, check_changes
 
 T = TypeVar("T")
 
@@ -209,12 +209,12 @@ class MailboxClient(RedriveClient):
         self, changes: SettingsChanges, /, *, replace: bool = False
     ) -> SettingsPreview:
         """Return what a change of settings would do; see `Mailbox.preview_settings`."""
-        checked = check_type("changes", changes, SettingsChanges), check_type("replace", replace, bool)
+        checked = check_changes(changes), check_type("replace", replace, bool)
         return await self._repeat(lambda: self._transport.preview_settings(*checked))
 
     async def set_settings(self, changes: SettingsChanges, /, *, replace: bool = False) -> bool:
         """Change the settings; see `Mailbox.set_settings`."""
-        checked = check_type("changes", changes, SettingsChanges), check_type("replace", replace, bool)
+        checked = check_changes(changes), check_type("replace", replace, bool)
         return await self._repeat(lambda: self._transport.set_settings(*checked))
 
     async def pause_topic(self, topic: str, /) -> None:

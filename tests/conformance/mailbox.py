@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -280,6 +281,12 @@ class MailboxConformance(MailboxStreamConformance, MailboxRefusalConformance):
             SettingsChanges(default_policy={"max_attempts": 0}),
             SettingsChanges(topics={"no spaces": {"shards": 1}}),
             SettingsChanges(topics={"pay.*": {"replay_window_ms": 1}}),
+            SettingsChanges(limits=cast("Any", None)),
+            SettingsChanges(limits=cast("Any", {None: 1})),
+            SettingsChanges(default_policy=cast("Any", {"shards": object()})),
+            SettingsChanges(topics={"\ud800": None}),
+            SettingsChanges(subject_policies=cast("Any", {1: None})),
+            SettingsChanges(subject_policies=cast("Any", {"mail": object()})),
         ],
     )
     async def test_invalid_settings_are_refused_and_change_nothing(

@@ -88,6 +88,15 @@ def test_what_the_file_leaves_out_gets_its_default(postroom: Postroom) -> None:
     assert settings["default_policy"]["max_attempts"] == 3
 
 
+def test_a_file_that_sets_nothing_resets_the_settings(postroom: Postroom) -> None:
+    postroom.ok("mailbox", "set", "policy.max_attempts=3")
+    write(postroom, "# max_attempts = 3\n", "empty.toml")
+
+    applied = postroom.ok("apply", "empty.toml", "--json").json
+
+    assert applied["changes"] == [{"name": "policy.max_attempts", "current": 3, "new": 5}]
+
+
 def test_apply_without_a_settings_file_changes_nothing(postroom: Postroom) -> None:
     postroom.ok("mailbox", "set", "policy.max_attempts=3")
 
