@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -18,13 +18,16 @@ from postroom.domain.errors import Fenced, IdempotencyConflict, Rejected, Satura
 from postroom.domain.policy import backoff_ms
 
 CHECK_SECONDS = 30.0
-"""Longest sleep, after which a clock that has jumped is noticed."""
+"""Longest sleep, after which log time is read again: another owner may have another clock."""
+LATE = timedelta(minutes=1)
+"""Age at which a tick counts as missed."""
 SECOND = timedelta(seconds=1)
 """Ticks are at least a second apart."""
 BACKOFF = OutageBackoff(100, 5_000)
 NextTick = Callable[[datetime], datetime]
 """Return the first tick after a time; both have a time zone."""
 SendMessage = Callable[[NewMessage], Awaitable[Sent]]
+Missed = Literal["last", "all", "none"]
 
 
 class Schedule(NamedTuple):
@@ -33,22 +36,25 @@ class Schedule(NamedTuple):
     Arguments:
         name: unique in the mailbox; the message's id is `{name}@{time of the tick}`.
         message: without an id.
+        missed: which of the ticks are sent that have passed while the process was suspended or the mailbox
+            could not be used: the last one, all, or none.
     """
 
     name: str
     next_tick: NextTick
     message: NewMessage
+    missed: Missed = "last"
 
 
 class Scheduler:
     """Sender of the messages of schedules.
 
     The message of a tick has an id made of the schedule's name and the tick's time, and the mailbox accepts
-    an id once: run as many schedulers as availability needs. Ticks while none runs are not sent. After a
-    suspension, or when the clock has jumped ahead, only the last missed tick is.
+    an id once: run as many schedulers as availability needs. Ticks while none runs are not sent.
 
     Arguments:
-        now: returns the time, with a time zone.
+        now: returns the log time of the mailbox's owner, with a time zone: one time for all processes, which
+            no wall clock moves.
     """
 
     def __init__(
@@ -56,7 +62,7 @@ class Scheduler:
         send: SendMessage,
         schedules: Sequence[Schedule],
         *,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        now: Callable[[], Awaitable[datetime]],
     ) -> None:
         self._send = send
         self._schedules = schedules
@@ -92,16 +98,32 @@ class Scheduler:
             await cancel_and_wait(*running, stopping)
 
     async def _run(self, schedule: Schedule) -> None:
-        last = self._now()
+        now = last = await self._read_time(schedule)
         while True:
-            now = self._now()
-            tick = schedule.next_tick(min(last, now))
+            last = min(last, now)  # log time may be less at another owner, after a restart of the machine
+            tick = schedule.next_tick(last)
             if tick > now:
                 await asyncio.sleep(min((tick - now).total_seconds(), CHECK_SECONDS))
-                continue
-            tick = _last_tick(schedule.next_tick, tick, now)
-            await self._send_tick(schedule, tick)
-            last = tick
+            else:
+                if schedule.missed != "all":
+                    tick = _last_tick(schedule.next_tick, tick, now)
+                if schedule.missed != "none" or now - tick < LATE:
+                    await self._send_tick(schedule, tick)
+                last = tick
+            now = await self._read_time(schedule)
+
+    async def _read_time(self, schedule: Schedule) -> datetime:
+        failures = 0
+        while True:
+            try:
+                return await self._now()
+            except (Saturated, Unavailable) as error:
+                failures += 1
+                pause_ms = backoff_ms(BACKOFF, failures, random.random())
+                logger().warning(
+                    "schedule.time_unknown", schedule=schedule.name, error=str(error), pause_ms=pause_ms
+                )
+                await asyncio.sleep(pause_ms / 1_000)
 
     async def _send_tick(self, schedule: Schedule, tick: datetime) -> None:
         id_ = f"{schedule.name}@{tick.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"

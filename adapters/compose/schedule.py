@@ -1,6 +1,7 @@
 """Wiring of periodic sends."""
 
 from collections.abc import Mapping
+from datetime import datetime
 
 import msgspec
 from uuid_utils.compat import uuid7
@@ -10,7 +11,7 @@ from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.application.messages import NewMessage
 from postroom.application.ports.mailbox import Mailbox
-from postroom.application.schedule import Schedule, Scheduler
+from postroom.application.schedule import Missed, Schedule, Scheduler
 from postroom.domain.arguments import check_text
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.names import DEFAULT_MAILBOX
@@ -25,6 +26,7 @@ class ScheduleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cron: five fields (minute, hour, day, month, day of the week), or six with seconds first.
         timezone: IANA name of the zone in which `cron` is read.
         attrs, sticky_key, ttl_seconds: see `NewMessage`.
+        missed: see `Schedule`.
     """
 
     cron: str
@@ -35,6 +37,7 @@ class ScheduleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attrs: Mapping[str, str] = {}
     sticky_key: str | None = None
     ttl_seconds: int = 0
+    missed: Missed = "last"
 
 
 def make_scheduler(mailbox: Mailbox, schedules: Mapping[str, ScheduleSettings]) -> Scheduler:
@@ -62,5 +65,9 @@ def make_scheduler(mailbox: Mailbox, schedules: Mapping[str, ScheduleSettings]) 
             factory.from_message(message)  # a message that is invalid would be refused at every tick
         except InvalidRequest as error:
             raise InvalidRequest(f"Schedule {name}: {error}") from error
-        made.append(Schedule(name, next_tick, message))
-    return Scheduler(mailbox.send_message, made)
+        made.append(Schedule(name, next_tick, message, settings.missed))
+
+    async def now() -> datetime:
+        return datetime.fromisoformat((await mailbox.get_backlog()).as_of)
+
+    return Scheduler(mailbox.send_message, made, now=now)

@@ -219,6 +219,12 @@ class LocalClient(asyncio.Protocol):
             self._greeting.set_result(protocol.read_hello(body))
             return
         id_, error, result = protocol.read_reply(body)
+        if id_ == 0 and error is not None:  # the owner could not read a request, and ends the connection
+            for waiting in self._calls.values():
+                if not waiting.done():
+                    waiting.set_exception(protocol.read_error(error))
+            self._calls.clear()
+            return
         call = self._calls.pop(id_, None)
         if call is None or call.done():  # given up in the meantime
             return

@@ -2,7 +2,8 @@
 
 The server greets with `Hello`. The client sends requests `[id, kind, body, corr_id, caller]`, any number at a
 time; the last two may be left out. The server answers each with `[id, error, result]`, in any order; one of
-the two is nil. A frame that can't be read is answered once, under the id 0, and ends its connection.
+the two is nil. A request that is unknown, or whose body can't be read, is answered with an error; a frame
+that can't be read is answered once, under the id 0, and ends its connection.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -49,6 +50,7 @@ from postroom.domain.message import MAX_PRIORITY
 from postroom.domain.names import STREAM_BYTES, check_topic
 from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, TopicPolicy, check_visibility
 from postroom.domain.redrive.spec import RedriveSpec
+from postroom.domain.search import EventFilter, SearchPage
 from postroom.domain.settings import MailboxSettings, SettingsChanges
 
 VERSION: Final = 3
@@ -216,10 +218,11 @@ _COMMANDS = {
 def read_commands(kind: str, body: msgspec.Raw) -> list[Command]:
     """Return the commands of a request.
 
-    Raises: MalformedFrame when there are no such commands, InvalidRequest when one is out of bounds.
+    Raises: MalformedFrame when they can't be read, InvalidRequest for an unknown kind, and when one is out of
+        bounds.
     """
     if kind not in _COMMANDS:
-        raise MalformedFrame(f"There are no requests of the kind {kind[:40]!r}.")
+        raise InvalidRequest(f"There are no requests of the kind {kind[:40]!r}.")
     decode, check = _COMMANDS[kind]
     commands = [check(command) for command in _read(decode, body)]
     if not commands:
@@ -246,7 +249,7 @@ def read_query(body: msgspec.Raw) -> Query:
     """Return the body of a query; raises as `read_commands`."""
     query: Query = _read(_READ_QUERY, body)
     if query.name not in _RESULTS:
-        raise MalformedFrame(f"There is no query {query.name[:40]!r}.")
+        raise InvalidRequest(f"There is no query {query.name[:40]!r}.")
     if query.name in _STRUCTS and query.arguments:
         query.arguments[0] = _read_struct(query.arguments[0], *_STRUCTS[query.name])
     return query
@@ -296,6 +299,7 @@ _STRUCTS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "preview_redrive": _SPEC,
     "start_redrive": _SPEC,
     "preview_settings": (SettingsChanges, "The change of settings"),
+    "search_unsettled": (EventFilter, "The filter"),
 }
 """Queries whose first argument is a struct."""
 _RESULTS: dict[str, Callable[[msgspec.Raw], Any]] = {
@@ -314,6 +318,7 @@ _RESULTS: dict[str, Callable[[msgspec.Raw], Any]] = {
         "measure": list[Metric],
         "peek_messages": list[PeekedMessage],
         "preview_redrive": RedrivePreview,
+        "search_unsettled": SearchPage,
         "preview_settings": SettingsPreview,
         "start_redrive": RedriveReport,
         "list_redrives": list[RedriveReport],

@@ -1,6 +1,7 @@
 """The owner's side of the local socket: answers the other processes that use its mailbox."""
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -292,6 +293,9 @@ class _Connection(asyncio.Protocol):
                     work = self._relay(protocol.read_outboxes(content))
                 case _:
                     work = self._submit(protocol.read_commands(kind, content))
+        except MalformedFrame as error:
+            self._reply_error(id_, InvalidRequest(str(error)))
+            return
         except PostroomError as error:
             self._reply_error(id_, error)
             return
@@ -357,11 +361,12 @@ class _Connection(asyncio.Protocol):
         return await (await self._server.mailbox()).engine.find_message_id(stream)
 
     async def _query(self, query: protocol.Query) -> object:
-        mailbox = await self._server.mailbox()
+        ask = getattr(await self._server.mailbox(), query.name)
         try:
-            return await getattr(mailbox, query.name)(*query.arguments, **query.options)
+            inspect.signature(ask).bind(*query.arguments, **query.options)
         except TypeError as error:
             raise InvalidRequest(f"The query {query.name} does not take these arguments: {error}.") from error
+        return await ask(*query.arguments, **query.options)
 
     async def _relay(self, addresses: Sequence[str]) -> object:
         (await self._server.outboxes()).add(addresses)

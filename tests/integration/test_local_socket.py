@@ -1,13 +1,15 @@
 """The socket of a mailbox's owner: who may use it, what it accepts, and where it is."""
 
 import asyncio
+import inspect
 import os
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,13 +17,33 @@ from typing import Any
 import msgspec
 import pytest
 
-from postroom import NewMessage, Postroom, Unavailable, connect, open_mailbox
+from postroom import (
+    EventFilter,
+    InvalidRequest,
+    NewMessage,
+    Postroom,
+    RedriveSpec,
+    Unavailable,
+    connect,
+    open_mailbox,
+)
+from postroom.adapters.compose.remote import connect_remote
+from postroom.adapters.compose.serve import (
+    HttpSettings,
+    open_grpc_surface,
+    open_http_surface,
+    serve_mailbox,
+    unrestricted,
+)
+from postroom.adapters.local import protocol
 from postroom.adapters.local.protocol import FRAME_BYTES, frame
 from postroom.domain.mailbox.commands import Ack, Extend, Nack, Purge, Receive, Redrive, Send, SetPolicy
 from postroom.domain.message import Headers, Message, Receipt
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.settings import SettingsChanges
 
 MAILBOX = "main@local"
+JOB_ID = "0189b2d6-7c1e-7abc-8def-0123456789ab"
 RECEIPT = Receipt(b"m" * 16, 1, 1)
 SEND = Send(b"m" * 16, "orders", 2, b"h" * 32, b"c" * 32, Headers(0), b"envelope")
 DEPTH = 100_000
@@ -83,21 +105,11 @@ async def owned(tmp_path: Path) -> AsyncIterator[Postroom]:
         (FRAME_BYTES + 1).to_bytes(4, "big"),
         frame("text"),
         frame([1, "ping"]),
-        frame([1, "explode", None]),
-        frame([1, "Sweep", [{}]]),
-        frame([1, "TakeOwnership", [{}]]),
-        frame([1, "Truncate", [{"through": 1, "link": b""}]]),
-        frame([1, "Send", [{"topic": "orders"}]]),
-        frame([1, "Ack", "text"]),
-        frame([1, "receive", [5]]),
-        frame([1, "query", ["__class__", [], {}]]),
-        frame([1, "query", ["engine", [], {}]]),
-        frame([1, "find_id", "text"]),
         frame([1, "cancel", "text"]),
         frame([1 << 63, "cancel", []]),
         (7 + DEPTH).to_bytes(4, "big") + b"\x93\x01\xa4ping" + b"\x91" * DEPTH,
     ],
-    ids=range(19),
+    ids=range(9),
 )
 async def test_a_malformed_frame_ends_its_connection_with_one_error_and_nothing_else(
     owned: Postroom, tmp_path: Path, data: bytes
@@ -108,6 +120,135 @@ async def test_a_malformed_frame_ends_its_connection_with_one_error_and_nothing_
         assert await one.read() is None
         assert await other.ask(frame([7, "ping", None])) == [7, None, None]
     await owned.send_message(NewMessage(topic="orders", payload=b""))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        frame([1, "explode", None]),
+        frame([1, "Sweep", [{}]]),
+        frame([1, "TakeOwnership", [{}]]),
+        frame([1, "Truncate", [{"through": 1, "link": b""}]]),
+        frame([1, "Send", [{"topic": "orders"}]]),
+        frame([1, "Ack", "text"]),
+        frame([1, "receive", [5]]),
+        frame([1, "query", ["__class__", [], {}]]),
+        frame([1, "query", ["engine", [], {}]]),
+        frame([1, "query", ["search_unsettled", [{"topics": 5}], {}]]),
+        frame([1, "query", ["get_message", [], {}]]),
+        frame([1, "query", ["get_message", ["a"], {"b": 1}]]),
+        frame([1, "find_id", "text"]),
+        frame([1, "relay", 5]),
+    ],
+    ids=range(14),
+)
+async def test_an_unknown_or_malformed_request_is_answered_with_an_error(
+    owned: Postroom, tmp_path: Path, data: bytes
+) -> None:
+    async with peer(tmp_path / "store.db") as one:
+        id_, error, _ = await one.ask(data)
+        assert (id_, error["code"]) == (1, "E_SCHEMA")
+        assert await one.ask(frame([7, "ping", None])) == [7, None, None]
+    await owned.send_message(NewMessage(topic="orders", payload=b""))
+
+
+async def test_a_client_whose_request_the_owner_can_not_read_is_told_so_at_once(
+    owned: Postroom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connect(str(tmp_path / "store.db")) as client:
+        monkeypatch.setattr("postroom.adapters.local.client.frame", lambda _: frame("text"))
+        with pytest.raises(InvalidRequest, match="can't be read"):
+            await client.get_backlog()
+
+
+@asynccontextmanager
+async def transported(transport: str, store: str) -> AsyncIterator[Any]:
+    """Open the mailbox that another owner has, or has to have, over a transport."""
+    if transport == "owner":
+        async with connect(store) as mailbox:
+            yield mailbox
+        return
+    async with open_mailbox(store) as owner:
+        if transport == "socket":
+            async with connect(store) as mailbox:
+                yield mailbox
+        elif transport == "sync":
+            in_threads = await asyncio.to_thread(connect(store).sync)
+            yield in_threads
+            await asyncio.to_thread(in_threads.close)
+        else:
+            address = "127.0.0.1:0"
+            surface = (
+                open_http_surface(address, HttpSettings())
+                if transport == "http"
+                else open_grpc_surface(address)
+            )
+            async with (
+                serve_mailbox(store, owner, [surface], access=unrestricted) as (served,),
+                connect_remote(served, timeout_ms=30_000) as mailbox,
+            ):
+                yield mailbox
+
+
+QUERIES: dict[str, Callable[[Any, str], Any]] = {
+    "get_message": lambda mailbox, id_: mailbox.get_message(id_),
+    "explain_message": lambda mailbox, id_: mailbox.explain_message(id_),
+    "get_backlog": lambda mailbox, _: mailbox.get_backlog(),
+    "list_dead_letters": lambda mailbox, _: mailbox.list_dead_letters(),
+    "get_topic_policy": lambda mailbox, _: mailbox.get_topic_policy("orders"),
+    "list_topics": lambda mailbox, _: mailbox.list_topics(),
+    "peek_messages": lambda mailbox, _: mailbox.peek_messages("orders"),
+    "preview_redrive": lambda mailbox, _: mailbox.preview_redrive(RedriveSpec()),
+    "start_redrive": lambda mailbox, _: mailbox.start_redrive(RedriveSpec(), job_id=JOB_ID),
+    "list_redrives": lambda mailbox, _: mailbox.list_redrives(),
+    "get_redrive": lambda mailbox, _: mailbox.get_redrive(JOB_ID),
+    "list_redrive_messages": lambda mailbox, _: mailbox.list_redrive_messages(JOB_ID),
+    "change_redrive": lambda mailbox, _: mailbox.change_redrive(JOB_ID, "cancel"),
+    "get_settings": lambda mailbox, _: mailbox.get_settings(),
+    "preview_settings": lambda mailbox, _: mailbox.preview_settings(SettingsChanges()),
+    "delete_old_events": lambda mailbox, _: mailbox.delete_old_events(1),
+}
+"""Of every transport."""
+LOCAL_QUERIES: dict[str, Callable[[Any, str], Any]] = {
+    "search_unsettled": lambda mailbox, id_: mailbox.search_unsettled(EventFilter()),
+    "measure": lambda mailbox, _: mailbox.measure(),
+    "erase_messages": lambda mailbox, _: mailbox.erase_messages("p" * 32),
+    "get_mode": lambda mailbox, _: mailbox.check_mode("queue"),
+}
+"""Of processes of the owner's user alone."""
+
+
+REFUSALS = {"change_redrive": "so it can't cancel", "erase_messages": "has no settings of erasure"}
+"""Queries that this mailbox refuses, with the beginning of the reason."""
+
+
+@pytest.mark.parametrize("transport", ["owner", "socket", "sync", "http", "grpc"])
+async def test_every_query_is_answered_over_every_transport(tmp_path: Path, transport: str) -> None:
+    queries = QUERIES if transport in ("sync", "http", "grpc") else QUERIES | LOCAL_QUERIES
+    async with transported(transport, str(tmp_path / "store.db")) as mailbox:
+
+        async def ask(query: Callable[[], Any]) -> Any:
+            answer = await asyncio.to_thread(query) if transport == "sync" else query()
+            return await answer if inspect.isawaitable(answer) else answer
+
+        sent = await ask(lambda: mailbox.send_message(NewMessage(topic="orders", payload=b"x")))
+        for name, query in queries.items():
+            if name in REFUSALS:
+                with pytest.raises(InvalidRequest, match=REFUSALS[name]):
+                    await ask(partial(query, mailbox, sent.message_id))
+                continue
+            answer = await ask(partial(query, mailbox, sent.message_id))
+            match name:
+                case "get_backlog":
+                    assert answer.ready == 1
+                case "peek_messages" | "list_topics" | "list_redrives":
+                    assert len(answer) == 1
+                case "search_unsettled":
+                    assert [each.message_id for each in answer.items] == [sent.message_id]
+
+
+def test_the_test_of_transports_has_every_query_of_the_local_protocol() -> None:
+    assert set(protocol._RESULTS) == set(QUERIES | LOCAL_QUERIES)
 
 
 @pytest.mark.parametrize(

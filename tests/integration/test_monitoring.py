@@ -23,6 +23,7 @@ from postroom.adapters.compose.inbox import InboxSettings, open_monitored_worker
 from postroom.adapters.compose.ingest import open_namespace
 from postroom.adapters.compose.monitoring import serve_monitor
 from postroom.adapters.compose.relay import OutboxSettings, open_monitored_relay
+from postroom.adapters.compose.schedule import make_scheduler
 from postroom.adapters.compose.serve import (
     HttpSettings,
     open_grpc_surface,
@@ -43,7 +44,6 @@ from postroom.application.outbox.capture import OutboxCapture
 from postroom.application.outbox.capture_metrics import capture_monitor
 from postroom.application.ports.capture import SlotState
 from postroom.application.ports.event_handler import HandlerRequest
-from postroom.application.schedule import Scheduler
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.workers.worker import Worker
 from postroom.domain.errors import LeaseHeld
@@ -152,7 +152,7 @@ async def mailbox_metrics() -> list[Metric]:
         async def handle(payload: bytes) -> None: ...
 
         await worker.run(mailbox, once=True)
-        scheduler = Scheduler(mailbox.send_message, [])
+        scheduler = make_scheduler(mailbox, {})
         return [*await surfaces.collect(), *worker.collect_metrics(), *scheduler.collect_metrics()]
 
 
@@ -171,7 +171,8 @@ async def capture_metrics() -> list[Metric]:
 
     unused: Any = None
     source: Any = Slot()
-    capture = OutboxCapture(*[unused] * 9)
+    settings = OutboxSettings()
+    capture = OutboxCapture(unused, unused, unused, unused, unused, unused, unused, unused, settings)
     capture.published_by_type["order_placed"] += 1
     return [*await capture_monitor(capture, "sea", source, Monitor(nothing, nothing)).collect()]
 

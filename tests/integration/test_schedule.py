@@ -11,7 +11,7 @@ from postroom.adapters.compose.schedule import ScheduleSettings, make_scheduler
 from postroom.adapters.compose.testing import open_memory_mailbox
 from postroom.adapters.cron import cron_ticks
 from postroom.application.messages import NewMessage, Sent
-from postroom.application.schedule import Schedule, Scheduler
+from postroom.application.schedule import Missed, Schedule, Scheduler
 from postroom.domain.errors import IdempotencyConflict, InvalidRequest, Unavailable
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -25,7 +25,7 @@ class Clock:
         self.time = START
         self.jumps: list[timedelta] = []
 
-    def now(self) -> datetime:
+    async def now(self) -> datetime:
         return self.time
 
     async def sleep(self, seconds: float) -> None:
@@ -42,13 +42,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def every_minute(name: str = "job") -> Schedule:
-    return Schedule(name, cron_ticks("* * * * *"), NewMessage(topic="jobs", payload=b"x"))
+def every_minute(missed: Missed = "last") -> Schedule:
+    return Schedule("job", cron_ticks("* * * * *"), NewMessage(topic="jobs", payload=b"x"), missed)
 
 
-async def run(clock: Clock, send: Send, until: Callable[[], bool], count: int = 1) -> None:
+async def run(
+    clock: Clock, send: Send, until: Callable[[], bool], count: int = 1, missed: Missed = "last"
+) -> None:
     """Run schedulers until a condition holds."""
-    schedulers = [Scheduler(send, [every_minute()], now=clock.now) for _ in range(count)]
+    schedulers = [Scheduler(send, [every_minute(missed)], now=clock.now) for _ in range(count)]
     tasks = [asyncio.create_task(each.run()) for each in schedulers]
     async with asyncio.timeout(240):
         while not until():
@@ -115,6 +117,63 @@ async def test_a_jump_back_sends_no_tick_twice(clock: Clock) -> None:
     outgoing = Outgoing()
     await run(clock, outgoing.send, lambda: len(outgoing.ids) >= 5)
     assert outgoing.ids[:5] == [f"job@2026-01-01T00:0{n}:00Z" for n in range(1, 6)]
+
+
+async def test_a_jump_ahead_and_back_is_followed_by_the_ticks_of_the_time_it_is(clock: Clock) -> None:
+    clock.jumps = [timedelta(0), timedelta(hours=1), timedelta(0), timedelta(hours=-1)]
+    outgoing = Outgoing()
+    await run(clock, outgoing.send, lambda: len(outgoing.ids) >= 6)
+    ahead = [n for n, id_ in enumerate(outgoing.ids) if "T01:" in id_]
+    assert ahead
+    assert any("T00:" in id_ for id_ in outgoing.ids[ahead[0] :])
+
+
+@pytest.mark.parametrize(
+    ("missed", "sent"), [("last", ["10", "15"]), ("all", ["05", "10", "15"]), ("none", ["15", "20"])]
+)
+async def test_the_ticks_of_an_outage_are_sent_as_the_schedule_says(
+    clock: Clock, missed: Missed, sent: list[str]
+) -> None:
+    outages = [timedelta(minutes=12)]
+
+    async def now() -> datetime:
+        if clock.time > START and outages:
+            clock.time = START + outages.pop()
+            raise Unavailable("down")
+        return clock.time
+
+    outgoing = Outgoing()
+    schedule = every_minute(missed)._replace(next_tick=cron_ticks("*/5 * * * *"))
+    scheduler = Scheduler(outgoing.send, [schedule], now=now)
+    running = asyncio.create_task(scheduler.run())
+    async with asyncio.timeout(240):
+        while len(outgoing.ids) < len(sent):
+            await asyncio.get_running_loop().run_in_executor(None, lambda: None)
+    scheduler.stop()
+    await running
+    assert [id_[-6:-4] for id_ in outgoing.ids[: len(sent)]] == sent
+
+
+async def test_ticks_follow_the_log_time_of_the_owner_and_not_the_wall_clock() -> None:
+    sent: list[str] = []
+    async with open_memory_mailbox() as mailbox:
+        scheduler = make_scheduler(mailbox, {"job": ScheduleSettings("* * * * * *", "jobs")})
+        running = asyncio.create_task(scheduler.run())
+        began = datetime.fromisoformat((await mailbox.get_backlog()).as_of)
+        async with asyncio.timeout(240):
+            while not sent:
+                await mailbox.clock.advance(1)
+                await asyncio.get_running_loop().run_in_executor(None, lambda: None)
+                sent = (
+                    [each.message_id for each in await mailbox.receive_messages("jobs")]
+                    if scheduler.sent
+                    else []
+                )
+        ended = datetime.fromisoformat((await mailbox.get_backlog()).as_of)
+        scheduler.stop()
+        await running
+    tick = datetime.fromisoformat(sent[0].partition("@")[2])
+    assert began - timedelta(seconds=1) <= tick <= ended
 
 
 async def test_a_tick_is_sent_after_an_outage(clock: Clock) -> None:
