@@ -70,17 +70,17 @@ def render(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int 
     values = [[row[index] for row in rows if row[index] is not None] for index in range(len(columns))]
     full_widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
     above = [] if width is None else _above(full_widths, values, width)
-    beside = [index for index in range(len(columns)) if index not in above]
-    widths = [full_widths[index] for index in beside]
+    side_by_side = [index for index in range(len(columns)) if index not in above]
+    widths = [full_widths[index] for index in side_by_side]
     if width is not None:
-        widths = _fit(widths, [_can_shrink(values[index]) for index in beside], width)
-    numeric = [bool(values[n]) and all(isinstance(value, int) for value in values[n]) for n in beside]
+        widths = _fit(widths, [_can_shrink(values[index]) for index in side_by_side], width)
+    numeric = [bool(values[n]) and all(isinstance(value, int) for value in values[n]) for n in side_by_side]
     yield from (columns[index] for index in above)
-    yield _line([columns[index] for index in beside], widths, numeric)
+    yield _line([columns[index] for index in side_by_side], widths, numeric)
     yield GAP.join("─" * each for each in widths)
     for source, row in zip(rows, cells, strict=True):
         yield from (row[index] for index in above if row[index])
-        yield from _lines([source[n] for n in beside], [row[n] for n in beside], widths, numeric)
+        yield from _lines([source[n] for n in side_by_side], [row[n] for n in side_by_side], widths, numeric)
 
 
 def labeled(label: str, value: object, width: int | None) -> Iterator[str]:
@@ -120,8 +120,8 @@ def _above(full_widths: Sequence[int], values: Sequence[Sequence[object]], width
     above: list[int] = []
     ids = [n for n, column in enumerate(values) if column and all(isinstance(each, Id) for each in column)]
     for index in sorted(ids, key=lambda index: -full_widths[index]):
-        beside = [each for n, each in enumerate(needed) if n not in above]
-        if len(beside) == 1 or sum(beside) + len(GAP) * (len(beside) - 1) <= width:
+        side_by_side = [each for n, each in enumerate(needed) if n not in above]
+        if len(side_by_side) == 1 or sum(side_by_side) + len(GAP) * (len(side_by_side) - 1) <= width:
             break
         above.append(index)
     return sorted(above)

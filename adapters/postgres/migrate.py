@@ -105,9 +105,9 @@ def check_connection(connection: Connection, url: str, set_: str) -> None:
 
 
 def _check_roles(connection: Connection, url: str, roles: Sequence[str]) -> None:
-    known = {name for (name,) in connection.execute(_SQL["roles"])} if roles else set()
+    existing = {name for (name,) in connection.execute(_SQL["roles"])} if roles else set()
     for role in roles:
-        if role not in known:
+        if role not in existing:
             raise InvalidRequest(
                 f"The server of {shown(url)} has no role {role!r}; create it first, or correct its name."
             )
@@ -119,8 +119,8 @@ def _grant(connection: Connection, url: str, set_: str, role: str) -> None:
     Raises: UnusableServer when a table belongs to somebody for whom this user can't grant.
     """
     table = _table(set_)
-    found = {"table": table.as_string(connection)}
-    ((quoted, schema, owner),) = connection.execute(_SQL["schema"], found).fetchall()
+    names = {"table": table.as_string(connection)}
+    ((quoted, schema, owner),) = connection.execute(_SQL["schema"], names).fetchall()
     if role == owner:
         return
     # Where the schema is shared with the tables of a service, only those of the set are granted.

@@ -98,21 +98,21 @@ class Records:
                 if position in first and first[position].stream == event.stream:
                     yield event
 
-    def at_positions(self, positions: Sequence[int], beside: Collection[int] = ()) -> dict[int, Record]:
+    def at_positions(self, positions: Sequence[int], optional: Collection[int] = ()) -> dict[int, Record]:
         """Return the records at these positions; see `EventLogReader.at_positions`."""
-        return self._at_positions(positions, beside)
+        return self._at_positions(positions, optional)
 
     def _at_positions(
-        self, positions: Iterable[int], beside: Collection[int] = (), *, envelopes: bool = True
+        self, positions: Iterable[int], optional: Collection[int] = (), *, envelopes: bool = True
     ) -> dict[int, Record]:
         coming = sorted(set(positions))
-        wanted = frozenset(coming).union(beside)
+        requested = frozenset(coming).union(optional)
         records: dict[int, Record] = {}
         while coming:
             part, coming = coming[:POSITIONS_AT_ONCE], coming[POSITIONS_AT_ONCE:]
             for commit in self.commits_of(part, envelopes=envelopes):
                 records.update(
-                    (each.position, each) for each in to_records(commit) if each.position in wanted
+                    (each.position, each) for each in to_records(commit) if each.position in requested
                 )
                 coming = coming[bisect_right(coming, commit.last) :]  # no commit is decoded twice
         return records

@@ -132,11 +132,11 @@ class EventLogReader(CommitReader, Protocol):
     def replay_first(self, streams: Iterable[bytes]) -> Iterator[Event]:
         """Yield the first event of each stream, without envelope, if it remains; in any order."""
 
-    def at_positions(self, positions: Sequence[int], beside: Collection[int] = ()) -> dict[int, Record]:
+    def at_positions(self, positions: Sequence[int], optional: Collection[int] = ()) -> dict[int, Record]:
         """Return the records at these positions, without those that are missing.
 
         Arguments:
-            beside: other positions, whose records may be returned if they were read anyway.
+            optional: other positions, whose records may be returned if they were read anyway.
         """
 
 

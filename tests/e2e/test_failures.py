@@ -188,7 +188,7 @@ except SystemExit as end:
         f"adapters.cli.{name}"
         for name in (
             "command", "exit_codes", "logs", "main", "messages", "output", "registry", "remote", "session",
-            "settings", "values",
+            "settings", "tables", "values",
         )
     }  # fmt: skip
     assert "adapters.compose.connect" in own

@@ -12,6 +12,7 @@ from postroom.application.access.audit import AuditEntry
 from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.ports.redrives import Redrives
+from postroom.application.ports.settings import Settings
 from postroom.application.service import Session
 from postroom.domain.capability.rights import Operation
 from postroom.domain.capability.token import Token
@@ -19,6 +20,7 @@ from postroom.domain.errors import Forbidden
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.search import EventFilter
+from postroom.domain.settings import SettingsChanges
 from tests.support.access import MemoryPlace, controlled_mailbox, mailbox_of
 from tests.support.messages import message
 from tests.support.waiting import until_answer
@@ -27,6 +29,7 @@ PAGE = Path(__file__).parents[3] / "docs/capabilities.md"
 A = "orders"
 JOB = "01890a5d-ac96-774b-bcce-b302099a8057"
 SPEC = RedriveSpec(topics=(A,))
+CHANGES = SettingsChanges(topics={A: {"max_attempts": 9}})
 
 
 class Row(NamedTuple):
@@ -70,6 +73,7 @@ CALLS: dict[str, Call] = {
     "list_dead_letters": lambda s, r: s.mailbox.list_dead_letters(),
     "get_backlog": lambda s, r: s.mailbox.get_backlog(),
     "list_topics": lambda s, r: s.mailbox.list_topics(),
+    "get_settings": lambda s, r: s.mailbox.get_settings(),
     "get_topic_policy": lambda s, r: s.mailbox.get_topic_policy(A),
     "redrive_dead_letters": lambda s, r: s.mailbox.redrive_dead_letters(A),
     "preview_redrive": lambda s, r: s.mailbox.preview_redrive(SPEC),
@@ -82,6 +86,8 @@ CALLS: dict[str, Call] = {
     "set_topic_policy": lambda s, r: s.mailbox.set_topic_policy(A, TopicPolicy(max_attempts=9)),
     "pause_topic": lambda s, r: s.mailbox.pause_topic(A),
     "resume_topic": lambda s, r: s.mailbox.resume_topic(A),
+    "set_settings": lambda s, r: s.mailbox.set_settings(CHANGES),
+    "preview_settings": lambda s, r: s.mailbox.preview_settings(CHANGES),
     "delete_old_events": lambda s, r: s.mailbox.delete_old_events(1 << 60),
 }
 
@@ -132,7 +138,9 @@ async def leaves(place: MemoryPlace, call: Callable[[], Awaitable[Any]]) -> tupl
 
 
 def test_the_table_has_every_call() -> None:
-    calls = {name for name in {*vars(Mailbox), *vars(Redrives)} if not name.startswith("_")} - {"name"}
+    calls = {
+        name for name in {*vars(Mailbox), *vars(Redrives), *vars(Settings)} if not name.startswith("_")
+    } - {"name"}
     assert sorted(each.call for each in rows()) == sorted({*calls, "read_headers"})
     assert CALLS.keys() == {each.call for each in rows()}
 
