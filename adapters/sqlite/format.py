@@ -58,8 +58,11 @@ def pending(current: Format | None) -> list[Migration]:
 
 def create_tables(connection: sqlite3.Connection) -> None:
     """Create the tables of a file that has no logs; repetition changes nothing."""
-    connection.executescript(read_text(_PACKAGE, "schema.sql"))
+    # In one transaction: after a power cut, some of the tables would look like an older format.
+    connection.execute("BEGIN IMMEDIATE")
+    _execute_all(connection, read_text(_PACKAGE, "schema.sql"))
     _record(connection, FORMAT)
+    connection.execute("COMMIT")
 
 
 def migrate_tables(
@@ -108,13 +111,18 @@ def _copy(reader: sqlite3.Connection, copy: Path) -> None:
 
 
 def _apply(connection: sqlite3.Connection, step: Migration) -> None:
+    _execute_all(connection, step.text)
+    _record(connection, step.number)
+
+
+def _execute_all(connection: sqlite3.Connection, script: str) -> None:
+    """Execute statements within a transaction, which `executescript` would commit first."""
     statement = ""
-    for line in step.text.splitlines(keepends=True):  # `executescript` would commit first
+    for line in script.splitlines(keepends=True):
         statement += line
         if sqlite3.complete_statement(statement):
             connection.execute(statement)
             statement = ""
-    _record(connection, step.number)
 
 
 def _record(connection: sqlite3.Connection, format_: int) -> None:
