@@ -1,7 +1,6 @@
 """The Spark benchmark compares like with like: a log as engines write it, and peers with our result."""
 
 import sqlite3
-import time
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -184,14 +183,3 @@ def test_every_message_that_is_sampled_while_a_follower_runs_is_found(
     assert len(seen) == 30 // SAMPLED_TURNS
     assert min(seen) > 0
     assert rate > 0
-
-
-def test_a_follower_that_ends_by_itself_is_told_of_in_its_own_words(tmp_path: Path) -> None:
-    def follow_what_is_not_there() -> None:
-        with following(str(tmp_path / "missing.db")) as check:
-            while True:
-                check()
-                time.sleep(0.05)
-
-    with pytest.raises(RuntimeError, match=r"missing\.db"):
-        follow_what_is_not_there()
