@@ -119,8 +119,8 @@ def _grant(connection: Connection, url: str, set_: str, role: str) -> None:
     Raises: UnusableServer when a table belongs to somebody for whom this user can't grant.
     """
     table = _table(set_)
-    names = {"table": table.as_string(connection)}
-    ((quoted, schema, owner),) = connection.execute(_SQL["schema"], names).fetchall()
+    argument = {"table": table.as_string(connection)}
+    ((quoted, schema, owner),) = connection.execute(_SQL["schema"], argument).fetchall()
     if role == owner:
         return
     # Where the schema is shared with the tables of a service, only those of the set are granted.
