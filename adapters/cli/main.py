@@ -7,7 +7,7 @@ import typer
 
 from postroom.adapters.cli.command import as_root
 from postroom.adapters.cli.exit_codes import HELP, INTERRUPTED, REFUSED, USAGE
-from postroom.adapters.cli.output import Output
+from postroom.adapters.cli.output import Output, prepare_streams
 from postroom.adapters.cli.registry import Command, Entries, Group, build_root
 
 # Typer may bundle its own copy of click, where the base class of usage errors has no public name.
@@ -219,6 +219,7 @@ COMMANDS: Entries = {
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    prepare_streams()
     arguments = sys.argv[1:]
     out = Output("--json" in arguments)
     try:

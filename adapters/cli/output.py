@@ -1,6 +1,9 @@
 """Output: tables and lines for people, JSON for machines; results on stdout, everything else on stderr."""
 
+import codecs
+import io
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +19,28 @@ FALLBACK_SIZE = (80, 24)
 """Columns and lines if stdout is not a terminal and COLUMNS is not set."""
 MAX_LABEL = 24
 """Columns of the names of facts beside which values begin; longer names move their value."""
+
+
+def prepare_streams() -> None:
+    """Make the standard streams fit to write any text to, however the process was started.
+
+    Closed streams discard what is written, and characters that the encoding of a stream lacks are escaped as
+    in JSON, so that documents of JSON stay valid.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # Its descriptor would be that of the next file to be opened, such as the store.
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open until the exit
+    codecs.register_error("escape_as_in_json", _escape)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="escape_as_in_json")
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 class Output:

@@ -2,6 +2,7 @@
 
 import grpc
 
+from postroom.adapters.sockets.address import is_loopback_name
 from postroom.adapters.sockets.client_tls import ClientFiles, make_client_context, read_pem, system_ca
 
 OPTIONS = [
@@ -19,6 +20,8 @@ OPTIONS = [
 def open_channel(address: str, tls: ClientFiles | None = None, *, is_shared: bool = True) -> grpc.aio.Channel:
     """Return a channel to a server, which connects with its first call.
 
+    Proxies of the environment, such as `http_proxy`, are not used on the loopback interface.
+
     Arguments:
         address: `host:port` or `unix:/path`.
         tls: certificates; None connects without TLS.
@@ -26,7 +29,11 @@ def open_channel(address: str, tls: ClientFiles | None = None, *, is_shared: boo
 
     Raises: InvalidRequest for a file of `tls` that is missing, unreadable or malformed.
     """
-    options = [*OPTIONS, ("grpc.use_local_subchannel_pool", int(not is_shared))]
+    options = [
+        *OPTIONS,
+        ("grpc.use_local_subchannel_pool", int(not is_shared)),
+        ("grpc.enable_http_proxy", int(not is_loopback_name(address))),
+    ]
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, _credentials(tls), options=options)

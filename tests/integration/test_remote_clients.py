@@ -268,6 +268,18 @@ async def test_an_answer_of_something_that_is_no_mailbox_is_an_error(
         await runner.cleanup()
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", "[::1]:0"])
+@pytest.mark.parametrize("variable", ["grpc_proxy", "https_proxy", "http_proxy"])
+async def test_a_proxy_of_the_environment_is_not_used_on_the_loopback_interface(
+    mailbox: Postroom, address: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_grpc_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, f"http://127.0.0.1:{free_port()}")
+    async with served(mailbox, "grpc", address) as url, connect_remote(url, timeout_ms=20_000) as client:
+        assert not (await client.send_message(message())).duplicate
+
+
 async def test_what_is_settled_over_http_makes_room_in_a_grpc_stream(mailbox: Postroom) -> None:
     for payload in (b"1", b"2"):
         await mailbox.send_message(message(payload, sticky_key="key"))

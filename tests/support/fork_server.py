@@ -142,6 +142,9 @@ def _serve(control: socket.socket) -> list[str]:
     for number, each in enumerate(streams):
         os.dup2(each, number)
         os.close(each)
+    # The streams of the server know whether its own files can be sought, which is not true of these pipes.
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115 - until the exit
+    sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
