@@ -72,9 +72,11 @@ def check_same_log(
 
 def heads_at(log: LogReader, positions: Mapping[str, int]) -> dict[str, Head]:
     """Return the heads of the mailbox logs by name, which end at these positions at most."""
+    extents = log.extents(positions)
+    # Read afterwards: what retention removes in between then counts as removed, not as missing.
     removed = {name: bounds.removed for name, bounds in log.bounds().items()}
     heads = {name: Head(id_, name, removed[name] + 1, removed[name]) for name, id_ in log.mailboxes().items()}
-    for each in log.extents(positions):
+    for each in extents:
         heads[each.name] = Head(each.id, each.name, each.first, each.last, each.chain, each.at)
     return heads
 
