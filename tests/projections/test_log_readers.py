@@ -230,6 +230,6 @@ def test_a_database_that_is_away_is_named_without_its_password(driver: Any) -> N
 def test_without_adbc_the_ordinary_drivers_read_the_same(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     extent = kept.extent()
     wanted = rows(read_range(kept.log, extent, 1, extent.last, list(COLUMNS)))
-    for module in ("postgres", "sqlite"):
-        monkeypatch.setattr(f"postroom.adapters.{module}.log_reader._has_adbc", lambda: False)
+    monkeypatch.setattr("postroom.adapters.postgres.log_reader.adbc_database", lambda *_: None)
+    monkeypatch.setattr("postroom.adapters.sqlite.log_reader._has_adbc", lambda: False)
     assert rows(read_range(kept.log, extent, 1, extent.last, list(COLUMNS))) == wanted
