@@ -92,7 +92,7 @@ def test_no_store_is_created_while_the_source_cannot_be_read(
 ) -> None:
     url = nats_url if source == "no stream" else f"nats://{LOOPBACK}:{free_port()}"
     before = list(postroom.folder.iterdir())
-    done = postroom("ingest", "--subject", "acme.>", "--durable", "archive", "--url", url)
+    done = postroom("ingest", "--subject", "acme.>", "--durable", "archive", "--url", url, "--once")
     assert done.code != 0
     assert "can't be reached" in done.err or "No stream" in done.err
     assert list(postroom.folder.iterdir()) == before
