@@ -59,6 +59,14 @@ class OutboxEventRecorded(Event, frozen=True, gc=False):
     baggage: str | None = None
 
 
+class OutboxRowHeld(OutboxEventRecorded, frozen=True, gc=False):
+    """A row of a captured table that can't be read was moved to the outbox; the payload is the row."""
+
+
+class OutboxRowRead(OutboxEventRecorded, frozen=True, gc=False):
+    """An operator had a held row read with other settings: from here on it is this event, due at once."""
+
+
 class OutboxEventPublished(Event, frozen=True, gc=False):
     """The stream stored the event (SDS-047 EVT-047-001)."""
 
@@ -108,6 +116,8 @@ class OutboxEventDiscarded(Event, frozen=True, gc=False):
 
 OutboxChange = (
     OutboxEventRecorded
+    | OutboxRowHeld
+    | OutboxRowRead
     | OutboxEventPublished
     | OutboxPublishFailed
     | OutboxEventParked
@@ -125,6 +135,7 @@ class OutboxEvent(msgspec.Struct, frozen=True, gc=False):
         retry_at: time of the first attempt of a delayed event, or of the next one after a refusal; None if
             neither, or if the event is parked.
         attributes, is_binary: see `OutboxEventRecorded`.
+        is_row: whether the payload is a row of a captured table, which can't be published.
     """
 
     id: UUID
@@ -145,6 +156,7 @@ class OutboxEvent(msgspec.Struct, frozen=True, gc=False):
     is_binary: bool = False
     tracestate: str | None = None
     baggage: str | None = None
+    is_row: bool = False
 
 
 class PublishPolicy(msgspec.Struct, frozen=True):
@@ -202,6 +214,12 @@ class RetryOutboxEvent(msgspec.Struct, frozen=True):
     """Command that makes a parked or failing event due at once, with its attempts reset."""
 
 
+class ReadOutboxRow(msgspec.Struct, frozen=True):
+    """Command that makes a held row due at once, as the event that was read from it."""
+
+    event: OutboxEvent
+
+
 class DiscardOutboxEvent(msgspec.Struct, frozen=True):
     """Command that removes an unpublished event from the outbox; its history keeps the `payload`."""
 
@@ -210,7 +228,13 @@ class DiscardOutboxEvent(msgspec.Struct, frozen=True):
 
 
 OutboxCommand = (
-    RecordOutboxEvent | MarkPublished | MarkFailed | ParkOutboxEvent | RetryOutboxEvent | DiscardOutboxEvent
+    RecordOutboxEvent
+    | MarkPublished
+    | MarkFailed
+    | ParkOutboxEvent
+    | RetryOutboxEvent
+    | ReadOutboxRow
+    | DiscardOutboxEvent
 )
 
 
@@ -239,6 +263,10 @@ def decide(command: OutboxCommand, event: OutboxEvent | None, now: int) -> list[
             return _park(event, command.error, now)
         case RetryOutboxEvent():
             return _retry(event, now)
+        case ReadOutboxRow():
+            _require_unpublished(event)
+            read = replace(command.event, id=event.id, version=event.version + 1, retry_at=now)
+            return [record_of(read, now, OutboxRowRead)]
         case DiscardOutboxEvent():
             _require_unpublished(event)
             reason = truncate_error(command.reason)
@@ -263,6 +291,7 @@ def evolve(event: OutboxEvent | None, change: OutboxChange) -> OutboxEvent:
             is_binary=change.is_binary,
             tracestate=change.tracestate,
             baggage=change.baggage,
+            is_row=isinstance(change, OutboxRowHeld),
         )
     if event is None:
         raise ValueError(f"The history of an outbox event can't start with {type(change).__name__}.")
@@ -287,6 +316,30 @@ def evolve(event: OutboxEvent | None, change: OutboxChange) -> OutboxEvent:
             return replace(event, status="waiting", publish_attempts=0, retry_at=change.at)
         case OutboxEventDiscarded():
             return replace(event, status="discarded", retry_at=None)
+
+
+def record_of(
+    event: OutboxEvent, now: int, kind: type[OutboxEventRecorded] = OutboxEventRecorded
+) -> OutboxEventRecorded:
+    """Return the event of a history that has the whole state of an event, with its version."""
+    return kind(
+        event.id.bytes,
+        event.version,
+        now,
+        event.aggregate_type,
+        event.aggregate_id,
+        event.event_type,
+        event.event_version,
+        event.occurred_at,
+        event.correlation.correlation_id,
+        event.correlation.causation_id,
+        event.traceparent,
+        event.attributes,
+        event.is_binary,
+        event.retry_at,
+        event.tracestate,
+        event.baggage,
+    )
 
 
 def _record(command: RecordOutboxEvent, event: OutboxEvent | None, now: int) -> OutboxEventRecorded:
@@ -397,6 +450,11 @@ def _park(event: OutboxEvent, error: str, now: int) -> list[OutboxChange]:
 
 def _retry(event: OutboxEvent, now: int) -> list[OutboxChange]:
     _require_unpublished(event)
+    if event.is_row:
+        raise InvalidRequest(
+            f"Outbox event {event.id} is a row of a captured table that can't be read; retry it with the "
+            "settings of its capture."
+        )
     if event.status == "waiting" and event.publish_attempts == 0:
         return []
     return [OutboxEventRetried(event.id.bytes, event.version + 1, now)]

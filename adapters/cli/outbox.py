@@ -152,15 +152,20 @@ async def retry(
     every: Annotated[bool, Option("--all", help="Retry all parked events.")] = False,
     database: Database = None,
 ) -> None:
-    """Retry failed events immediately, with their attempts reset."""
-    from postroom.adapters.compose.outbox import open_outbox
+    """Retry failed events immediately, with their attempts reset.
+
+    Rows that a capture could not read are read again, with [capture] of now.
+    """
+    from postroom.adapters.compose.outbox import CaptureSettings, open_outbox
 
     if bool(ids) == every:
         raise WrongUsage(
             "Name the events to retry, or pass --all for all parked ones; see postroom outbox list."
         )
     messaging, settings = _settings(session, database)
-    async with open_outbox(messaging, settings) as outbox:
+    has_capture = bool(session.settings.sections.get("capture"))
+    capture = session.settings.section("capture", CaptureSettings) if has_capture else None
+    async with open_outbox(messaging, settings, capture) as outbox:
         count = await (outbox.retry_events.all() if every else outbox.retry_events(_ids(ids or [])))
     session.out.result({"retried": count}, f"{pluralize(count, 'event')} will be retried")
 

@@ -31,13 +31,15 @@ from postroom.application.ports.outbox_repository import Decision, OutboxRow
 from postroom.application.ports.publisher import Publisher
 from postroom.application.telemetry import logger
 from postroom.domain.errors import Unavailable
-from postroom.domain.outbox import MS, MarkFailed, OutboxCommand, ParkOutboxEvent
+from postroom.domain.outbox import MS, MarkFailed, OutboxCommand, OutboxEvent, ParkOutboxEvent
 from postroom.domain.policy import backoff_ms
 
 BACKOFF = OutageBackoff(250, 15_000)
 """Backoff while the database or the target is down."""
 READ_MS = 1_000
 ONCE_MS = 50
+NOT_READ = "The row can't be published: "
+"""Start of the error of a row that can't be read."""
 TAKE_OVER_MS = 1_000
 """How often a second process tries to take over."""
 
@@ -200,7 +202,8 @@ class OutboxCapture:
         if row.unreadable is not None:
             reason = row.unreadable.rstrip(".")
             return ParkOutboxEvent(
-                f"The row can't be published: {reason}. Insert a corrected row, and discard this event."
+                f"{NOT_READ}{reason}. Correct [capture.columns] and retry this event, or insert a corrected "
+                "row and discard this event."
             )
         return None if error is None else MarkFailed(error, self._settings.policy, self._random())
 
@@ -229,11 +232,18 @@ def _aggregate(row: OutboxRow) -> Aggregate:
 
 
 def _held(row: OutboxRow, command: OutboxCommand | None, now: int) -> tuple[Decision, bytes]:
-    """Return the form in which a row is held: its payload in base64, which is exact, as jsonb is not."""
-    event, payload = row.event, row.payload or b"null"
+    """Return the form in which a row is held."""
     if row.unreadable is None:
-        payload = b'"%s"' % b64encode(payload)
-        json_type = {} if event.is_binary else {CONTENT_TYPE: JSON}
-        event = replace(event, is_binary=True, attributes=json_type | event.attributes)
+        event, payload = held_form(row)
+    else:
+        event, payload = replace(row.event, is_row=True), row.payload or b"null"
     row = row._replace(event=event, has_history=False)
     return (record_only(row, now) if command is None else decide_on(row, command, now)), payload
+
+
+def held_form(row: OutboxRow) -> tuple[OutboxEvent, bytes]:
+    """Return the event of a row with its JSON payload: in base64, which is exact, as jsonb is not."""
+    event = row.event
+    json_type = {} if event.is_binary else {CONTENT_TYPE: JSON}
+    event = replace(event, is_binary=True, attributes=json_type | event.attributes)
+    return event, b'"%s"' % b64encode(b"null" if row.payload is None else row.payload)

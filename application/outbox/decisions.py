@@ -1,7 +1,17 @@
 """Decisions on outbox events loaded from the table."""
 
+from msgspec.structs import replace
+
 from postroom.application.ports.outbox_repository import Decision, OutboxRow
-from postroom.domain.outbox import OutboxCommand, OutboxEvent, OutboxEventRecorded, decide, evolve
+from postroom.domain.outbox import (
+    OutboxCommand,
+    OutboxEvent,
+    OutboxEventRecorded,
+    OutboxRowHeld,
+    decide,
+    evolve,
+    record_of,
+)
 
 
 def decide_on(row: OutboxRow, command: OutboxCommand, now: int) -> Decision:
@@ -23,20 +33,5 @@ def record_only(row: OutboxRow, now: int) -> Decision:
 
 
 def _recorded_event(event: OutboxEvent, now: int) -> OutboxEventRecorded:
-    return OutboxEventRecorded(
-        event.id.bytes,
-        1,
-        now,
-        event.aggregate_type,
-        event.aggregate_id,
-        event.event_type,
-        event.event_version,
-        event.occurred_at,
-        event.correlation.correlation_id,
-        event.correlation.causation_id,
-        event.traceparent,
-        event.attributes,
-        event.is_binary,
-        tracestate=event.tracestate,
-        baggage=event.baggage,
-    )
+    first = replace(event, version=1, retry_at=None)
+    return record_of(first, now, OutboxRowHeld if event.is_row else OutboxEventRecorded)

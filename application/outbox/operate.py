@@ -1,12 +1,15 @@
 """Queries on an outbox, and commands of operators on events that can't be published."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import msgspec
 
+from postroom.application.outbox.capture import NOT_READ, held_form
 from postroom.application.outbox.decisions import decide_on
+from postroom.application.pluralize import pluralize
+from postroom.application.ports.capture import ReadRow
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.outbox_repository import (
     PARTITIONS,
@@ -16,12 +19,13 @@ from postroom.application.ports.outbox_repository import (
     OutboxRepository,
     OutboxRow,
 )
-from postroom.domain.errors import NotFound
+from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.outbox import (
     MAX_ERROR_CHARS,
     DiscardOutboxEvent,
     OutboxCommand,
     OutboxEvent,
+    ReadOutboxRow,
     RetryOutboxEvent,
 )
 
@@ -84,28 +88,102 @@ class ListFailedEvents:
 
 
 class RetryOutboxEvents:
-    """Command that makes events due at once, with their attempts reset."""
+    """Command that makes events due at once, with their attempts reset.
 
-    def __init__(self, repository: OutboxRepository, clock: Clock) -> None:
+    Arguments:
+        read_row: reads the rows that a capture could not read; None refuses them.
+    """
+
+    def __init__(self, repository: OutboxRepository, clock: Clock, read_row: ReadRow | None = None) -> None:
         self._repository = repository
         self._clock = clock
+        self._read_row = read_row
 
     async def __call__(self, ids: Sequence[UUID]) -> int:
         """Retry events, all or none, and return how many of them had failed.
 
-        Raises: NotFound for an unknown event, InvalidRequest for one that is published.
+        Raises: NotFound for an unknown event, InvalidRequest for one that is published and for a held row
+            that still can't be read.
         """
-        async with self._repository.claim(range(PARTITIONS), wait=True) as claim:
-            decisions = await _decide(claim, ids, lambda _: RetryOutboxEvent(), self._clock.wall())
-            await claim.retry(decisions)
-            return len(decisions)
+        count, refusals = await self._retry(ids)
+        for refusal in refusals.values():
+            raise refusal
+        return count
 
     async def all(self) -> int:
-        """Retry all parked events and return their number."""
+        """Retry all parked events and return their number.
+
+        Raises: InvalidRequest, after the others are retried, if there are held rows that can't be read.
+        """
         count = 0
-        while parked := await self._repository.find_failed(PAGE, only_parked=True):
-            count += await self([event.id for event in parked])
+        refused: dict[UUID, InvalidRequest] = {}
+        while parked := await self._find_parked(refused):
+            retried, refusals = await self._retry(parked, is_partial=True)
+            count += retried
+            refused |= refusals
+        for refusal in refused.values():
+            raise InvalidRequest(
+                f"{pluralize(count, 'event')} will be retried, and {len(refused):,} stay parked. {refusal}"
+            )
         return count
+
+    async def _find_parked(self, refused: Collection[UUID]) -> list[UUID]:
+        parked = await self._repository.find_failed(PAGE + len(refused), only_parked=True)
+        return [event.id for event in parked if event.id not in refused]
+
+    async def _retry(
+        self, ids: Sequence[UUID], *, is_partial: bool = False
+    ) -> tuple[int, dict[UUID, InvalidRequest]]:
+        """Return how many events are retried, and why rows are not: then none is, unless `is_partial`."""
+        retried: list[Decision] = []
+        read: list[tuple[Decision, bytes]] = []
+        refused: dict[UUID, InvalidRequest] = {}
+        async with self._repository.claim(range(PARTITIONS), wait=True) as claim:
+            now = self._clock.wall()
+            for row in await _find(claim, ids):
+                try:
+                    if (held := self._read(row)) is None:
+                        retried.append(decide_on(row, RetryOutboxEvent(), now))
+                    else:
+                        read.append((decide_on(row, ReadOutboxRow(held[0]), now), held[1]))
+                except InvalidRequest as error:
+                    refused[row.event.id] = error
+            retried = [decision for decision in retried if decision.changes]
+            if refused and not is_partial:
+                return 0, refused
+            await claim.retry(retried)
+            await claim.replace(read)
+        return len(retried) + len(read), refused
+
+    def _read(self, row: OutboxRow) -> tuple[OutboxEvent, bytes] | None:
+        """Return the event that is read from a held row, with its JSON payload; None for any other event.
+
+        Raises: InvalidRequest if the row still can't be read.
+        """
+        event = row.event
+        if not event.is_row:
+            if event.status == "parked" and (event.publish_error or "").startswith(NOT_READ):
+                raise InvalidRequest(
+                    f"Outbox event {event.id} is a row that an earlier version parked without the types of "
+                    "its columns, so it can't be read again: insert a corrected row into the captured table "
+                    "(the payload of this event has the values), and discard this event."
+                )
+            return None
+        if self._read_row is None or row.payload is None:
+            raise InvalidRequest(
+                f"Outbox event {event.id} is a row of a captured table that could not be read: retry it with "
+                "the settings file that has its [capture]."
+            )
+        try:
+            read = self._read_row(row.payload)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"Outbox event {event.id} can't be retried. {error}") from None
+        if read.unreadable is not None:
+            raise InvalidRequest(
+                f"Outbox event {event.id} still can't be published: {read.unreadable.rstrip('.')}. Correct "
+                "[capture.columns] and retry it, or insert a corrected row and discard it."
+            )
+        return held_form(read)
 
 
 class DiscardOutboxEvents:
@@ -138,6 +216,11 @@ def _discard(row: OutboxRow, reason: str) -> DiscardOutboxEvent:
 async def _decide(
     claim: OutboxClaim, ids: Sequence[UUID], command: Callable[[OutboxRow], OutboxCommand], now: int
 ) -> list[Decision]:
+    decisions = [decide_on(row, command(row), now) for row in await _find(claim, ids)]
+    return [decision for decision in decisions if decision.changes]
+
+
+async def _find(claim: OutboxClaim, ids: Sequence[UUID]) -> list[OutboxRow]:
     rows = {row.event.id: row for row in await claim.find(ids)}
     for id_ in ids:
         if id_ not in rows:
@@ -145,8 +228,7 @@ async def _decide(
                 f"The outbox has no event {id_}: it was never recorded, was discarded, or was published and "
                 "cleaned up; check the id."
             )
-    decisions = [decide_on(row, command(row), now) for row in rows.values()]
-    return [decision for decision in decisions if decision.changes]
+    return list(rows.values())
 
 
 def _failed_event(event: OutboxEvent) -> FailedEvent:

@@ -1,6 +1,6 @@
 """Port: events that are captured from the write-ahead log of a database, and those that are held."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -77,6 +77,13 @@ class CaptureSource(Protocol):
 
     async def close(self) -> None:
         """Let other processes read; closing twice is fine."""
+
+
+ReadRow = Callable[[bytes], OutboxRow]
+"""Reader of the payload of a held row with the settings of now.
+
+Raises: InvalidRequest if the settings are of another table, or the row lacks one of their columns.
+"""
 
 
 class HeldEvents(Protocol):

@@ -72,6 +72,9 @@ class OutboxClaim(Protocol):
     async def retry(self, decisions: Sequence[Decision]) -> None:
         """Make events due at once."""
 
+    async def replace(self, decisions: Sequence[tuple[Decision, bytes]]) -> None:
+        """Make held rows due at once, as the events and JSON payloads that were read from them."""
+
     async def discard(self, decisions: Sequence[Decision]) -> None:
         """Remove events without publishing them; their histories remain."""
 

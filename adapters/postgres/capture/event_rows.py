@@ -7,7 +7,7 @@ from uuid import UUID, uuid5
 
 import msgspec
 
-from postroom.adapters.postgres.capture.settings import CaptureColumns
+from postroom.adapters.postgres.capture.settings import CaptureColumns, CaptureSettings
 from postroom.application.outbox.attributes import check_attributes
 from postroom.application.ports.outbox_repository import OutboxRow
 from postroom.domain.errors import InvalidOutboxEvent, InvalidRequest
@@ -43,6 +43,81 @@ class Row(NamedTuple):
     values: Mapping[str, bytes | None]
     types: Mapping[str, int]
     committed_at: int
+
+
+class HeldRow(msgspec.Struct, frozen=True):
+    """A row that can't be read, as JSON in the outbox table: all that another mapping needs.
+
+    Arguments:
+        table, types, committed_at: see `Row`.
+        encoding: Python's name of the encoding of the texts.
+        columns: texts of the columns by name, None for NULL.
+        exact: bytes of the columns that are not text in the encoding.
+        omitted: names of the columns that are not held, as the row is too large.
+    """
+
+    table: str
+    committed_at: int
+    encoding: str
+    columns: dict[str, str | None]
+    types: dict[str, int]
+    exact: dict[str, bytes] = {}
+    omitted: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.columns.keys() != self.types.keys():
+            raise ValueError("its columns and types have different names")
+
+    @classmethod
+    def of(cls, row: Row, encoding: str) -> "HeldRow":
+        """Return the form in which a row is held."""
+        columns: dict[str, str | None] = {}
+        exact: dict[str, bytes] = {}
+        omitted: list[str] = []
+        size = 0
+        for name, value in row.values.items():
+            size += len(value or b"")
+            if value is None or size > MAX_ROW_BYTES:
+                columns[name] = None
+                omitted += () if value is None else (name,)
+                continue
+            try:
+                columns[name] = value.decode(encoding)
+            except UnicodeDecodeError:
+                columns[name], exact[name] = value.decode(encoding, "backslashreplace"), value
+        return cls(row.table, row.committed_at, encoding, columns, dict(row.types), exact, tuple(omitted))
+
+    def row(self) -> Row:
+        """Return the row that is held."""
+        values = {
+            name: None if text is None else self.exact.get(name, text.encode(self.encoding))
+            for name, text in self.columns.items()
+        }
+        return Row(self.table, values, self.types, self.committed_at)
+
+
+def read_held_row(settings: CaptureSettings, payload: bytes) -> OutboxRow:
+    """Return the event of a row that is held, with the settings of now; see `ReadRow`."""
+    try:
+        held = msgspec.json.decode(payload, type=HeldRow)
+        row = held.row()
+    except (msgspec.MsgspecError, ValueError, LookupError) as error:
+        raise InvalidRequest(f"Its payload is not a row of a captured table: {error}.") from None
+    table = ".".join(settings.schema_and_name)
+    if held.table != table:
+        raise InvalidRequest(
+            f"It is a row of the table {held.table}, and [capture] has the table {table}; use the settings "
+            "of its capture."
+        )
+    columns = settings.columns
+    for names in columns.names().values():
+        name = next((name for name in names if name in held.columns), None)
+        if name in held.omitted:
+            raise InvalidRequest(
+                f"Its column {name} was not held, as the row has more than {MAX_ROW_BYTES:,} bytes; insert "
+                "the row into the captured table again, and discard this event."
+            )
+    return EventRows(columns, held.encoding).read(row)
 
 
 class EventRows:
@@ -90,17 +165,13 @@ class EventRows:
         return OutboxRow(evolve(None, recorded), payload, has_history=False)
 
     def _unreadable(self, row: Row, reason: str) -> OutboxRow:
-        texts: dict[str, str | None] = {}
-        size = 0
-        for name, value in row.values.items():
-            size += len(value or b"")
-            is_included = value is not None and size <= MAX_ROW_BYTES
-            texts[name] = (value or b"").decode(self._encoding, "backslashreplace") if is_included else None
-        payload = msgspec.json.encode(texts)
+        held = HeldRow.of(row, self._encoding)
+        payload = msgspec.json.encode(held)
         try:
             id_ = self._id(row)
         except _InvalidColumn:
-            id_ = uuid5(_IDS, f"{row.table}/{row.committed_at}/{payload.decode()}")
+            texts = msgspec.json.encode(held.columns).decode()
+            id_ = uuid5(_IDS, f"{row.table}/{row.committed_at}/{texts}")
         recorded = OutboxEventRecorded(
             id_.bytes,
             1,

@@ -17,7 +17,7 @@ from postroom.application.ports.outbox_repository import Decision
 from postroom.domain.errors import UnusableServer
 
 
-class _Held(msgspec.Struct, frozen=True, gc=False):
+class HeldEvent(msgspec.Struct, frozen=True, gc=False):
     """A row of the outbox as a JSON parameter."""
 
     id: UUID
@@ -52,7 +52,7 @@ class PostgresHeldEvents:
     async def hold(self, events: Sequence[tuple[Decision, bytes]]) -> None:
         """Add events with their JSON payloads to the outbox, all or none; those that it has are skipped."""
         parameters = {
-            "held": as_json([_row(decision, payload) for decision, payload in events]),
+            "held": as_json([as_held(decision, payload) for decision, payload in events]),
             "events": as_json(stored_rows(change for (_, changes), _ in events for change in changes)),
         }
         await self._run("hold", parameters)
@@ -82,9 +82,10 @@ class PostgresHeldEvents:
             raise describe(error, self._url) from error
 
 
-def _row(decision: Decision, payload: bytes) -> _Held:
+def as_held(decision: Decision, payload: bytes) -> HeldEvent:
+    """Return an event and its JSON payload as a row of the outbox."""
     event = decision.event
-    return _Held(
+    return HeldEvent(
         event.id,
         event.aggregate_type,
         event.aggregate_id,

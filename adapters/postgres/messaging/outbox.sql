@@ -92,7 +92,11 @@ SELECT event.id, event.aggregate_type, event.aggregate_id, event.event_type, eve
        (SELECT max(version) FROM aggregate_events WHERE stream = event.id), recorded.type, recorded.state
 FROM measured AS event
 LEFT JOIN outbox_retries AS retry ON retry.id = event.id
-LEFT JOIN aggregate_events AS recorded ON recorded.stream = event.id AND recorded.version = 1
+LEFT JOIN LATERAL (
+    SELECT type, state FROM aggregate_events
+    WHERE stream = event.id AND (version = 1 OR starts_with(type, 'OutboxRowRead.'))
+    ORDER BY version DESC LIMIT 1
+) AS recorded ON true
 WHERE event.before IS NULL OR event.before < :batch_bytes
 ORDER BY event.position;
 
@@ -131,6 +135,31 @@ WITH mark AS MATERIALIZED (
     SELECT id, event.aggregate_type, event.aggregate_id, event.position, mark.retry_at
     FROM mark JOIN outbox_events AS event USING (id)
     ON CONFLICT (id) DO UPDATE SET retry_at = excluded.retry_at
+)
+INSERT INTO aggregate_events (stream, version, type, at, state)
+SELECT stream, version, type, at, decode(state, 'hex')
+FROM jsonb_to_recordset(CAST(CAST(:events AS text) AS jsonb))
+    AS event (stream uuid, version int, type text, at timestamptz, state text);
+
+-- A held row becomes the event that was read from it, in its place in the order.
+-- name: replace
+WITH held AS MATERIALIZED (
+    SELECT * FROM jsonb_to_recordset(CAST(CAST(:held AS text) AS jsonb)) AS held (
+        id uuid, aggregate_type text, aggregate_id text, event_type text, event_version int, payload jsonb,
+        occurred_at timestamptz, correlation_id uuid, causation_id uuid, retry_at timestamptz
+    )
+), replaced AS (
+    UPDATE outbox_events AS event
+    SET aggregate_type = held.aggregate_type, aggregate_id = held.aggregate_id, event_type = held.event_type,
+        event_version = held.event_version, payload = held.payload,
+        occurred_at = least(held.occurred_at, now() + interval '1 minute'),
+        correlation_id = held.correlation_id, causation_id = held.causation_id,
+        publish_attempts = 0, publish_error = NULL
+    FROM held WHERE event.id = held.id
+), waiting AS (
+    UPDATE outbox_retries AS retry
+    SET aggregate_type = held.aggregate_type, aggregate_id = held.aggregate_id, retry_at = held.retry_at
+    FROM held WHERE retry.id = held.id
 )
 INSERT INTO aggregate_events (stream, version, type, at, state)
 SELECT stream, version, type, at, decode(state, 'hex')

@@ -11,12 +11,13 @@ import psycopg
 
 from postroom.adapters.postgres.database import connect_async, describe, shown
 from postroom.adapters.postgres.messaging.aggregate_events import as_json, as_uuid, stored_rows, utc
+from postroom.adapters.postgres.messaging.held_events import as_held
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.aggregate_codec import CODEC
 from postroom.application.ports.outbox_repository import Backlog, Decision, OutboxRow
 from postroom.domain.errors import PostroomError, Unavailable, UnusableServer
-from postroom.domain.outbox import OutboxEvent, OutboxEventRecorded, Status
+from postroom.domain.outbox import OutboxEvent, OutboxEventRecorded, OutboxRowHeld, Status
 from postroom.domain.subject import CorrelationContext
 
 CLAIM_MS = 30_000
@@ -197,6 +198,15 @@ class PostgresClaim:
         """Make events due at once."""
         await self._write("reschedule", decisions)
 
+    async def replace(self, decisions: Sequence[tuple[Decision, bytes]]) -> None:
+        """Make held rows due at once, as the events and JSON payloads that were read from them."""
+        if decisions:
+            parameters = {
+                "held": as_json([as_held(decision, payload) for decision, payload in decisions]),
+                "events": as_json(stored_rows(change for (_, changes), _ in decisions for change in changes)),
+            }
+            await self._connection.execute(self._sql["replace"], parameters)
+
     async def discard(self, decisions: Sequence[Decision]) -> None:
         """Remove events without publishing them; their histories remain."""
         await self._write("discard", decisions)
@@ -315,7 +325,10 @@ def _outbox_row(row: _Row, with_payload: bool) -> OutboxRow:
         recorded.is_binary if recorded else False,
         recorded.tracestate if recorded else None,
         recorded.baggage if recorded else None,
+        is_row=isinstance(recorded, OutboxRowHeld),
     )
+    if event.is_row:
+        unreadable = "it is a row of a captured table that could not be read"
     return OutboxRow(event, payload, row.version is not None, unreadable)
 
 

@@ -6,6 +6,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import astuple, replace
 
 from postroom.domain.errors import FutureEvent, InvalidOutboxEvent, InvalidRequest, Rejected
 from postroom.domain.outbox import (
@@ -23,7 +24,9 @@ from postroom.domain.outbox import (
     OutboxEventRecorded,
     OutboxEventRetried,
     OutboxPublishFailed,
+    OutboxRowHeld,
     PublishPolicy,
+    ReadOutboxRow,
     RecordOutboxEvent,
     RetryOutboxEvent,
     decide,
@@ -168,6 +171,19 @@ def test_an_operator_gives_a_parked_event_fresh_attempts() -> None:
     assert Scenario(*history, *changes).when(refused(jitter=0), 6_000) == [
         OutboxPublishFailed(STREAM, 5, 6_000, 1, "no stream", 6_000)
     ]
+
+
+def test_a_held_row_is_retried_as_the_event_that_is_read_from_it_and_not_as_the_row() -> None:
+    held = OutboxRowHeld(*astuple(RECORDED))
+    history: list[OutboxChange] = [held, OutboxEventParked(STREAM, 2, 2_000, 0, "its payload is NULL")]
+    parked = Scenario(*history)
+    assert parked.event is not None
+    assert parked.event.is_row
+    with pytest.raises(InvalidRequest, match="is a row of a captured table that can't be read"):
+        parked.when(RetryOutboxEvent(), 5_000)
+    read = replace(evolve(None, RECORDED), id=UUID(int=7), event_type="order_moved", attributes={"a": "1"})
+    changes = parked.when(ReadOutboxRow(read), 5_000)
+    assert Scenario(*history, *changes).event == replace(read, id=ID, version=3, retry_at=5_000)
 
 
 def test_retrying_what_never_failed_changes_nothing() -> None:
