@@ -47,8 +47,7 @@ example: .venv ## Place an order, crash, and see it shipped once: outbox and inb
 
 # Files in the order of collection: xdist's own order, the number of tests, would start the slowest files last.
 test: .venv/spark-classes.jsa ## Run the whole test suite
-	@scripts/ensure-chromium.sh
-	@scripts/ensure-promtool.sh
+	@scripts/ensure-programs.sh
 	@$(with_java) $(bin)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Those that are not installed are skipped; scripts/test-pythons.sh names them.
@@ -89,7 +88,7 @@ bench-cluster: .venv ## Measure leases, routes and forwarding on a cluster of th
 
 .PHONY: screenshots
 screenshots: .venv ## Take pictures of the console's pages into docs/images; PICTURES="search log" takes some of them
-	@scripts/ensure-chromium.sh
+	@scripts/ensure-programs.sh
 	@$(bin)/python -m tests.screenshots $(PICTURES)
 
 .PHONY: pictures

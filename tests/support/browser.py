@@ -45,7 +45,7 @@ def chromium() -> Iterator[Browser]:
     """
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
-        raise Unavailable("Chromium was not found; run scripts/ensure-chromium.sh.")
+        raise Unavailable("Chromium was not found; run scripts/ensure-programs.sh.")
     # Its sandbox refuses to run as root.
     options = [*_OPTIONS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with sync_playwright() as playwright:
