@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from postroom.application.caller import Caller
 from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.outbox.recorded import OutboxCounter
 from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.ports.search_queries import SearchQueries
@@ -123,6 +124,7 @@ class Service(NamedTuple):
         is_dev: every caller may do everything; each answer says so.
         dlq_profile: whether dead letters survive a restart.
         groups: groups dead letters, of any topic and mailbox; None for a store without read models.
+        outboxes: counts the messages that transactions recorded, also for other mailboxes; None for none.
     """
 
     mailbox: Mailbox
@@ -134,6 +136,7 @@ class Service(NamedTuple):
     is_dev: bool = False
     dlq_profile: DlqProfile = "durable"
     groups: Groups | None = None
+    outboxes: OutboxCounter | None = None
 
 
 Surface = Callable[[Service], AbstractAsyncContextManager[str]]

@@ -18,10 +18,18 @@ class SurfaceMetrics:
     Arguments:
         measure: returns the metrics of the mailbox, wherever its owner is; None for none.
         cap_cache_ttl_ms: how long a verified token is not verified again; None without capabilities.
+        measure_outboxes: returns the metrics of messages that transactions recorded; they don't depend on the
+            owner of the mailbox, which may be down.
     """
 
-    def __init__(self, measure: Measure | None = None, cap_cache_ttl_ms: int | None = None) -> None:
+    def __init__(
+        self,
+        measure: Measure | None = None,
+        cap_cache_ttl_ms: int | None = None,
+        measure_outboxes: Measure | None = None,
+    ) -> None:
         self.measure = measure
+        self._measure_outboxes = measure_outboxes
         self._cap_cache_ttl_ms = cap_cache_ttl_ms
         self._http: Counter[tuple[str, str, int]] = Counter()
         self._grpc: Counter[tuple[str, str]] = Counter()
@@ -55,6 +63,8 @@ class SurfaceMetrics:
                     metrics += await self.measure()
             except (PostroomError, TimeoutError):
                 is_up = False
+        if self._measure_outboxes is not None:
+            metrics += await self._measure_outboxes()
         if self._cap_cache_ttl_ms is not None:
             ttl = self._cap_cache_ttl_ms / SECOND_MS
             metrics.append(

@@ -9,6 +9,7 @@ from typer import Option
 
 from postroom.adapters.cli.access_settings import AccessSection
 from postroom.adapters.cli.exit_codes import DONE, REFUSED
+from postroom.adapters.cli.messaging import Outboxes
 from postroom.adapters.cli.outbox_capture import capture_settings
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import parse_duration
@@ -25,13 +26,14 @@ def doctor(
     within: Annotated[
         str, Option("--within", metavar="DURATION", help="Deadline for all checks, which run concurrently.")
     ] = "10s",
+    outbox: Outboxes = None,
 ) -> int:
     """Check this machine, the store and the servers of the settings, and say what to do.
 
     Nothing is changed. NATS, the database of a service and the replication slot of its table are checked if
     the settings have [nats], [messaging] and [capture].
     """
-    from postroom.adapters.compose.doctor import host_checks, run_checks, store_checks
+    from postroom.adapters.compose.doctor import host_checks, outboxes_check, run_checks, store_checks
 
     seconds = parse_duration(within) / 1_000
     statement_seconds = seconds * STATEMENT_SHARE
@@ -40,6 +42,7 @@ def doctor(
         *_settings_checks(session),
         *store_checks(session.store, settings.durability, statement_seconds),
         *_server_checks(session, statement_seconds),
+        *([] if session.is_remote else [outboxes_check(session.outbox_databases(outbox or ()))]),
         *host_checks(),
     ]
     findings = run_checks(checks, seconds)

@@ -10,6 +10,7 @@ from typer import Argument, Option
 
 from postroom.adapters.cli.exit_codes import INTEGRITY
 from postroom.adapters.cli.filters import From
+from postroom.adapters.cli.messaging import Outboxes
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.tables import Id, Prose, Time
 from postroom.adapters.cli.time_arguments import Archive, At, parse_moment
@@ -46,11 +47,15 @@ def backlog(
     at: At = None,
     archive: Archive = None,
     source: From = None,
+    outbox: Outboxes = None,
 ) -> None:
     """Count ready, delayed, in-flight and dead messages by topic and shard, now or at an earlier time.
 
     A log position is exact to the event; a time is log time and includes every event up to it. Both are
     computed from the log and its archive. With --from, the read models answer, as of their last update.
+
+    Messages that transactions recorded with MailboxOutbox and that no owner has sent follow: of the store, of
+    the databases of [relay] and [messaging], and of --outbox.
     """
     if source is not None:
         if at is not None or archive is not None:
@@ -67,8 +72,10 @@ def backlog(
             backlogs.append(reader.get_backlog(topic, at=moment))
             if topic is not None and not backlogs[-1].shards:
                 topics += reader.list_topics()
+    recorded = [] if at is not None else session.outbox_databases(outbox or ()).count_messages()
     if session.out.as_json:
-        session.out.json({"mailboxes": backlogs})
+        waiting = [each for each in recorded if each.mailbox or each.problem]
+        session.out.json({"mailboxes": backlogs} | ({} if at is not None else {"outboxes": waiting}))
         return
     session.out.table(
         BACKLOG_COLUMNS,
@@ -98,6 +105,15 @@ def backlog(
         )
         if each.paused_topics:
             session.out.prose(", ".join(each.paused_topics), "  paused: ")
+    for count in recorded:
+        parts = [f"outbox {count.database}"]
+        if count.mailbox:
+            age = "" if count.oldest_at is None else f", the oldest {Time(count.oldest_at).age} old"
+            parts.append(f"{count.count_text} for {count.mailbox}{age}")
+        if count.problem:
+            parts.append(f"{count.problem}. {count.advice}")
+        if len(parts) > 1:
+            session.out.prose(": ".join(parts))
 
 
 def _show_stored_backlog(session: Session, topic: str | None, source: str) -> None:

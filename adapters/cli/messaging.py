@@ -15,6 +15,10 @@ Database = Annotated[
     str | None, Option("--database", metavar="URL", help="Database of the service. [messaging.database]")
 ]
 Nats = Annotated[str | None, Option("--nats", metavar="URL", help="NATS URL. [nats.url]")]
+Outboxes = Annotated[
+    list[str] | None,
+    Option("--outbox", metavar="ADDRESS", help="Also count the messages that are recorded here; repeatable."),
+]
 
 
 def show_backlog(session: Session, backlog: "InboxBacklog | OutboxBacklog") -> None:

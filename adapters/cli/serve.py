@@ -188,6 +188,7 @@ async def _serve(
             surfaces,
             access=access,
             measure=mailbox.measure,
+            outboxes=None if amnesia else session.outbox_databases().counter(),
             cap_cache_ttl_ms=None if access is unrestricted else cache_ttl_ms(session),
         ) as addresses,
     ):

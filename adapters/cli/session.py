@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from postroom.domain.names import describe_choices
 if TYPE_CHECKING:
     from postroom.adapters.compose import OwnerSettings
     from postroom.adapters.compose.connect import SharedMailbox
+    from postroom.adapters.compose.message_relay import OutboxDatabases
     from postroom.adapters.compose.queries import Reader
     from postroom.application.erasure.settings import ErasureSettings
     from postroom.domain.mailbox.events import MailboxMode
@@ -264,6 +265,20 @@ class Session:
             outboxes=settings.section("relay", RelaySettings).databases,
             listen=settings.section("owner", OwnerSection).listen,
             erasure=self.erasure_settings(),
+        )
+
+    def outbox_databases(self, others: Sequence[str] = ()) -> "OutboxDatabases":
+        """Return the databases in which recorded messages are counted.
+
+        Arguments:
+            others: besides the store and those of [relay] and [messaging].
+        """
+        from postroom.adapters.compose.message_relay import OutboxDatabases
+
+        messaging = self.settings.sections.get("messaging", {}).get("database")
+        services = [messaging] if isinstance(messaging, str) else []
+        return OutboxDatabases(
+            self.store, self.settings.section("relay", RelaySettings).databases, [*services, *others]
         )
 
     def erasure_settings(self) -> "ErasureSettings | None":

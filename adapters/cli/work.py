@@ -52,7 +52,7 @@ async def work(
     async with opened(lambda: use_applied(session, apply=apply), is_patient=not once) as mailbox:
         if not once:
             session.out.note(f"Handling messages of {session.mailbox} in {session.shown_store}.")
-        monitor = mailbox_monitor(mailbox, _collect(mailbox, worker.collect_metrics))
+        monitor = mailbox_monitor(mailbox, _collect(session, mailbox, worker.collect_metrics))
         with monitoring(session, metrics_port, monitor):
             async with running(session, worker.stop, [mailbox_settings(session, mailbox)]):
                 counts = await worker.run(mailbox, once=once, stop_ms=stop_ms)
@@ -78,7 +78,7 @@ async def schedule(session: Session, metrics_port: MetricsPort = None) -> None:
     async with opened(lambda: session.use(create=True)) as mailbox:
         scheduler = make_scheduler(mailbox, schedules)
         session.out.note(f"Sending {pluralize(len(schedules), 'schedule')} to {session.mailbox}.")
-        monitor = mailbox_monitor(mailbox, _collect(mailbox, scheduler.collect_metrics))
+        monitor = mailbox_monitor(mailbox, _collect(session, mailbox, scheduler.collect_metrics))
         with monitoring(session, metrics_port, monitor):
             async with running(session, scheduler.stop, [mailbox_settings(session, mailbox)]):
                 await scheduler.run()
@@ -99,11 +99,12 @@ def _schedules(session: Session) -> "dict[str, ScheduleSettings]":
 
 
 def _collect(
-    mailbox: "SharedMailbox", collect: "Callable[[], list[Metric]]"
+    session: Session, mailbox: "SharedMailbox", collect: "Callable[[], list[Metric]]"
 ) -> "Callable[[], Coroutine[Any, Any, list[Metric]]]":
-    """Return a function that adds the metrics of the mailbox, if this process owns it."""
+    """Return a function that adds the metrics of outboxes, and of the mailbox if this process owns it."""
+    outboxes = session.outbox_databases().counter()
 
     async def collect_all() -> "list[Metric]":
-        return [*await mailbox.measure_owned(), *collect()]
+        return [*await mailbox.measure_owned(), *await outboxes.measure(), *collect()]
 
     return collect_all

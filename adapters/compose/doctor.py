@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 from postroom.adapters.compose.access import open_key_ring
+from postroom.adapters.compose.message_relay import OutboxDatabases
 from postroom.adapters.compose.store import MEMORY, open_store
 from postroom.adapters.local.paths import fits
 from postroom.adapters.nats.settings import NatsSettings
@@ -35,6 +36,7 @@ __all__ = [
     "host_checks",
     "keys_check",
     "nats_check",
+    "outboxes_check",
     "run_checks",
     "store_checks",
 ]
@@ -123,6 +125,23 @@ def keys_check(store: str, path: str | None) -> Check:
         yield check_keys(open_key_ring(store, path).root_keys(), SystemClock().wall())
 
     return Check("keys", run)
+
+
+def outboxes_check(databases: OutboxDatabases) -> Check:
+    """Return the check of messages that transactions recorded and that no owner sends."""
+
+    def run() -> Iterator[Finding]:
+        is_fine = True
+        for each in databases.count_messages():
+            if not each.problem:
+                continue
+            is_fine = False
+            where = f"{each.count_text} for {each.mailbox} in {each.database}: " if each.mailbox else ""
+            yield Finding("outboxes", "warning", f"{where}{each.problem}", each.advice)
+        if is_fine:
+            yield Finding("outboxes", "ok", "no recorded message waits for longer than a minute")
+
+    return Check("outboxes", run)
 
 
 def check_keys(keys: Sequence[RootKey], now: int) -> Finding:

@@ -2,14 +2,22 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
-from postroom.adapters.compose.store import Store, open_store
+from postroom.adapters.compose.store import MEMORY, Store, open_store
+from postroom.adapters.system.clock import SystemClock
 from postroom.application.background import cancel_and_wait
 from postroom.application.outbox.message_relay import MessageRelay, SendBatch
+from postroom.application.outbox.recorded import OutboxCounter, RecordedMessages, explain_counts
 from postroom.application.ports.message_outbox import MessageOutbox
-from postroom.domain.errors import InvalidRequest, UnusableServer
+from postroom.domain.errors import InvalidRequest, PostroomError, UnusableServer
 
 MAX_OUTBOXES = 100
+_UNREADABLE = (
+    "An owner can't send its messages either. Correct the address, or grant a role what it needs: "
+    "postroom migrate --messaging URL --grant-to ROLE."
+)
 
 
 class OutboxRelays:
@@ -61,3 +69,54 @@ async def check_outboxes(addresses: Sequence[str]) -> None:
             raise UnusableServer(
                 f"{store.where} has no table outbox_messages; run `postroom migrate --messaging URL` once."
             )
+
+
+class OutboxDatabases(NamedTuple):
+    """Databases in which the messages that nobody reads are counted.
+
+    Arguments:
+        store: the store of the mailboxes that read messages.
+        relayed: databases that the settings of its owners name.
+        others: further databases, which no owner reads as far as these settings say.
+    """
+
+    store: str
+    relayed: Sequence[str] = ()
+    others: Sequence[str] = ()
+
+    def count_messages(self) -> list[RecordedMessages]:
+        """Return the recorded messages, those that are late with the reason; none for empty tables.
+
+        A database that can't be read is in the result, with the error as its problem.
+        """
+        home = open_store(self.store)
+        now = SystemClock().wall()
+        mailboxes: list[str] = []
+        with suppress(PostroomError):  # the count of the store says why
+            mailboxes = [] if self.store == MEMORY else home.mailboxes()
+        relayed, seen, counted = len(self.relayed) + 1, set(), []
+        for number, address in enumerate((self.store, *self.relayed, *self.others)):
+            where = "malformed address"
+            try:
+                database = open_store(address)
+                where = database.where
+                if database.identity in seen:
+                    continue
+                seen.add(database.identity)
+                counts = database.count_messages()
+            except PostroomError as error:
+                counted.append(RecordedMessages(where, problem=str(error).rstrip("."), advice=_UNREADABLE))
+                continue
+            counted += explain_counts(
+                database.where,
+                counts,
+                is_relayed=number < relayed,
+                store=home.where,
+                mailboxes=mailboxes,
+                now=now,
+            ) or [RecordedMessages(database.where)]
+        return counted
+
+    def counter(self) -> OutboxCounter:
+        """Return the counter of the messages for metrics."""
+        return OutboxCounter(self.count_messages, SystemClock().wall)

@@ -13,6 +13,7 @@ from postroom.adapters.sockets.tls import ServerTls, TlsFiles
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.extras import explain_missing_extra
 from postroom.application.metrics import Measure
+from postroom.application.outbox.recorded import OutboxCounter
 from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.query_threads import in_query_thread
@@ -46,6 +47,7 @@ async def serve_mailbox(
     search: Search | None = None,
     measure: Measure | None = None,
     cap_cache_ttl_ms: int | None = None,
+    outboxes: OutboxCounter | None = None,
 ) -> AsyncIterator[list[str]]:
     """Serve a mailbox through surfaces for as long as the context lasts.
 
@@ -57,6 +59,7 @@ async def serve_mailbox(
         search: searches messages in place of the mailbox.
         measure: returns the metrics of the mailbox; None for none.
         cap_cache_ttl_ms: how long `access` does not verify a token again, for the metrics.
+        outboxes: see `Service`.
 
     Yields: the addresses of the surfaces.
     Raises: InvalidRequest for an address that is not served, Unavailable when one can't be bound.
@@ -68,6 +71,7 @@ async def serve_mailbox(
         search=search,
         measure=measure,
         cap_cache_ttl_ms=cap_cache_ttl_ms,
+        outboxes=outboxes,
     )
     opened = [surface(service) for surface in surfaces]
     async with AsyncExitStack() as closing:
@@ -91,6 +95,7 @@ def make_service(
     search: Search | None = None,
     measure: Measure | None = None,
     cap_cache_ttl_ms: int | None = None,
+    outboxes: OutboxCounter | None = None,
 ) -> Service:
     """Return the service of a mailbox for surfaces; for the arguments, see `serve_mailbox`."""
     return Service(
@@ -98,11 +103,12 @@ def make_service(
         access(mailbox, search or mailbox.search_messages),
         asyncio.Event(),
         DeliveryWindows(),
-        SurfaceMetrics(measure, cap_cache_ttl_ms),
+        SurfaceMetrics(measure, cap_cache_ttl_ms, None if outboxes is None else outboxes.measure),
         WriteHealth(),
         is_dev=access is unrestricted,
         dlq_profile="ephemeral" if store == MEMORY else "durable",
         groups=None if store == MEMORY else make_groups(store),
+        outboxes=outboxes,
     )
 
 

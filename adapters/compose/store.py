@@ -10,7 +10,7 @@ from postroom.adapters.sqlite.store import SqliteStore
 from postroom.adapters.sqlite.store_file import has_file
 from postroom.application.extras import explain_missing_extra
 from postroom.application.ports.event_log import EventLog, EventLogReader
-from postroom.application.ports.message_outbox import MessageOutbox
+from postroom.application.ports.message_outbox import MessageCount, MessageOutbox
 from postroom.application.ports.ownership import Ownership
 from postroom.domain.arguments import check_path
 from postroom.domain.errors import InvalidRequest
@@ -67,6 +67,12 @@ class Store(Protocol):
 
     def has_message_outbox(self) -> bool:
         """Return whether transactions can record messages."""
+
+    def count_messages(self) -> list[MessageCount]:
+        """Count the messages that transactions in this database recorded, by mailbox; none without the table.
+
+        The first `MAX_COUNTED` rows are read, so that a count costs the same however many there are.
+        """
 
     def mailboxes(self) -> list[str]:
         """Return the names of all mailboxes, sorted; a file that does not exist has none."""

@@ -8,7 +8,7 @@ from postroom.adapters.http_server.handlers import MessageHandlers
 from postroom.adapters.http_server.queries import OperatorHandlers, QueryHandlers, StateHandlers
 from postroom.adapters.http_server.redrives import redrive_routes
 from postroom.adapters.http_server.routes import Route
-from postroom.application.query_results import Backlog, Explanation
+from postroom.application.query_results import Explanation
 from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.policy import TopicPolicy
 
@@ -188,7 +188,7 @@ def _queries(queries: QueryHandlers) -> Sequence[Route]:
             "/v1/backlog",
             queries.backlog,
             "Count unsettled messages by topic and shard, now or at a past moment.",
-            Backlog,
+            query_schemas.Backlog,
             query=query_schemas.BacklogQuery,
             refusals=(404,),
         ),

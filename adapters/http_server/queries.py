@@ -32,6 +32,7 @@ class QueryHandlers:
     def __init__(self, service: Service) -> None:
         self._dlq_profile = service.dlq_profile
         self._groups = service.groups
+        self._outboxes = service.outboxes
 
     async def search(self, call: Call) -> Reply:
         """Return a page of the messages of this mailbox that match (RFC-037 `QueryEvents`)."""
@@ -72,8 +73,14 @@ class QueryHandlers:
         return json_reply(await call.mailbox.explain_message(call.path["msg_id"]))
 
     async def backlog(self, call: Call) -> Reply:
-        """Count unsettled messages."""
-        return json_reply(await call.mailbox.get_backlog(call.query.topic, at=call.query.at))
+        """Count unsettled messages, and for callers of all topics those that transactions recorded."""
+        topic, at = call.query.topic, call.query.at
+        backlog = await call.mailbox.get_backlog(topic, at=at)
+        fields = {name: getattr(backlog, name) for name in backlog.__struct_fields__}
+        if self._outboxes is not None and topic is at is None and call.session.grant.covers_all_topics:
+            counted = await self._outboxes.count_messages()
+            fields["outboxes"] = [each for each in counted if each.mailbox or each.problem]
+        return json_reply(query_schemas.Backlog(**fields))
 
     async def dead_letters(self, call: Call) -> Reply:
         """Return a page of dead letters."""

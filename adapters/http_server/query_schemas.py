@@ -7,6 +7,8 @@ import msgspec
 from msgspec import Meta
 
 from postroom.adapters.http_server.schemas import MAX_BATCH, Limit, Name, Position, Text
+from postroom.application import query_results
+from postroom.application.outbox.recorded import RecordedMessages
 from postroom.application.query_results import DeadLetter, DlqProfile, PeekedMessage
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.policy import TopicPolicy
@@ -55,6 +57,16 @@ class DeadLettersQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Limit = 100
     cursor: Annotated[Position, Meta(description="next_cursor of the previous page.")] = 0
     at: Position | datetime | None = None
+
+
+class Backlog(query_results.Backlog, frozen=True):
+    """Unsettled messages by topic and shard, and those that transactions recorded and no owner has sent.
+
+    Arguments:
+        outboxes: for callers of all topics who ask for all topics and for now; otherwise empty.
+    """
+
+    outboxes: list[RecordedMessages] = msgspec.field(default_factory=list)
 
 
 class BacklogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ from typing import Any, NoReturn
 from postroom.adapters.memory.amnesia_log import AmnesiaEventLog
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.memory.ownership import MemoryOwnership
+from postroom.application.ports.message_outbox import MessageCount
 from postroom.domain.errors import InvalidRequest
 
 
@@ -23,6 +24,10 @@ class MemoryStore:
     def has_message_outbox(self) -> bool:
         """Return False; see `Store.has_message_outbox`."""
         return False
+
+    def count_messages(self) -> list[MessageCount]:
+        """Return nothing: no transaction can record messages here; see `Store.count_messages`."""
+        return []
 
     def ownership(self) -> MemoryOwnership:
         """Return the ownership of mailboxes; see `Store.ownership`."""

@@ -8,10 +8,15 @@ import msgspec
 
 from postroom.adapters.postgres.database import connect, identity, shown, unavailable
 from postroom.adapters.postgres.event_log import Durability, PostgresEventLog, mailbox_names
-from postroom.adapters.postgres.messaging.message_outbox import PostgresMessageOutbox, has_message_outbox
+from postroom.adapters.postgres.messaging.message_outbox import (
+    PostgresMessageOutbox,
+    count_messages,
+    has_message_outbox,
+)
 from postroom.adapters.postgres.ownership import PostgresOwnership
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.transaction import for_psycopg
+from postroom.application.ports.message_outbox import MessageCount
 from postroom.application.ports.read_models import ContextBacklog
 
 if TYPE_CHECKING:
@@ -58,6 +63,10 @@ class PostgresStore:
     def has_message_outbox(self) -> bool:
         """Return whether the table of the outbox exists; see `Store.has_message_outbox`."""
         return has_message_outbox(self._url)
+
+    def count_messages(self) -> list[MessageCount]:
+        """Count recorded messages; see `Store.count_messages`."""
+        return count_messages(self._url)
 
     def mailboxes(self) -> list[str]:
         """Return the names of all mailboxes; see `Store.mailboxes`."""

@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 
@@ -11,11 +11,15 @@ import msgspec
 
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import BUSY_TIMEOUT_MS, open_file
-from postroom.application.ports.message_outbox import RecordedMessage
+from postroom.adapters.sqlite.store_file import is_frozen
+from postroom.application.outbox.recorded import rank_mailboxes
+from postroom.application.ports.message_outbox import MAX_COUNTED, MessageCount, RecordedMessage
 from postroom.domain.errors import Unavailable
 
 POLL_SECONDS = 0.02
 BATCH_BYTES = 8 << 20
+COUNT_BUSY_SECONDS = 1.0
+"""Time for which a count waits for a program that locks the file."""
 _SQL = statements("postroom.adapters.sqlite", "message_outbox.sql")
 _File = tuple[int, int]
 """Device and inode of a file, which are not used again while a connection is open."""
@@ -171,6 +175,28 @@ class SqliteMessageOutbox:
             raise Unavailable(
                 f"The outbox in {self._path} can't be used: {error}. Check the file and its permissions."
             ) from error
+
+
+def count_messages(path: Path) -> list[MessageCount]:
+    """Count the messages in a file by mailbox; see `Store.count_messages`."""
+    try:
+        path.stat()
+        with closing(
+            open_file(path, "ro&immutable=1" if is_frozen(path) else "ro", timeout=COUNT_BUSY_SECONDS)
+        ) as connection:
+            connection.text_factory = lambda text: text.decode(errors="replace")
+            groups = connection.execute(_SQL["count"], {"limit": MAX_COUNTED}).fetchall()
+            return rank_mailboxes(
+                groups, lambda position: connection.execute(_SQL["row"], {"position": position}).fetchone()
+            )
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except (sqlite3.Error, OSError) as error:
+        if str(error).startswith("no such table"):
+            return []
+        raise Unavailable(
+            f"The outbox in {path} can't be read: {error}. Check the file and its permissions."
+        ) from error
 
 
 def _decode(text: bytes) -> str:

@@ -6,6 +6,18 @@ WHERE mailbox = :mailbox AND error IS NULL
   AND topic NOT IN (SELECT value FROM json_each(:except_topics))
 ORDER BY position LIMIT :limit;
 
+-- The type of `error` is in the header of a row: its text, behind that of a large message, is not read.
+-- name: count
+SELECT mailbox, sum(waiting), sum(NOT waiting), min(CASE WHEN waiting THEN position END)
+FROM (
+    SELECT substr(CAST(mailbox AS TEXT), 1, 255) AS mailbox, typeof(error) = 'null' AS waiting, position
+    FROM outbox_messages ORDER BY position LIMIT :limit
+)
+GROUP BY mailbox;
+
+-- name: row
+SELECT id, message FROM outbox_messages WHERE position = :position;
+
 -- The id is compared, as positions of deleted rows are used again. One that is not UTF-8 is passed as bytes.
 -- name: delete
 DELETE FROM outbox_messages WHERE position = :position AND (id = :id OR id = CAST(:id AS TEXT));

@@ -13,9 +13,10 @@ import msgspec
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sqlite.event_log import SqliteEventLog, mailbox_names
-from postroom.adapters.sqlite.message_outbox import SqliteMessageOutbox
+from postroom.adapters.sqlite.message_outbox import SqliteMessageOutbox, count_messages
 from postroom.adapters.sqlite.ownership import FileOwnership
 from postroom.adapters.sqlite.store_file import check_writer
+from postroom.application.ports.message_outbox import MessageCount
 from postroom.domain.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -69,6 +70,10 @@ class SqliteStore:
     def has_message_outbox(self) -> bool:
         """Return True: recording creates the table; see `Store.has_message_outbox`."""
         return True
+
+    def count_messages(self) -> list[MessageCount]:
+        """Count recorded messages; see `Store.count_messages`."""
+        return count_messages(self._file)
 
     def mailboxes(self) -> list[str]:
         """Return the names of all mailboxes; see `Store.mailboxes`."""

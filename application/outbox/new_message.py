@@ -1,6 +1,9 @@
 """New messages for a mailbox, as an outbox stores them."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final
+from uuid import UUID
 
 import msgspec
 
@@ -10,6 +13,13 @@ from postroom.application.ports.message_outbox import RecordedMessage
 from postroom.application.trace_context import SAMPLED
 from postroom.application.tracing import tracer
 from postroom.domain.errors import FrameTooLarge, InvalidRequest
+from postroom.domain.message import MS
+
+UUID_WITH_TIME: Final = 7
+MAX_TIME_US: Final = 253_402_300_799_999_999
+"""End of the year 9999."""
+UUID_TIME_SHIFT: Final = 80
+"""Bits of a UUIDv7 after its time in ms."""
 
 
 class _StoredMessage(NewMessage, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -56,6 +66,30 @@ def record_message(
         name: value.encode() if isinstance(value, str) else value for name, value in message.attrs.items()
     }
     return RecordedMessage(0, request.message_id, message.topic, _encode(_StoredMessage(**fields)).decode())
+
+
+class _Times(msgspec.Struct):
+    """The only field of a stored message that `recorded_at` reads."""
+
+    published_at_us: int = 0
+
+
+_decode_times = msgspec.json.Decoder(_Times).decode
+
+
+def recorded_at(id_: str, message: str) -> int | None:
+    """Return when a row was recorded, µs since 1970 UTC; None if it does not say so.
+
+    A sender may set the id and the time of publication, so the later of the two times is the better one.
+    """
+    times = []
+    with suppress(ValueError, AttributeError, TypeError):
+        uuid = UUID(id_)
+        if uuid.version == UUID_WITH_TIME:
+            times.append((uuid.int >> UUID_TIME_SHIFT) * MS)
+    with suppress(msgspec.MsgspecError, UnicodeError, RecursionError, TypeError):
+        times.append(_decode_times(message).published_at_us)
+    return max((each for each in times if 0 < each <= MAX_TIME_US), default=None)
 
 
 def read_message(recorded: RecordedMessage) -> NewMessage:

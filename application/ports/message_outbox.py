@@ -20,6 +20,28 @@ class RecordedMessage(NamedTuple):
     message: str
 
 
+MAX_COUNTED = 10_000
+"""Rows of an outbox, the oldest ones, that a count reads."""
+MAX_MAILBOXES = 20
+"""Mailboxes that a count of an outbox names; the messages for all others are counted together."""
+
+
+class MessageCount(NamedTuple):
+    """Number of rows of an outbox for one mailbox, of the first `MAX_COUNTED` in the order of recording.
+
+    Arguments:
+        mailbox: name for which they were recorded, which need not be that of a mailbox.
+        waiting: messages that were neither sent nor refused.
+        refused: messages that the mailbox refused.
+        oldest_at: when the first waiting one was recorded, µs since 1970 UTC, if its row says so.
+    """
+
+    mailbox: str
+    waiting: int
+    refused: int
+    oldest_at: int | None
+
+
 class MessageOutbox(Protocol):
     """Outbox of one mailbox in a database; every adapter passes `tests/conformance/message_outbox.py`.
 

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from postroom import MailboxOutbox, NewMessage
 from postroom.adapters.postgres.database import connect
 from postroom.adapters.postgres.event_log import PostgresEventLog
 from tests.conformance.records import append
@@ -145,3 +146,26 @@ def test_a_file_has_no_roles(postroom: Postroom) -> None:
     postroom.ok("send", "orders", "hello")
     refused = postroom("migrate", "--grant-to", "app")
     assert (refused.code, "--grant-to is for PostgreSQL databases" in refused.err) == (2, True)
+
+
+def test_a_role_counts_recorded_messages_after_the_grant_and_is_told_of_it_before(
+    postroom: Postroom, empty_database: str, role: str, role_url: str
+) -> None:
+    migrate(postroom, empty_database, "messaging")
+    with closing(connect(empty_database, "test")) as database, database.transaction():
+        message = NewMessage(topic="orders", payload=b"", message_id="order-1")
+        MailboxOutbox(wall=lambda: 1).record(database, message)
+
+    def outboxes() -> list[tuple[str, str, str]]:
+        done = postroom("doctor", "--json", "--outbox", role_url)
+        findings = [each for each in done.json["checks"] if each["check"] == "outboxes"]
+        return [(each["status"], each["finding"], each["advice"]) for each in findings]
+
+    ((status, finding, advice),) = outboxes()
+    assert status == "warning"
+    assert "denies a privilege" in finding
+    assert "--grant-to" in advice
+    migrate(postroom, empty_database, "messaging", "--grant-to", role)
+    ((status, finding, advice),) = outboxes()
+    assert status == "warning"
+    assert finding.startswith("1 message for main@local in postgresql://")

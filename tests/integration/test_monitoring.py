@@ -42,6 +42,7 @@ from postroom.application.metrics import Metric
 from postroom.application.monitor import Monitor
 from postroom.application.outbox.capture import OutboxCapture
 from postroom.application.outbox.capture_metrics import capture_monitor
+from postroom.application.outbox.recorded import OutboxCounter, RecordedMessages
 from postroom.application.ports.capture import SlotState
 from postroom.application.ports.event_handler import HandlerRequest
 from postroom.application.surface_metrics import SurfaceMetrics
@@ -139,7 +140,9 @@ async def mailbox_metrics() -> list[Metric]:
     """Return the metrics of a mailbox in which everything has happened that has a label of its own."""
     policy = TopicPolicy(max_attempts=1, shards=1, shard_capacity=2)
     async with open_mailbox("memory:", default_policy=policy) as mailbox:
-        surfaces = SurfaceMetrics(mailbox.measure, cap_cache_ttl_ms=30_000)
+        recorded = RecordedMessages("shop.db", "main@local", waiting=1, oldest_at=0)
+        outboxes = OutboxCounter(lambda: [recorded], lambda: 0)
+        surfaces = SurfaceMetrics(mailbox.measure, 30_000, outboxes.measure)
         await mailbox.send_batch([NewMessage(topic="orders", payload=b"") for _ in range(3)])
         (message,) = await mailbox.receive_messages("orders", max_messages=1)
         await mailbox.nack_messages([message.receipt])

@@ -2,18 +2,22 @@
 
 import asyncio
 from collections.abc import Collection, Sequence
+from contextlib import closing
 
 from postroom.adapters.postgres.database import Connection, Reconnecting, connect, unavailable
 from postroom.adapters.postgres.messaging.hints import PostgresHints
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.background import wait_at_most
-from postroom.application.ports.message_outbox import RecordedMessage
+from postroom.application.outbox.recorded import rank_mailboxes
+from postroom.application.ports.message_outbox import MAX_COUNTED, MessageCount, RecordedMessage
 
 POLL_SECONDS = 0.1
 MISSING_TABLE_SECONDS = 60.0
 """Interval at which a table that is missing is looked for."""
 BATCH_BYTES = 8 << 20
+COUNT_TIMEOUT = "2s"
+"""Deadline of each statement of a count."""
 _NAME = "postroom message outbox"
 _SQL = {
     name: for_psycopg(text).encode()
@@ -86,6 +90,18 @@ class PostgresMessageOutbox:
         }
         with unavailable(self._url), self._connection.use() as connection:
             connection.execute(_SQL["settle"], parameters)
+
+
+def count_messages(url: str) -> list[MessageCount]:
+    """Count the messages in a database by mailbox; see `Store.count_messages`."""
+    settings = {"statement_timeout": COUNT_TIMEOUT}
+    with unavailable(url), closing(connect(url, _NAME, settings)) as connection:
+        if connection.execute(_SQL["exists"]).fetchall() != [(True,)]:
+            return []
+        groups = connection.execute(_SQL["count"], {"limit": MAX_COUNTED}).fetchall()
+        return rank_mailboxes(
+            groups, lambda position: connection.execute(_SQL["row"], {"position": position}).fetchone()
+        )
 
 
 def has_message_outbox(url: str) -> bool:

@@ -8,6 +8,18 @@ SELECT position, id, topic, message FROM outbox_messages
 WHERE mailbox = :mailbox AND error IS NULL AND topic <> ALL(CAST(:except_topics AS text[]))
 ORDER BY position LIMIT :limit;
 
+-- name: count
+SELECT mailbox, count(*) FILTER (WHERE waiting), count(*) FILTER (WHERE NOT waiting),
+    min(position) FILTER (WHERE waiting)
+FROM (
+    SELECT left(mailbox, 255) AS mailbox, error IS NULL AS waiting, position
+    FROM outbox_messages ORDER BY position LIMIT :limit
+) AS first
+GROUP BY mailbox;
+
+-- name: row
+SELECT id, message FROM outbox_messages WHERE position = :position;
+
 -- The id is compared, as positions are used again after TRUNCATE ... RESTART IDENTITY or a restored backup.
 -- name: settle
 WITH refused AS (
