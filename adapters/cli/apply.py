@@ -28,6 +28,11 @@ Apply = Annotated[
     bool, Option("--apply", help="Make the settings of the mailbox equal to the settings file first.")
 ]
 
+
+class LosesData(InvalidRequest):
+    """A change of settings would expire, forget or remove something, and nobody confirmed it."""
+
+
 _EFFECTS: dict[Effect, str] = {
     "dead_letters_expired": "expire now",
     "keys_forgotten": "are forgotten now",
@@ -72,10 +77,15 @@ async def apply(
 
             differs |= bool(await diff(session))
         return DIFFERS if check and differs else 0
+    has_streams = _has_streams(session)
+    if has_streams:
+        from postroom.adapters.cli.streams import read_definitions
+
+        read_definitions(session.settings)  # invalid ones change nothing, the mailbox neither
     async with session.use(create=True, gives_settings=False) as mailbox:
         if not await change(session, mailbox, _file_settings(session), replace=True, yes=yes):
             return REFUSED
-    if _has_streams(session):
+    if has_streams:
         from postroom.adapters.cli.streams import apply as apply_streams
 
         return await apply_streams(session, yes=yes)
@@ -88,7 +98,7 @@ async def use_applied(
 ) -> AsyncIterator["SharedMailbox"]:
     """Use the mailbox as `Session.use`, after its settings were made equal to the file if `apply` says so.
 
-    Raises: what `Session.use` raises; InvalidRequest for a change by which something would be lost.
+    Raises: what `Session.use` raises; LosesData.
     """
     async with session.use(create=True, amnesia=amnesia, gives_settings=not apply) as mailbox:
         if apply:
@@ -100,7 +110,7 @@ async def _apply_at_start(session: Session, mailbox: "Settings") -> None:
     """Make the settings of the mailbox equal to the file, and note what changed."""
     preview = await mailbox.preview_settings(_file_settings(session), replace=True)
     if preview.losses:
-        raise InvalidRequest(
+        raise LosesData(
             f"--apply would lose data: {'; '.join(map(describe_effect, preview.losses))}. Run postroom apply "
             "to confirm it, or change the settings file."
         )
@@ -115,16 +125,17 @@ async def change(
     """Show a change of settings and make it; ask before anything is lost.
 
     Returns: False if the answer was no.
-    Raises: InvalidRequest if something would be lost, and nobody can be asked.
+    Raises: InvalidSettings; LosesData if nobody can be asked.
     """
-    preview = await mailbox.preview_settings(changes, replace=replace)
+    try:
+        preview = await mailbox.preview_settings(changes, replace=replace)
+    except InvalidRequest as error:
+        raise InvalidSettings(str(error)) from error
     show_preview(session, preview)
     if preview.losses and not yes:
         if session.out.as_json or not sys.stdin.isatty():
             losses = "; ".join(map(describe_effect, preview.losses))
-            raise InvalidRequest(
-                f"Nothing was changed, as this would lose data: {losses}. To confirm, add --yes."
-            )
+            raise LosesData(f"Nothing was changed, as this would lose data: {losses}. To confirm, add --yes.")
         if not typer.confirm("Apply these changes?", err=True):
             session.out.note("Nothing was changed.")
             return False

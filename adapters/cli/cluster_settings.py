@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from postroom.adapters.cli.settings import InvalidSettings
-from postroom.adapters.compose.cluster import open_node_access
+from postroom.adapters.compose.cluster import check_admins, open_node_access
 from postroom.adapters.compose.remote import ClientTls
 from postroom.adapters.sockets.connections import ConnectionLimits
 
@@ -37,6 +37,11 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     certificate: str | None = None
     key: str | None = None
     nodes: dict[str, tuple[str, ...]] | None = None
+
+    def validate(self) -> "ClusterSettings":
+        """Return the settings; raise InvalidRequest for an address of admins that is none."""
+        check_admins(self.admin)
+        return self
 
     def access(self) -> "NodeAccess":
         """Return the credentials of this process.

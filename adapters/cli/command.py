@@ -17,7 +17,7 @@ from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings, load_settings
 from postroom.application.extras import explain_missing_extra
-from postroom.domain.errors import PostroomError
+from postroom.domain.errors import InvalidRequest, PostroomError
 
 LONG_RUNNING = (
     "serve",
@@ -31,6 +31,8 @@ LONG_RUNNING = (
     "project follow",
 )
 """Commands that export their spans; others end before it would be worth the import."""
+_CONFIGURED = (*LONG_RUNNING, "console", "proxy")
+"""Commands that refuse nothing but their settings and options."""
 PANEL = "Options of every command"
 Flags = dict[str, Any]
 """The shared options by name; None or False if omitted."""
@@ -174,9 +176,14 @@ def _run(command: str, flags: Flags, function: Callable[..., Any], arguments: di
     configure_logs(settings.log_level, settings.log_format)
     output = Output(flags["as_json"], wide=flags["wide"])
     session = Session(command, settings, output, accept_clock=flags["accept_clock"], load=load, check=check)
-    with _tracing(command, settings):
-        answer = function(session, **arguments)
-        code = asyncio.run(answer) if inspect.iscoroutine(answer) else answer
+    try:
+        with _tracing(command, settings):
+            answer = function(session, **arguments)
+            code = asyncio.run(answer) if inspect.iscoroutine(answer) else answer
+    except InvalidRequest as error:
+        if command in _CONFIGURED and type(error) is InvalidRequest:
+            raise InvalidSettings(str(error)) from error
+        raise
     session.out.flush()
     return code or 0
 

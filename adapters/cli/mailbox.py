@@ -9,12 +9,15 @@ from typer import Argument, Option
 from postroom.adapters.cli.apply import Yes, change, show_value
 from postroom.adapters.cli.exit_codes import REFUSED
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.settings import parse_fields
+from postroom.adapters.cli.settings import find_field, parse_fields
 from postroom.adapters.cli.tables import Prose
 from postroom.adapters.cli.values import WrongUsage, parse_pairs
 from postroom.domain.names import describe_choices
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.settings import MailboxSettings, SettingsChanges, list_settings
+
+_TABLES = ("limits", "policy")
+_TOPICS = "topics."
 
 
 async def list_mailboxes(session: Session) -> None:
@@ -75,8 +78,9 @@ async def set_settings(
     pairs = parse_pairs(changes or (), "Change")
     if not pairs and not unset:
         raise WrongUsage("Nothing to change; pass NAME=VALUE or --unset NAME.")
+    parsed = parse_changes(pairs, unset or ())
     async with session.use(create=True, gives_settings=False) as mailbox:
-        if not await change(session, mailbox, parse_changes(pairs, unset or ()), yes=yes):
+        if not await change(session, mailbox, parsed, yes=yes):
             return REFUSED
     return 0
 
@@ -84,38 +88,59 @@ async def set_settings(
 def parse_changes(pairs: Mapping[str, str], unset: Iterable[str] = ()) -> SettingsChanges:
     """Return the changes that `NAME=VALUE` and `--unset NAME` express.
 
-    Raises: WrongUsage for an unknown name, InvalidSettings for a value of the wrong type or out of bounds.
+    Raises: WrongUsage for an unknown name, or a setting that is named twice; InvalidSettings for a value of a
+        wrong type.
     """
-    limits: dict[str, Any] = {}
-    policy: dict[str, Any] = {}
-    topics: dict[str, dict[str, Any] | None] = {}
+    named: dict[tuple[str, str], str] = {}
+    sections: dict[str, dict[str, Any]] = {table: {} for table in _TABLES}
     for name, value in pairs.items():
-        section, _, key = name.rpartition(".")
-        if section == "limits":
-            limits |= parse_fields(MailboxLimits(), {key: value}, name)
-        elif section == "policy":
-            policy |= parse_fields(TopicPolicy(), {key: value}, name)
+        section, key = _split(name)
+        ((field, parsed),) = parse_fields(_defaults(section, name), {key: value}, name).items()
+        _note(named, section, field, name)
+        sections.setdefault(section, {})[field] = parsed
+    removed: dict[str, None] = {}
+    for name in dict.fromkeys(unset):
+        section, key = _split(name)
+        of_topic = find_field(key, TopicPolicy.__struct_fields__) if section.startswith(_TOPICS) else None
+        if section in _TABLES:
+            field, default = _default(_defaults(section, name), key, name)
+            _note(named, section, field, f"--unset {name}")
+            sections[section][field] = default
+        elif of_topic is not None:
+            _note(named, section, of_topic, f"--unset {name}")
+            sections.setdefault(section, {})[of_topic] = None
         else:
-            fields = topics.setdefault(_pattern(section, name), {})
-            assert fields is not None
-            fields |= parse_fields(TopicPolicy(), {key: value}, name)
-    for name in unset:
-        section, _, key = name.rpartition(".")
-        if section == "limits":
-            limits |= _default(MailboxLimits(), key, name)
-        elif section == "policy":
-            policy |= _default(TopicPolicy(), key, name)
-        elif section.startswith("topics.") and _field(TopicPolicy(), key) is not None:
-            fields = topics.setdefault(_pattern(section, name), {})
-            assert fields is not None
-            fields[str(_field(TopicPolicy(), key))] = None
-        else:
-            topics[_pattern(name, name)] = None
-    return SettingsChanges(limits, policy, topics)
+            removed[_pattern(name, name)] = None
+    for pattern in removed:
+        for other in sections.pop(f"{_TOPICS}{pattern}", ()):
+            _note(named, f"{_TOPICS}{pattern}", other, f"--unset {_TOPICS}{pattern}")
+    limits, policy = sections.pop("limits"), sections.pop("policy")
+    topics = {section.removeprefix(_TOPICS): fields for section, fields in sections.items()}
+    return SettingsChanges(limits, policy, {**topics, **removed})
+
+
+def _split(name: str) -> tuple[str, str]:
+    section, _, key = name.rpartition(".")
+    return section, key
+
+
+def _note(named: dict[tuple[str, str], str], section: str, field: str, label: str) -> None:
+    """Note how a field of a section is named; refuse two ways, as one of them would be ignored."""
+    first = named.setdefault((section, field), label)
+    if first != label:
+        raise WrongUsage(f"{first} and {label} name the same setting; keep one.")
+
+
+def _defaults(section: str, name: str) -> MailboxLimits | TopicPolicy:
+    if section == "limits":
+        return MailboxLimits()
+    if section != "policy":
+        _pattern(section, name)
+    return TopicPolicy()
 
 
 def _pattern(section: str, name: str) -> str:
-    pattern = section.removeprefix("topics.")
+    pattern = section.removeprefix(_TOPICS)
     if pattern == section or not pattern:
         raise WrongUsage(
             f"There is no setting {name}; write limits.NAME, policy.NAME or topics.TOPIC.NAME, where TOPIC "
@@ -124,15 +149,11 @@ def _pattern(section: str, name: str) -> str:
     return pattern
 
 
-def _default(defaults: msgspec.Struct, key: str, name: str) -> dict[str, Any]:
-    field = _field(defaults, key)
+def _default(defaults: msgspec.Struct, key: str, name: str) -> tuple[str, Any]:
+    field = find_field(key, defaults.__struct_fields__)
     if field is None:
         raise WrongUsage(f"There is no setting {name}; {describe_choices(key, defaults.__struct_fields__)}")
-    return {field: getattr(defaults, field)}
-
-
-def _field(defaults: msgspec.Struct, key: str) -> str | None:
-    return next((each for each in (f"{key}_ms", key) if each in defaults.__struct_fields__), None)
+    return field, getattr(defaults, field)
 
 
 def _size(count: int) -> str:

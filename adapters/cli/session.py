@@ -58,6 +58,14 @@ class OwnerSection(msgspec.Struct, frozen=True):
 
     listen: str | None = None
 
+    def validate(self) -> "OwnerSection":
+        """Return the settings; raise InvalidRequest for an address that is none."""
+        if self.listen is not None:
+            from postroom.adapters.compose import OwnerSettings
+
+            OwnerSettings(listen=self.listen).check()
+        return self
+
 
 class Session:
     """Context of a command.

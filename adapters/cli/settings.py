@@ -14,7 +14,7 @@ import msgspec
 from postroom.adapters.cli.values import WrongUsage, parse_duration
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.names import check_mailbox, check_topic
-from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.policy import MAX_DURATION_MS, MailboxLimits, TopicPolicy
 
 if TYPE_CHECKING:
     from postroom.domain.settings import SettingsChanges
@@ -89,10 +89,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         where = f"[{name}] in {self.file or FILE}, or {PREFIX}{name.upper()}__"
         fields = kind.__struct_fields__
         values: dict[str, object] = {}
-        for key, value in self.sections.get(name, {}).items():
-            field = f"{key}_ms" if f"{key}_ms" in fields else key
-            if field not in fields:
-                raise InvalidSettings(f"{where}: unknown key {key!r}{unknown_key(key, fields)}")
+        for field, (key, value) in _by_field(self.sections.get(name, {}), fields, where).items():
             values[field] = (
                 _number(key, value, f"{where}: {key}", is_duration=True) if field.endswith("_ms") else value
             )
@@ -174,13 +171,19 @@ def load_settings(
             values[name] = _scalar(name, *source)
             origins[name] = source[1].removeprefix(f"{name} in ")
     where = {name: f"[{name}] in {path}" for name in _TABLES}
-    policy = _table(tables, "policy", where) | _from_environment("policy", environment)
-    limits = _table(tables, "limits", where) | _from_environment("limits", environment)
-    for name in ("policy", "limits"):
-        if _from_environment(name, environment):
+    merged: dict[str, dict[str, Any]] = {}
+    for name in ("policy", "limits", *SECTIONS):
+        where.setdefault(name, f"[{name}] in {path}")
+        table, variables = _table(tables, name, where), _from_environment(name, environment)
+        if variables:
             where[name] += f", or {PREFIX}{name.upper()}__"
-    values["policy"] = make_policy(TopicPolicy(), policy, where["policy"])
-    values["limits"] = _validate(_build(MailboxLimits(), limits, where["limits"]), where["limits"])
+        overridden = {key.removesuffix("_ms") for key in variables}
+        kept = {key: value for key, value in table.items() if key.removesuffix("_ms") not in overridden}
+        merged[name] = kept | variables
+        origins |= {f"{name}.{key}": path for key in kept}
+        origins |= {f"{name}.{key}": f"{PREFIX}{name.upper()}__{key.upper()}" for key in variables}
+    values["policy"] = make_policy(TopicPolicy(), merged["policy"], where["policy"])
+    values["limits"] = _validate(_build(MailboxLimits(), merged["limits"], where["limits"]), where["limits"])
     values["topics"] = {
         _check_name(topic, _check_pattern, where["topics"]): _make_section(
             values["policy"],
@@ -189,18 +192,11 @@ def load_settings(
         )
         for topic in _table(tables, "topics", where)
     }
-    values["sections"] = {
-        name: _table(tables, name, {name: f"[{name}] in {path}"}) | _from_environment(name, environment)
-        for name in SECTIONS
-    }
+    if values["topics"]:
+        _check_topics(values["policy"], values["limits"], values["topics"], path)
+    values["sections"] = {name: merged[name] for name in SECTIONS}
     if flags.get("token_file") is not None:
         values["sections"]["client"]["token_file"] = flags["token_file"]
-    for name in ("policy", "limits", *SECTIONS):
-        origins |= {f"{name}.{key}": path for key in _table(tables, name, {name: path})}
-        origins |= {
-            f"{name}.{key}": f"{PREFIX}{name.upper()}__{key.upper()}"
-            for key in _from_environment(name, environment)
-        }
     for topic, table in _table(tables, "topics", where).items():
         origins |= dict.fromkeys((f"topics.{topic}.{key}" for key in table), path)
     return Settings(**values, file=file, sources=origins)
@@ -211,6 +207,16 @@ def _make_section(base: TopicPolicy, changes: Mapping[str, object], where: str) 
     fields = parse_fields(base, changes, where)
     _validate(msgspec.structs.replace(base, **fields), where)
     return fields
+
+
+def _check_topics(policy: TopicPolicy, limits: MailboxLimits, topics: dict[str, Any], path: str) -> None:
+    """Check the sections of topics together: those of several globs may apply to the same topic."""
+    from postroom.domain.settings import MailboxSettings
+
+    try:
+        MailboxSettings(limits, policy, topics).validate()
+    except InvalidRequest as error:
+        raise InvalidSettings(f"{path}: {error}") from error
 
 
 def _check_pattern(pattern: str) -> str:
@@ -260,7 +266,10 @@ def _read_file(config: str | None) -> tuple[str | None, dict[str, Any]]:
 
 def _scalar(name: str, value: object, where: str) -> object:
     if name.endswith("_ms"):
-        return _number(name, value, where, is_duration=True)
+        duration = _number(name, value, where, is_duration=True)
+        if not 0 < duration <= MAX_DURATION_MS:
+            raise InvalidSettings(f"{where} is {value!r}; expected a duration above 0, and below a century.")
+        return duration
     if name == "mailbox":
         return _check_name(value, check_mailbox, where)
     choices = _CHOICES.get(name)
@@ -309,18 +318,34 @@ def parse_fields(base: msgspec.Struct, changes: Mapping[str, object], where: str
     """Return the values of some fields of a policy or of limits, whose bounds are not checked.
 
     Arguments: as of `make_policy`.
-    Raises: InvalidSettings for an unknown field or a value of a wrong type.
+    Raises: InvalidSettings for an unknown field, one under two names, or a value of a wrong type.
     """
-    fields = base.__struct_fields__
     values: dict[str, Any] = {}
-    for key, value in changes.items():
-        name = f"{key}_ms" if f"{key}_ms" in fields else key
-        if name not in fields:
-            raise InvalidSettings(f"{where}: unknown key {key!r}{unknown_key(key, fields)}")
+    for name, (key, value) in _by_field(changes, base.__struct_fields__, where).items():
         if type(getattr(base, name)) is bool:
             values[name] = _boolean(value, f"{where}: {key}")
         else:
             values[name] = _number(key, value, f"{where}: {key}", is_duration=name.endswith("_ms"))
+    return values
+
+
+def find_field(key: str, fields: tuple[str, ...]) -> str | None:
+    """Return the field that a key sets, or None; a duration `x_ms` may be set as `x`."""
+    return next((each for each in (f"{key}_ms", key) if each in fields), None)
+
+
+def _by_field(
+    table: Mapping[str, object], fields: tuple[str, ...], where: str
+) -> dict[str, tuple[str, object]]:
+    """Return key and value by the field that they set."""
+    values: dict[str, tuple[str, object]] = {}
+    for key, value in table.items():
+        field = find_field(key, fields)
+        if field is None:
+            raise InvalidSettings(f"{where}: unknown key {key!r}{unknown_key(key, fields)}")
+        if field in values:
+            raise InvalidSettings(f"{where}: {values[field][0]} and {key} are the same setting; keep one.")
+        values[field] = key, value
     return values
 
 

@@ -143,6 +143,9 @@ def _fields(table: object, kind: type[Definition], where: str, more: tuple[str, 
         field = names.get(key.removesuffix("_ms"))
         if field is None:
             raise InvalidSettings(f"{where} has no key {key!r}{unknown_key(key, tuple(names))}")
+        if field in fields:
+            other = next(each for each in table if names.get(each.removesuffix("_ms")) == field)
+            raise InvalidSettings(f"{where}: {other} and {key} are the same setting; keep one.")
         try:
             fields[field] = _parse_value(field, value)
         except WrongUsage as error:

@@ -68,9 +68,9 @@ async def schedule(session: Session, metrics_port: MetricsPort = None) -> None:
 
     Each is sent once, however many processes run. Times while none runs are left out.
     """
-    from postroom.adapters.compose.schedule import make_scheduler
+    from postroom.adapters.compose.schedule import make_scheduler, make_schedules
 
-    schedules = _schedules(session)
+    schedules = make_schedules(_schedules(session))
     if not schedules:
         raise WrongUsage(
             "No schedules are configured; add [schedules.NAME] with cron and topic to postroom.toml."

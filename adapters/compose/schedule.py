@@ -1,6 +1,6 @@
 """Wiring of periodic sends."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import msgspec
@@ -40,8 +40,8 @@ class ScheduleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     missed: Missed = "last"
 
 
-def make_scheduler(mailbox: Mailbox, schedules: Mapping[str, ScheduleSettings]) -> Scheduler:
-    """Return the scheduler of some schedules, by name, that sends to a mailbox.
+def make_schedules(schedules: Mapping[str, ScheduleSettings]) -> list[Schedule]:
+    """Return schedules from their settings, by name.
 
     Raises: InvalidRequest naming the schedule that is invalid, MissingExtra when cronsim is not installed.
     """
@@ -66,8 +66,13 @@ def make_scheduler(mailbox: Mailbox, schedules: Mapping[str, ScheduleSettings]) 
         except InvalidRequest as error:
             raise InvalidRequest(f"Schedule {name}: {error}") from error
         made.append(Schedule(name, next_tick, message, settings.missed))
+    return made
+
+
+def make_scheduler(mailbox: Mailbox, schedules: Sequence[Schedule]) -> Scheduler:
+    """Return the scheduler of some schedules that sends to a mailbox."""
 
     async def now() -> datetime:
         return datetime.fromisoformat((await mailbox.get_backlog()).as_of)
 
-    return Scheduler(mailbox.send_message, made, now=now)
+    return Scheduler(mailbox.send_message, schedules, now=now)

@@ -171,8 +171,8 @@ def test_a_change_by_which_something_is_lost_is_confirmed_first(postroom: Postro
             2,
             "policy.max_attempts: max_attempts is 'many'; expected a whole number",
         ),
-        ("policy.max_attempts=0", 1, "Topic policy max_attempts must be at least 1; it was 0."),
-        ("topics.a b.shards=1", 1, "Topic name 'a b' must be"),
+        ("policy.max_attempts=0", 2, "Topic policy max_attempts must be at least 1; it was 0."),
+        ("topics.a b.shards=1", 2, "Topic name 'a b' must be"),
         ("policy.max_attempts", 2, "Change 'policy.max_attempts' is not NAME=VALUE."),
     ],
 )
@@ -184,6 +184,45 @@ def test_an_invalid_setting_is_refused_by_name(
     assert (refused.code, refused.json if refused.out else None) == (code, None)
     assert refused.error["message"].startswith(message)
     assert postroom.ok("mailbox", "set", "policy.shards=8", "--json").json["changes"] == []
+
+
+INVALID = [
+    ('[policy]\nvisibility = "1s"\nvisibility_ms = 9', "backlog"),
+    ('[topics."a*"]\nvisibility = "140s"\n[topics."*b"]\nreplay_window = "100s"', "apply"),
+    ('[topics."a*"]\nvisibility = "140s"\n[topics."*b"]\nreplay_window = "100s"', "apply --check"),
+    ("[limits]\ntopics = 0", "apply --dry-run"),
+    ("[streams.A]\nsubjects = 3", "apply"),
+    ("[streams.A]\nsubjects = ['a']\nmax_age = '1s'\nmax_age_ms = 9", "streams diff"),
+    ("[erasure]\nkeys = 'k.db'", "apply"),
+    ("timeout_ms = 0", "send mail 1"),
+    ("[owner]\nlisten = 'nowhere'", "send mail 1"),
+    ("[owner]\nlisten = 'nowhere'", "config show"),
+    ("[cluster]\nadmin = 'nowhere'", "lease list"),
+    ("[cluster]\nadmin = 'nowhere'", "proxy --proxy-id p"),
+    ("[proxy]\nlisten = 'nowhere'", "proxy --proxy-id p"),
+    ("[runner]\nlisten = 'nowhere'", "runner --dev --runner-id r --proxy-id p"),
+    ("[admin]\nlisten = 'nowhere'\nstandalone = true", "admin"),
+    ("[admin]\nttl = '0s'\nstandalone = true", "admin --listen 127.0.0.1:0"),
+    ("[admin]\nnamespaces = 'no.yaml'\nstandalone = true", "admin --listen 127.0.0.1:0"),
+    ("[serve]\nhttp = 'nowhere'", "serve --dev"),
+    ("[serve]\nhttp = ''\ngrpc = '127.0.0.1:99999'", "serve --dev"),
+    ("[serve]\nhttp = '0.0.0.0:0'", "serve --dev"),
+    ("[schedules.a]\ntopic = 'a'\ncron = '61 * * * *'", "schedule"),
+    ("[schedules.a]\ntopic = 'a b'\ncron = '* * * * *'", "schedule"),
+    ("[messaging]\ndatabase = 'postgresql://x/y'\ncontext = 'a b'", "outbox backlog"),
+]
+
+
+@pytest.mark.parametrize(("text", "command"), INVALID)
+def test_every_command_ends_with_exit_code_2_for_an_invalid_setting_that_it_reads(
+    postroom: Postroom, text: str, command: str
+) -> None:
+    write(postroom, text)
+
+    refused = postroom("--config", "postroom.toml", *command.split())
+
+    assert (refused.code, refused.err.count("\n")) == (2, 1), refused
+    assert not postroom.store.exists()
 
 
 def test_settings_and_sections_are_removed_by_name(postroom: Postroom) -> None:

@@ -155,7 +155,7 @@ async def mailbox_metrics() -> list[Metric]:
         async def handle(payload: bytes) -> None: ...
 
         await worker.run(mailbox, once=True)
-        scheduler = make_scheduler(mailbox, {})
+        scheduler = make_scheduler(mailbox, [])
         return [*await surfaces.collect(), *worker.collect_metrics(), *scheduler.collect_metrics()]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from postroom.adapters.compose.schedule import ScheduleSettings, make_scheduler
+from postroom.adapters.compose.schedule import ScheduleSettings, make_scheduler, make_schedules
 from postroom.adapters.compose.testing import open_memory_mailbox
 from postroom.adapters.cron import cron_ticks
 from postroom.application.messages import NewMessage, Sent
@@ -157,7 +157,7 @@ async def test_the_ticks_of_an_outage_are_sent_as_the_schedule_says(
 async def test_ticks_follow_the_log_time_of_the_owner_and_not_the_wall_clock() -> None:
     sent: list[str] = []
     async with open_memory_mailbox() as mailbox:
-        scheduler = make_scheduler(mailbox, {"job": ScheduleSettings("* * * * * *", "jobs")})
+        scheduler = make_scheduler(mailbox, make_schedules({"job": ScheduleSettings("* * * * * *", "jobs")}))
         running = asyncio.create_task(scheduler.run())
         began = datetime.fromisoformat((await mailbox.get_backlog()).as_of)
         async with asyncio.timeout(240):
@@ -198,11 +198,10 @@ def test_what_is_no_schedule_is_refused(expression: str, timezone: str) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"topic": "two words"}, {"topic": "jobs", "ttl_seconds": -1}])
-async def test_a_schedule_whose_message_is_invalid_is_refused_at_the_start(settings: dict[str, Any]) -> None:
+def test_a_schedule_whose_message_is_invalid_is_refused_at_the_start(settings: dict[str, Any]) -> None:
     schedules = {"job": ScheduleSettings("* * * * *", **settings)}
-    async with open_memory_mailbox() as mailbox:
-        with pytest.raises(InvalidRequest, match="Schedule job: "):
-            make_scheduler(mailbox, schedules)
+    with pytest.raises(InvalidRequest, match="Schedule job: "):
+        make_schedules(schedules)
 
 
 def test_a_time_that_the_change_of_clocks_omits_is_not_left_out() -> None:

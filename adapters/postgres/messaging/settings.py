@@ -3,6 +3,7 @@
 import msgspec
 
 from postroom.adapters.postgres.messaging.tables import Tables
+from postroom.domain.subject import check_token
 
 
 class MessagingSettings(msgspec.Struct, frozen=True):
@@ -17,3 +18,9 @@ class MessagingSettings(msgspec.Struct, frozen=True):
     database: str
     context: str = ""
     tables: Tables = Tables()
+
+    def validate(self) -> "MessagingSettings":
+        """Return the settings; raise InvalidRequest for a context that can't be part of a subject."""
+        if self.context:
+            check_token(self.context, "The context")
+        return self

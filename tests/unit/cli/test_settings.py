@@ -4,10 +4,13 @@ import pytest
 
 from postroom.adapters.cli.config import all_settings
 from postroom.adapters.cli.lease import open_control_plane
+from postroom.adapters.cli.mailbox import parse_changes
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.project import body_rules
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, load_settings, make_policy
+from postroom.adapters.cli.streams import read_definitions
+from postroom.adapters.cli.values import WrongUsage, parse_pairs
 from postroom.adapters.compose.console import ConsoleSettings
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.search import BodyRules
@@ -101,6 +104,94 @@ def test_a_setting_that_can_not_be_is_named_with_its_file(folder, text, parts):
         assert part in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ("[policy]\nvisibility = '5s'\nvisibility_ms = 9_000", "visibility and visibility_ms"),
+        (
+            "[limits]\nhistory_retention_ms = 9\nhistory_retention = '1d'",
+            "history_retention_ms and history_r",
+        ),
+        ("[topics.a]\nbackoff_max = '1s'\nbackoff_max_ms = 9", "backoff_max and backoff_max_ms"),
+        ("[topics.'a*']\nbackoff_max = '1s'\nbackoff_max_ms = 9", "backoff_max and backoff_max_ms"),
+        ("[console]\nidle_timeout = '1s'\nidle_timeout_ms = 9", "idle_timeout and idle_timeout_ms"),
+        ("[streams.A]\nsubjects = ['a']\nmax_age = '1s'\nmax_age_ms = 9", "max_age and max_age_ms"),
+        ("[consumers.a]\nstream = 'A'\nack_wait_ms = 9\nack_wait = '1s'", "ack_wait_ms and ack_wait"),
+    ],
+)
+def test_a_setting_under_two_names_is_refused_with_both(folder, text, pair):
+    (folder / "postroom.toml").write_text(text)
+
+    with pytest.raises(
+        InvalidSettings, match=rf"postroom\.toml.*: {pair}\w* are the same setting; keep one\."
+    ):
+        read_all()
+
+
+def test_two_names_of_a_setting_in_the_environment_are_refused(folder):
+    variables = {"POSTROOM_POLICY__VISIBILITY": "5s", "POSTROOM_POLICY__VISIBILITY_MS": "9000"}
+    with pytest.raises(InvalidSettings, match="visibility and visibility_ms are the same setting; keep one"):
+        load_settings({}, variables)
+
+
+@pytest.mark.parametrize(("file", "variable"), [("", "_MS"), ("_ms", "")])
+def test_the_environment_wins_over_the_file_also_under_another_name(folder, file, variable):
+    (folder / "postroom.toml").write_text(
+        f'[policy]\nvisibility{file} = "5s"\n[console]\nidle_timeout{file} = "5m"\n'
+    )
+    names = [f"POSTROOM_{each}{variable}" for each in ("POLICY__VISIBILITY", "CONSOLE__IDLE_TIMEOUT")]
+
+    settings = load_settings({}, dict.fromkeys(names, "75s"))
+
+    assert settings.policy.visibility_ms == 75_000
+    assert settings.section("console", ConsoleSettings).idle_timeout_ms == 75_000
+    shown = {each.name: each.source for each in all_settings(session(settings))}
+    assert [shown["policy.visibility_ms"], shown["console.idle_timeout_ms"]] == names
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            '[topics."a*"]\nvisibility = "140s"\n[topics."*b"]\nreplay_window = "100s"\n',
+            r'postroom\.toml: \[topics\."\*b"\] and \[topics\."a\*"\]: Topic policy replay_window_ms',
+        ),
+        ("".join(f'[topics."{n}*"]\nshards = 1\n' for n in range(51)), "use at most 50"),
+        ("[limits]\ntopics = 1\n[topics.a]\nshards = 1\n[topics.b]\nshards = 1\n", "raise limits.topics"),
+    ],
+)
+def test_sections_that_are_wrong_together_are_invalid_settings(folder, text, sentence):
+    (folder / "postroom.toml").write_text(text)
+
+    with pytest.raises(InvalidSettings, match=sentence):
+        load_settings({}, {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "unset", "pair"),
+    [
+        (
+            ["policy.visibility=5s", "policy.visibility_ms=9"],
+            [],
+            "policy.visibility and policy.visibility_ms",
+        ),
+        (["topics.a.visibility_ms=9", "topics.a.visibility=5s"], [], "topics.a.visibility_ms and topics.a."),
+        (["limits.topics=5"], ["limits.topics"], "limits.topics and --unset limits.topics"),
+        (
+            ["policy.visibility=5s"],
+            ["policy.visibility_ms"],
+            "policy.visibility and --unset policy.visibility_",
+        ),
+        (["topics.a.shards=5"], ["topics.a.shards"], "topics.a.shards and --unset topics.a.shards"),
+        (["topics.a.shards=5"], ["topics.a"], "topics.a.shards and --unset topics.a"),
+        ([], ["topics.a", "topics.a.shards"], "--unset topics.a.shards and --unset topics.a"),
+    ],
+)
+def test_a_command_that_names_a_setting_twice_is_refused_with_both_names(changes, unset, pair):
+    with pytest.raises(WrongUsage, match=rf"^{pair}\w* name the same setting; keep one\."):
+        parse_changes(parse_pairs(changes, "Change"), unset)
+
+
 def test_a_settings_file_that_was_named_must_be_there(folder):
     with pytest.raises(InvalidSettings, match=r"none\.toml"):
         load_settings({}, {}, "none.toml")
@@ -182,8 +273,15 @@ async def test_without_a_section_cluster_no_admin_is_asked(folder):
         assert control_plane is None
 
 
-def session():
-    return Session("project rebuild", load_settings({}, {}), Output(as_json=True))
+def session(settings=None):
+    return Session("project rebuild", settings or load_settings({}, {}), Output(as_json=True))
+
+
+def read_all():
+    """Read every section, as the commands do that need them."""
+    settings = load_settings({}, {})
+    list(all_settings(session(settings)))
+    read_definitions(settings)
 
 
 def test_a_policy_is_changed_field_by_field():
