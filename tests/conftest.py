@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     import sqlalchemy
     from pyspark.sql import SparkSession
 
+    from tests.support.certificates import Certificates
     from tests.support.fixtures import CreateDatabase, OpenReadModels
     from tests.support.servers.postgres import PostgresServer
+    from tests.support.servers.rabbitmq import RabbitmqServer
 
 # Tests start many hundred processes: without cached bytecode each of them would compile what it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -72,6 +74,12 @@ SPARK_FILES = {
     "tests/integration/spark/test_verify.py": "spark 2",
     "tests/properties/test_spark_agrees_with_reference.py": "spark 2",
 }
+GROUPS = SPARK_FILES | {
+    "tests/conformance/test_rabbitmq_source.py": "rabbitmq",
+    "tests/integration/test_broker_access.py": "rabbitmq",
+    "tests/integration/test_outbox_targets.py": "rabbitmq",
+}
+"""Groups of files whose tests share a server that takes long to start."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -96,7 +104,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Keep the tests of a file on one worker, and those with Spark on two, each of which starts it once.
+    """Keep the tests of a file on one worker, and those of a group, which start their server once.
 
     Markers of groups would say the same, but xdist 3.8 does not see them with pytest 9.2.
     """
@@ -104,7 +112,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
         return None
     scheduler = import_module("xdist.scheduler").LoadFileScheduling(config, log)
     group_of = scheduler._split_scope
-    scheduler._split_scope = lambda nodeid: SPARK_FILES.get(group_of(nodeid), group_of(nodeid))
+    scheduler._split_scope = lambda nodeid: GROUPS.get(group_of(nodeid), group_of(nodeid))
     return scheduler
 
 
@@ -185,6 +193,34 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip(str(error))
     with server:
         yield server.url
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> "Certificates":
+    """Certificates of two authorities, and secrets, as files."""
+    from tests.support.certificates import Certificates
+
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_server(
+    certificates: "Certificates", tmp_path_factory: pytest.TempPathFactory
+) -> "Iterator[RabbitmqServer]":
+    """A RabbitMQ server with a user and TLS, which tests may pause; every test uses names of its own."""
+    from tests.support.certificates import PASSWORD
+    from tests.support.servers.rabbitmq import RabbitmqServer
+
+    try:
+        server = RabbitmqServer(
+            tmp_path_factory.mktemp("rabbitmq"),
+            tls=(*certificates.server, certificates.ca),
+            login=("relay", PASSWORD),
+        )
+    except Unavailable as error:
+        pytest.skip(str(error))
+    with server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -72,28 +72,18 @@ class RabbitmqPlace:
         return source
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    try:
-        server = RabbitmqServer(tmp_path_factory.mktemp("rabbitmq"))
-    except Unavailable as error:
-        pytest.skip(str(error))
-    with server:
-        yield server
-
-
 @pytest.fixture
-async def place(server: RabbitmqServer) -> AsyncIterator[RabbitmqPlace]:
+async def place(rabbitmq_server: RabbitmqServer) -> AsyncIterator[RabbitmqPlace]:
     async with AsyncExitStack() as opened:
-        place = RabbitmqPlace(server.url, "quorum", opened)
+        place = RabbitmqPlace(rabbitmq_server.url, "quorum", opened)
         await place.create()
         yield place
 
 
 @pytest.fixture
-async def stream(server: RabbitmqServer) -> AsyncIterator[RabbitmqPlace]:
+async def stream(rabbitmq_server: RabbitmqServer) -> AsyncIterator[RabbitmqPlace]:
     async with AsyncExitStack() as opened:
-        place = RabbitmqPlace(server.url, "stream", opened)
+        place = RabbitmqPlace(rabbitmq_server.url, "stream", opened)
         await place.create()
         yield place
 
@@ -135,7 +125,7 @@ async def test_a_missing_queue_a_wrong_user_and_a_stream_named_as_a_queue_are_to
 ) -> None:
     with pytest.raises(NotFound, match=r"no queue 'missing'.*; create it, or name another\.$"):
         await place.open(queue="missing")
-    url = place.url.replace("amqp://", "amqp://nobody:secret@")
+    url = f"amqp://nobody:secret@{place.url.rpartition('@')[2]}"
     with pytest.raises(InvalidRequest, match="check user, password and virtual host") as refused:
         await RabbitmqQueueSource.open(RabbitmqSettings(url=url), QueueConsumer(queue="a", group="b"))
     assert "secret" not in str(refused.value)
@@ -298,26 +288,36 @@ class TestRabbitmqPublisher(PublisherConformance):
     stores_once = False
 
     @pytest.fixture
-    def stream(self, server: RabbitmqServer, place: RabbitmqPlace) -> RabbitmqTarget:
+    def stream(self, rabbitmq_server: RabbitmqServer, place: RabbitmqPlace) -> RabbitmqTarget:
         self.subject = place.queue
-        return RabbitmqTarget(server, place)
+        return RabbitmqTarget(rabbitmq_server, place)
 
     @pytest.fixture
-    async def publisher(self, server: RabbitmqServer, stream: RabbitmqTarget) -> AsyncIterator[Publisher]:
-        publisher = RabbitmqPublisher(RabbitmqSettings(url=server.url), "", ID_HEADER, timeout_seconds=60)
+    async def publisher(
+        self, rabbitmq_server: RabbitmqServer, stream: RabbitmqTarget
+    ) -> AsyncIterator[Publisher]:
+        publisher = RabbitmqPublisher(
+            RabbitmqSettings(url=rabbitmq_server.url), "", ID_HEADER, timeout_seconds=60
+        )
         yield publisher
         await publisher.close()
 
     @pytest.fixture
-    async def impatient(self, server: RabbitmqServer, stream: RabbitmqTarget) -> AsyncIterator[Publisher]:
-        publisher = RabbitmqPublisher(RabbitmqSettings(url=server.url), "", ID_HEADER, timeout_seconds=2)
+    async def impatient(
+        self, rabbitmq_server: RabbitmqServer, stream: RabbitmqTarget
+    ) -> AsyncIterator[Publisher]:
+        publisher = RabbitmqPublisher(
+            RabbitmqSettings(url=rabbitmq_server.url), "", ID_HEADER, timeout_seconds=2
+        )
         yield publisher
         await publisher.close()
 
     async def test_a_missing_exchange_and_a_routing_key_that_is_too_long_are_refused(
-        self, server: RabbitmqServer
+        self, rabbitmq_server: RabbitmqServer
     ) -> None:
-        publisher = RabbitmqPublisher(RabbitmqSettings(url=server.url), "no.such.exchange", ID_HEADER)
+        publisher = RabbitmqPublisher(
+            RabbitmqSettings(url=rabbitmq_server.url), "no.such.exchange", ID_HEADER
+        )
         with pytest.raises(InvalidRequest, match=r"no exchange 'no\.such\.exchange'.*; create it"):
             await publisher.publish("a", b"", {})
         with pytest.raises(InvalidRequest, match="has more than 255 bytes; shorten it"):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import uuid4
 
 import aio_pika
 import msgspec
@@ -55,21 +56,23 @@ class Broker(Protocol):
 
 
 class KafkaBroker:
-    def __init__(self, files: Certificates, port: int) -> None:
-        self._files = files
+    def __init__(self, certificates: Certificates, port: int) -> None:
+        self._certificates = certificates
         self._port = port
 
     def source(self, **access: object) -> KafkaSource:
-        values: dict[str, Any] = {"sasl_mechanism": "PLAIN", "dead_letter_topic": DEAD} | right(self._files)
+        values: dict[str, Any] = {"sasl_mechanism": "PLAIN", "dead_letter_topic": DEAD} | right(
+            self._certificates
+        )
         url = f"kafka+ssl://{LOOPBACK}:{self._port}"
         return KafkaSource(url=url, topic=NAME, consumer_group=DURABLE, **(values | access))
 
     async def publish(self) -> None:
         settings = KafkaSettings(
             url=self.source().url,
-            ca=self._files.ca,
+            ca=self._certificates.ca,
             user=USER,
-            password_file=self._files.password,
+            password_file=self._certificates.password,
             sasl_mechanism="PLAIN",
         ).client_settings()
         admin = AdminClient(settings)
@@ -83,44 +86,47 @@ class KafkaBroker:
 
 
 class RabbitmqBroker:
-    def __init__(self, files: Certificates, server: RabbitmqServer) -> None:
-        self._files = files
+    def __init__(self, certificates: Certificates, server: RabbitmqServer) -> None:
+        self._certificates = certificates
         self._server = server
+        own = uuid4().hex
+        self._queue, self._dead = f"{NAME}-{own}", f"{DEAD}-{own}"
 
     def source(self, **access: object) -> RabbitmqSource:
-        values: dict[str, Any] = {"url": self._server.tls_url} | right(self._files) | access
-        return RabbitmqSource(queue=NAME, consumer_group=DURABLE, dead_letter_routing_key=DEAD, **values)
+        values: dict[str, Any] = {"url": self._server.tls_url} | right(self._certificates) | access
+        return RabbitmqSource(
+            queue=self._queue, consumer_group=DURABLE, dead_letter_routing_key=self._dead, **values
+        )
 
     async def publish(self) -> None:
-        url = self._server.url.replace("//", f"//{USER}:{PASSWORD}@")
-        async with await aio_pika.connect(url) as connection:
+        async with await aio_pika.connect(self._server.url) as connection:
             channel = await connection.channel()
-            for name in (NAME, DEAD):
+            for name in (self._queue, self._dead):
                 await channel.declare_queue(name, durable=True)
             for message in MESSAGES:
-                await channel.default_exchange.publish(aio_pika.Message(message), NAME)
+                await channel.default_exchange.publish(aio_pika.Message(message), self._queue)
 
 
 class RedisBroker:
-    def __init__(self, files: Certificates, server: RedisServer) -> None:
-        self._files = files
+    def __init__(self, certificates: Certificates, server: RedisServer) -> None:
+        self._certificates = certificates
         self._server = server
 
     def source(self, **access: object) -> RedisSource:
-        certificate, key = self._files.client
+        certificate, key = self._certificates.client
         values: dict[str, Any] = {"url": self._server.url, "certificate": certificate, "key": key}
-        values |= right(self._files) | access
+        values |= right(self._certificates) | access
         return RedisSource(
             stream=NAME, consumer_group=DURABLE, field="data", dead_letter_stream=DEAD, **values
         )
 
     async def publish(self) -> None:
-        certificate, key = self._files.client
+        certificate, key = self._certificates.client
         client: Any = Redis.from_url(
             self._server.url,
             username=USER,
             password=PASSWORD,
-            ssl_ca_certs=self._files.ca,
+            ssl_ca_certs=self._certificates.ca,
             ssl_certfile=certificate,
             ssl_keyfile=key,
         )
@@ -130,42 +136,40 @@ class RedisBroker:
                 await client.xadd(NAME, {"data": message})
 
 
-def right(files: Certificates) -> dict[str, str]:
-    return {"ca": files.ca, "user": USER, "password_file": files.password}
+def right(certificates: Certificates) -> dict[str, str]:
+    return {"ca": certificates.ca, "user": USER, "password_file": certificates.password}
 
 
 @contextmanager
-def kafka(folder: Path, files: Certificates) -> Iterator[Broker]:
-    port = free_port()
-    with KafkaServer(folder, port) as server, KafkaGateway(port, server.port, files.server, LOGIN):
-        yield KafkaBroker(files, port)
+def kafka(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[Broker]:
+    folder, port = _folder(request), free_port()
+    with KafkaServer(folder, port) as server, KafkaGateway(port, server.port, certificates.server, LOGIN):
+        yield KafkaBroker(certificates, port)
 
 
 @contextmanager
-def rabbitmq(folder: Path, files: Certificates) -> Iterator[Broker]:
-    with RabbitmqServer(folder, tls=(*files.server, files.ca), login=LOGIN) as server:
-        yield RabbitmqBroker(files, server)
+def rabbitmq(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[Broker]:
+    yield RabbitmqBroker(certificates, request.getfixturevalue("rabbitmq_server"))
 
 
 @contextmanager
-def redis(folder: Path, files: Certificates) -> Iterator[Broker]:
-    with RedisServer(folder, tls=(*files.server, files.ca), login=LOGIN) as server:
-        yield RedisBroker(files, server)
+def redis(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[Broker]:
+    tls = (*certificates.server, certificates.ca)
+    with RedisServer(_folder(request), tls=tls, login=LOGIN) as server:
+        yield RedisBroker(certificates, server)
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
+def _folder(request: pytest.FixtureRequest) -> Path:
+    factory: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
+    return factory.mktemp("broker")
 
 
 @pytest.fixture(scope="module", params=[kafka, rabbitmq, redis])
-def broker(
-    request: pytest.FixtureRequest, files: Certificates, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Broker]:
-    start: Callable[[Path, Certificates], AbstractContextManager[Broker]] = request.param
+def broker(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[Broker]:
+    start: Callable[[pytest.FixtureRequest, Certificates], AbstractContextManager[Broker]] = request.param
     with ExitStack() as stack:
         try:
-            broker = stack.enter_context(start(tmp_path_factory.mktemp("broker"), files))
+            broker = stack.enter_context(start(request, certificates))
         except Unavailable as error:
             pytest.skip(str(error))
         yield broker
@@ -191,35 +195,35 @@ async def test_messages_are_ingested_and_dead_letters_published_by_tls_and_passw
 
 
 async def test_a_wrong_password_is_refused_with_the_settings_to_check(
-    broker: Broker, files: Certificates
+    broker: Broker, certificates: Certificates
 ) -> None:
-    wrong = files.write("wrong", b"canary-wrong")
+    wrong = certificates.write("wrong", b"canary-wrong")
     text = await refusal(broker.source(password_file=wrong), InvalidRequest)
     assert re.search(r"check user(,|_| and) password", text)
 
 
-async def test_a_broker_of_another_authority_is_refused(broker: Broker, files: Certificates) -> None:
-    text = await refusal(broker.source(ca=files.other_ca), Unavailable)
+async def test_a_broker_of_another_authority_is_refused(broker: Broker, certificates: Certificates) -> None:
+    text = await refusal(broker.source(ca=certificates.other_ca), Unavailable)
     assert "certificate verify failed" in text
     assert text.endswith(". Check ca, and the name and expiry of the server's certificate.")
 
 
 @pytest.mark.parametrize("pair", ["expired", "other_host"])
 async def test_a_broker_with_an_expired_certificate_or_that_of_another_host_is_refused(
-    broker: Broker, files: Certificates, pair: str
+    broker: Broker, certificates: Certificates, pair: str
 ) -> None:
     port = free_port()
-    with KafkaGateway(port, broker_port=1, tls=getattr(files, pair)):  # whatever is behind it
+    with KafkaGateway(port, broker_port=1, tls=getattr(certificates, pair)):  # whatever is behind it
         url = re.sub(r":\d+$", f":{port}", broker.source().url)
         text = await refusal(msgspec.structs.replace(broker.source(), url=url), Unavailable)
     assert text.endswith(". Check ca, and the name and expiry of the server's certificate.")
 
 
 async def test_a_target_of_dead_letters_is_refused_for_the_same_reason(
-    files: Certificates, broker: Broker
+    certificates: Certificates, broker: Broker
 ) -> None:
     async with AsyncExitStack() as stack:
-        target = await open_dead_letters(broker.source(ca=files.other_ca), stack)
+        target = await open_dead_letters(broker.source(ca=certificates.other_ca), stack)
         assert target is not None
         with pytest.raises(Unavailable, match="certificate verify failed") as refused:
             await target.publish(DELIVERY, "reason")
@@ -227,15 +231,12 @@ async def test_a_target_of_dead_letters_is_refused_for_the_same_reason(
     assert "canary" not in str(refused.value)
 
 
-async def test_a_certificate_authenticates_a_user_of_rabbitmq(files: Certificates, tmp_path: Path) -> None:
-    try:
-        server = RabbitmqServer(tmp_path / "rabbitmq", tls=(*files.server, files.ca), login=LOGIN)
-    except Unavailable as error:
-        pytest.skip(str(error))
-    certificate, key = files.user
-    with server:
-        broker = RabbitmqBroker(files, server)
-        await broker.publish()
-        source = broker.source(certificate=certificate, key=key, user=None, password_file=None)
-        what = msgspec.structs.replace(namespace("", str(tmp_path / "store.db")), source=source)
-        assert await ingest(what) == IngestCounts(received=2, stored=1, dead_lettered=1)
+async def test_a_certificate_authenticates_a_user_of_rabbitmq(
+    certificates: Certificates, rabbitmq_server: RabbitmqServer, tmp_path: Path
+) -> None:
+    certificate, key = certificates.user
+    broker = RabbitmqBroker(certificates, rabbitmq_server)
+    await broker.publish()
+    source = broker.source(certificate=certificate, key=key, user=None, password_file=None)
+    what = msgspec.structs.replace(namespace("", str(tmp_path / "store.db")), source=source)
+    assert await ingest(what) == IngestCounts(received=2, stored=1, dead_lettered=1)

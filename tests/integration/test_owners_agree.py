@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from tests.integration.sharing_process import Calls
+from tests.support.fixtures import CreateDatabase
 from tests.support.waiting import SECONDS
 
 PROCESSES = 3
@@ -252,14 +253,21 @@ def pool() -> Iterator[list[Process]]:
         process.kill()
 
 
-def _run(pool: list[Process], open_store: Callable[[], str]) -> None:
+def _run(pool: list[Process], open_store: Callable[[], str], share: int) -> None:
+    """Try one of `share` examples of the profile, each on a store of its own."""
     machine = type("SharedOwners", (Owners,), {"pool": pool, "open_store": staticmethod(open_store)})
     # Each step takes real processes, so a history that fails is shown as it is instead of a shorter one.
     phases = (Phase.explicit, Phase.generate)
-    run_machine(machine, settings=settings(max_examples=settings().max_examples // 4, phases=phases))
+    run_machine(machine, settings=settings(max_examples=settings().max_examples // share, phases=phases))
 
 
 def test_all_owners_of_a_file_give_the_same_answers(pool: list[Process]) -> None:
     stores = count()
     with tempfile.TemporaryDirectory() as folder:
-        _run(pool, lambda: f"{folder}/{next(stores)}.db")
+        _run(pool, lambda: f"{folder}/{next(stores)}.db", 4)
+
+
+def test_all_owners_of_a_database_give_the_same_answers(
+    pool: list[Process], create_database: CreateDatabase, postgres_store_template: str
+) -> None:
+    _run(pool, lambda: create_database(postgres_store_template), 10)

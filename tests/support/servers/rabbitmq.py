@@ -36,6 +36,7 @@ class RabbitmqServer(LoopbackServer):
         (folder / "enabled_plugins").write_text(f"[{'rabbitmq_auth_mechanism_ssl' if tls else ''}].\n")
         binary, port, names = _binary(), free_port(), free_port()
         self._tls_port = free_port()
+        self._login = login
         (folder / "rabbitmq.conf").write_text(_configuration(self._tls_port, tls, login))
         settings = {
             "HOME": folder,
@@ -65,12 +66,13 @@ class RabbitmqServer(LoopbackServer):
 
     @property
     def url(self) -> str:
-        """Return where clients connect to."""
-        return f"amqp://{LOOPBACK}:{self._port}"
+        """Return where clients connect to, with the login if there is one."""
+        login = "" if self._login is None else f"{':'.join(self._login)}@"
+        return f"amqp://{login}{LOOPBACK}:{self._port}"
 
     @property
     def tls_url(self) -> str:
-        """Return where clients connect to with TLS."""
+        """Return where clients connect to with TLS, without a login."""
         return f"amqps://{LOOPBACK}:{self._tls_port}"
 
     def __enter__(self) -> Self:
