@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from postroom.application.correlation import correlate
 from postroom.application.outbox.formats import MessageFormat
 from postroom.application.outbox.route import Route
-from postroom.application.ports.outbox_repository import OutboxRow
+from postroom.application.ports.outbox_repository import Kind, OutboxRow
 from postroom.application.ports.publisher import NotStored, Publisher
 from postroom.application.telemetry import logger, summarize
 from postroom.application.trace_context import read_context
@@ -16,7 +16,7 @@ from postroom.domain.outbox import OutboxEvent
 
 
 class PublishBatch:
-    """One batch of events, and the results of publishing it.
+    """Events of one claim, in one or more batches, and the results of publishing the last batch.
 
     Arguments:
         has_time: returns whether the right to publish lasts long enough for one more event.
@@ -32,6 +32,8 @@ class PublishBatch:
         self._started = 0
         self._last_published = 0
         self._unanswered: list[tuple[int, OutboxRow, Unavailable]] = []
+        self.silent: set[Kind] = set()
+        """Kinds of the events that the target did not confirm; no more of them are published."""
         self.published: list[tuple[OutboxRow, str]] = []
         self.refused: list[tuple[OutboxRow, str]] = []
         self.unreadable: list[tuple[OutboxRow, str]] = []
@@ -39,6 +41,7 @@ class PublishBatch:
 
     async def publish(self, rows: Sequence[OutboxRow], concurrency: int) -> None:
         """Publish events: sequentially within an aggregate, up to `concurrency` aggregates in parallel."""
+        self.published, self.refused, self.unreadable = [], [], []
         lanes: dict[tuple[str, str], list[OutboxRow]] = {}
         for row in rows:
             lanes.setdefault((row.event.aggregate_type, row.event.aggregate_id), []).append(row)
@@ -47,17 +50,21 @@ class PublishBatch:
             for _ in range(min(concurrency, len(lanes))):
                 workers.create_task(self._work(waiting))
         # If the target stored an event sent later, it is up, and the missing answer is due to this event.
-        for start, row, error in self._unanswered:
+        unanswered, self._unanswered, self.outage = self._unanswered, [], None
+        for start, row, error in unanswered:
             if start < self._last_published:
                 self.refused.append((row, str(error)))
             else:
+                self._unanswered.append((start, row, error))
                 self.outage = error
 
     async def _work(self, lanes: Iterator[list[OutboxRow]]) -> None:
         for lane in lanes:
             for row in lane:
-                if self._unanswered or not self._has_time():
+                if not self._has_time():
                     return
+                if _kind(row.event) in self.silent:
+                    break
                 with correlate(correlation_of(row.event)):
                     is_published = await self._publish_one(row)
                 if not is_published:
@@ -83,6 +90,7 @@ class PublishBatch:
             return False
         except Unavailable as error:
             self._unanswered.append((start, row, error))
+            self.silent.add(_kind(event))
             return False
         except Exception as error:  # one event's defect must not stop the others
             logger().exception("outbox.defect", outbox_id=str(event.id))
@@ -91,6 +99,10 @@ class PublishBatch:
         self._last_published = max(self._last_published, start)
         self.published.append((row, subject))
         return True
+
+
+def _kind(event: OutboxEvent) -> Kind:
+    return Kind(event.aggregate_type, event.event_type, event.event_version)
 
 
 def correlation_of(event: OutboxEvent) -> str:

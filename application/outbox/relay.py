@@ -86,6 +86,7 @@ class OutboxRelay:
         self._settings = settings or OutboxSettings()
         self._backoff = BACKOFF.within(self._settings.backoff_max_ms)
         self._stopping = asyncio.Event()
+        self._outage: Unavailable | None = None
         self.counts = RelayCounts()
         self.published_by_type: Counter[str] = Counter()
         """Events published by type; the types after the first hundred are counted together."""
@@ -123,14 +124,17 @@ class OutboxRelay:
     async def relay_once(self) -> int:
         """Publish one batch from every partition that is not claimed; return the number of events.
 
-        Raises: Unavailable when the database or the target can't be used; no attempts are counted then.
+        Raises: Unavailable when the database can't be used, or when the target did not confirm an event and
+            confirmed none that was sent later; no attempts of such events are counted.
         """
         first = int(self._random() * PARTITIONS)
         partitions = [(first + n) % PARTITIONS for n in range(PARTITIONS)]
-        count = 0
+        count, self._outage = 0, None
         for n in range(0, PARTITIONS, PARTITIONS_AT_ONCE):
             if not self._stopping.is_set():
                 count += await self._relay(partitions[n : n + PARTITIONS_AT_ONCE])
+        if self._outage is not None:
+            raise self._outage
         return count
 
     async def _relay(self, partitions: Sequence[int]) -> int:
@@ -142,13 +146,21 @@ class OutboxRelay:
             batch = PublishBatch(
                 self._publisher, self._route, self._format, lambda: self._clock.uptime() < deadline
             )
-            if rows:
+            count = published = 0
+            while rows:
                 await batch.publish(rows, self._settings.concurrency)
                 await self._record(claim, batch)
-        # Raised after the commit, so that events stored before the outage are marked published.
-        if batch.outage is not None:
-            raise batch.outage
-        return len(rows)
+                count += len(rows)
+                published += len(batch.published)
+                if batch.outage is None or self._stopping.is_set() or self._clock.uptime() >= deadline:
+                    break
+                # The batch may be full of events for one stream without a leader: others can be published.
+                rows = await claim.find_besides(self._clock.wall(), self._settings.batch, batch.silent)
+        # Told after the commit, so that events stored before the outage are marked published. It was none if
+        # the target stored other events afterwards.
+        if batch.outage is not None or published:
+            self._outage = batch.outage
+        return count
 
     async def _record(self, claim: OutboxClaim, batch: PublishBatch) -> None:
         """Record the results of a batch in the claim's transaction."""

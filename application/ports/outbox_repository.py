@@ -1,6 +1,6 @@
 """Port: the outbox table of a bounded context, as relays and operators use it (SDS-047 PORT-047-001)."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol
 from uuid import UUID
@@ -46,6 +46,14 @@ class Decision(NamedTuple):
     changes: Sequence[OutboxChange]
 
 
+class Kind(NamedTuple):
+    """What a target's name of an event depends on: events of one kind are published at one name."""
+
+    aggregate_type: str
+    event_type: str
+    event_version: int
+
+
 class OutboxClaim(Protocol):
     """Exclusive access to some partitions of the outbox, in one transaction."""
 
@@ -58,6 +66,12 @@ class OutboxClaim(Protocol):
 
         Events that are parked, or due after `now` (µs UTC), are omitted with all later events of their
         aggregates. An event that can't be read is returned as an unreadable row, and the others as usual.
+        """
+
+    async def find_besides(self, now: int, limit: int, kinds: Collection[Kind]) -> Sequence[OutboxRow]:
+        """Return events to publish as `find_unpublished` does, without those of some kinds.
+
+        An event of these kinds holds back the later events of its aggregate.
         """
 
     async def find(self, ids: Sequence[UUID]) -> Sequence[OutboxRow]:

@@ -12,6 +12,7 @@ from postroom.application.ports.outbox_repository import (
     PARTITIONS,
     Backlog,
     Decision,
+    Kind,
     OutboxRepository,
     OutboxRow,
 )
@@ -185,6 +186,28 @@ class OutboxRepositoryConformance:
         last = history(first)[-1]
         assert names([last]) == ["OutboxEventDiscarded"]
         assert last.payload == b'{"n": 1, "order": "o-1"}'  # type: ignore[attr-defined]
+
+    async def test_events_of_other_kinds_are_found_unless_they_wait_for_one_of_these_kinds(
+        self, repository: OutboxRepository, record: Record
+    ) -> None:
+        kinds = [Kind("order", "order_lost", 1), Kind("parcel", "order_placed", 1)]
+        lost = {"event_type": "order_lost"}
+        _, _, *expected, _, _ = record(
+            order_placed("o-1", 1, **lost),
+            order_placed("o-1", 2),
+            order_placed("o-2", 1),
+            order_placed("o-3", 1, **lost, event_version=2),
+            order_placed("o-1", 1, **lost, aggregate_type="ship"),
+            order_placed("o-2", 2, **lost),
+            order_placed("o-4", 1, aggregate_type="parcel"),
+        )
+        async with repository.claim(ALL) as claim:
+            assert ids(await claim.find_besides(NOW, 100, kinds)) == expected
+            assert ids(await claim.find_besides(NOW, 2, kinds)) == expected[:2]
+        await refuse(repository, limit=3)
+        async with repository.claim(ALL) as claim:
+            assert ids(await claim.find_besides(NOW, 100, kinds)) == expected[1:]
+            assert len(await claim.find_besides(LATER, 100, [])) == 7
 
     async def test_a_partition_is_claimed_by_one_at_a_time(
         self, repository: OutboxRepository, other: OutboxRepository, record: Record

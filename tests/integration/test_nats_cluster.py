@@ -2,19 +2,21 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from postroom.adapters.compose.outbox import MessagingSettings, OutboxSettings, open_outbox
 from postroom.adapters.nats.connection import connect
-from postroom.adapters.nats.definitions import ConsumerDefinition, StreamDefinition
+from postroom.adapters.nats.definitions import ConsumerDefinition, Definition, StreamDefinition
 from postroom.adapters.nats.plan import apply_plan, make_plan
 from postroom.adapters.nats.publisher import JetStreamPublisher
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.nats.streams import JetStreamStreams
 from postroom.domain.errors import InvalidRequest, Unavailable
+from tests.support.outboxes import column, order_placed, record, relaying
 from tests.support.servers.nats import nats_binary
 from tests.support.servers.process import LOOPBACK, ServerProcess, free_port, listens
 from tests.support.waiting import SECONDS
@@ -69,12 +71,7 @@ async def test_a_stream_without_a_majority_of_its_servers_is_unavailable_and_not
 ) -> None:
     async with asyncio.timeout(SECONDS), connect(NatsSettings(cluster.url), "test") as client:
         streams, publisher = JetStreamStreams(client), JetStreamPublisher(client, timeout_ms=2_000)
-        while True:
-            # The cluster elects its leader, which refuses three replicas until it has heard from all servers.
-            with suppress(Unavailable, InvalidRequest):
-                await apply_plan(streams, await make_plan(streams, DEFINITIONS))
-                break
-            await asyncio.sleep(0.1)
+        await _apply(streams, DEFINITIONS)
         assert (await make_plan(streams, DEFINITIONS)).differences == []
         published = await _until_stored(publisher, "1")
         assert published == 1
@@ -89,6 +86,55 @@ async def test_a_stream_without_a_majority_of_its_servers_is_unavailable_and_not
         cluster.start(2)
         assert await _until_stored(publisher, "2") == 2
         assert await _until_stored(publisher, "1") == 1
+
+
+async def test_a_stream_without_a_leader_holds_back_its_own_events_only_and_they_are_parked(
+    cluster: Cluster, messaging_database: str
+) -> None:
+    definitions = (
+        StreamDefinition(name="LOST", subjects=("sea.event.order_lost.>",), replicas=3),
+        StreamDefinition(name="GOOD", subjects=("sea.event.order_placed.>",)),
+    )
+    async with asyncio.timeout(SECONDS), connect(NatsSettings(cluster.url), "test") as client:
+        await _apply(JetStreamStreams(client), definitions)
+        good = (await client.jetstream().stream_info("GOOD")).cluster
+        # The events of the stream that loses its leader come first, in every partition, for several batches.
+        lost = [order_placed(f"l-{n}", n, event_type="order_lost") for n in range(80)]
+        record(messaging_database, *lost, *(order_placed(f"o-{n}", n) for n in range(40)))
+        others = [n for n in range(3) if good is None or good.leader != f"n{n}"]
+        for n in others:
+            cluster.servers[n][0].kill()
+        publisher = JetStreamPublisher(client, timeout_ms=1_000)
+        settings = OutboxSettings(max_attempts=2, batch=8, concurrency=8)
+        async with relaying(messaging_database, publisher, settings=settings) as relay:
+            while relay.counts.published < 40:
+                with suppress(Unavailable):
+                    await relay.relay_once()
+            while relay.counts.parked < 80:
+                # Events that are recorded now and then prove that the target is there.
+                first = relay.counts.published
+                record(messaging_database, *(order_placed(f"o-{first + n}", n) for n in range(40)))
+                with suppress(Unavailable):
+                    await relay.relay_once()
+        assert column(messaging_database, "published_at")[:80] == [None] * 80
+        for n in others:
+            cluster.start(n)
+        async with open_outbox(MessagingSettings(messaging_database, "sea")) as desk:
+            await desk.retry_events.all()
+        async with relaying(messaging_database, publisher) as relay:
+            while None in column(messaging_database, "published_at"):
+                with suppress(Unavailable):
+                    await relay.relay_once()
+
+
+async def _apply(streams: JetStreamStreams, definitions: Sequence[Definition]) -> None:
+    """Create streams once the cluster can."""
+    while True:
+        # The cluster elects its leader, which refuses three replicas until it has heard from all servers.
+        with suppress(Unavailable, InvalidRequest):
+            await apply_plan(streams, await make_plan(streams, definitions))
+            return
+        await asyncio.sleep(0.1)
 
 
 async def _until_stored(publisher: JetStreamPublisher, id_: str) -> int:

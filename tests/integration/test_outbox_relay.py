@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import nats
 import psycopg
@@ -229,6 +229,48 @@ async def test_an_event_the_stream_never_answers_to_counts_as_refused_while_othe
         record(messaging_database, *(order_placed(name, 1) for name in beside))
         await relay.relay_once()
     assert column(messaging_database, "publish_attempts") == [1, 0, 0, 0, 1, 1, 1]
+
+
+async def test_events_without_an_answer_hold_back_their_own_kind_only_and_are_parked(
+    messaging_database: str,
+) -> None:
+    async def behave(subject: str, _: bytes) -> None:
+        await asyncio.sleep(0)
+        if "order_lost" in subject:
+            raise Unavailable("No answer.")
+
+    # They come first, in every partition, and fill several batches.
+    lost = [order_placed(f"l-{n}", n, event_type="order_lost") for n in range(80)]
+    record(messaging_database, *lost, order_placed("l-0", 1), *(order_placed(f"o-{n}", n) for n in range(40)))
+    stream = MemoryStream(behave)
+    settings = OutboxSettings(max_attempts=2, batch=8, concurrency=8)
+    async with relaying(messaging_database, stream, settings=settings) as relay:
+        for _ in range(4):
+            with suppress(Unavailable):  # once only events without an answer are left
+                await relay.relay_once()
+        assert relay.counts.published == 40
+        while relay.counts.parked < 80:
+            # Events that are recorded now and then prove that the target is there.
+            first = len(stream.messages)
+            record(messaging_database, *(order_placed(f"o-{first + n}", n) for n in range(40)))
+            with suppress(Unavailable):
+                await relay.relay_once()
+    assert column(messaging_database, "published_at")[:81] == [None] * 81
+    assert column(messaging_database, "publish_attempts")[:81] == [2] * 80 + [0]
+
+
+async def test_an_outage_counts_no_attempts_of_any_kind(messaging_database: str) -> None:
+    async def behave(_: str, __: bytes) -> None:
+        raise Unavailable("NATS is gone.")
+
+    kinds = ("order_placed", "order_paid", "order_shipped")
+    record(messaging_database, *(order_placed(f"o-{n}", n, event_type=kinds[n // 40]) for n in range(120)))
+    async with relaying(
+        messaging_database, MemoryStream(behave), settings=OutboxSettings(batch=5, concurrency=2)
+    ) as relay:
+        with pytest.raises(Unavailable, match=r"NATS is gone\."):
+            await relay.relay_once()
+    assert column(messaging_database, "publish_attempts") == [0] * 120
 
 
 def same_partition(url: str, aggregate: str) -> list[str]:

@@ -1,12 +1,18 @@
 """Relays to a mailbox, to Kafka and to RabbitMQ; for JetStream see `test_outbox_relay.py`."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import aio_pika
 import psycopg
 import pytest
+from aio_pika.abc import AbstractChannel
+from aio_pika.exceptions import DeliveryError
 
 from postroom import TopicPolicy, connect
+from postroom.adapters.compose.outbox import open_outbox
 from postroom.adapters.compose.relay import (
     EventTarget,
     KafkaSettings,
@@ -21,6 +27,7 @@ from postroom.application.outbox.formats import FormatName
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.support.cloud_events import read_by_sdk
 from tests.support.outboxes import column, order_placed, record
+from tests.support.servers.rabbitmq import RabbitmqServer
 
 
 async def relay_all(database: str, target: EventTarget, **settings: Any) -> None:
@@ -109,6 +116,52 @@ async def test_a_full_topic_of_a_mailbox_holds_back_its_own_events_only(
     errors = [error for error in column(messaging_database, "publish_error") if error]
     assert len(errors) == 7
     assert all("Mailbox main@local is full" in error for error in errors)
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+async def test_a_full_queue_of_rabbitmq_holds_back_its_own_events_only_and_they_are_parked(
+    messaging_database: str, rabbitmq_server: RabbitmqServer, kind: str
+) -> None:
+    full, free = (f"{name}-{uuid4().hex}" for name in ("full", "free"))
+    # The events of the full queue come first, in every partition.
+    record(
+        messaging_database,
+        *(order_placed(f"{name}-{n}", n, aggregate_type=name) for name in (full, free) for n in range(40)),
+    )
+    target = RabbitmqSettings(url=rabbitmq_server.url)
+    settings: dict[str, Any] = {"topic": "{aggregate_type}", "max_attempts": 2, "backoff_max_ms": 1}
+    async with await aio_pika.connect(rabbitmq_server.url) as connection:
+        channel = await connection.channel()
+        limits: dict[str, Any] = {"x-queue-type": kind, "x-max-length": 1, "x-overflow": "reject-publish"}
+        limited = await channel.declare_queue(full, durable=True, arguments=limits)
+        await channel.declare_queue(free, durable=True)
+        for n in range(10):  # a quorum queue takes some more than its limit at first
+            with suppress(DeliveryError):
+                await channel.default_exchange.publish(aio_pika.Message(b"%d" % n), full)
+        await relay_all(messaging_database, target, **settings)
+        assert await stored(channel, free) == {f"{free}-{n}" for n in range(40)}
+        errors = [error for error in column(messaging_database, "publish_error") if error]
+        assert len(errors) == 40
+        assert all(
+            f"could not store a message at {full}: a queue refuses it, as it is full" in e for e in errors
+        )
+        assert column(messaging_database, "publish_attempts") == [2] * 40 + [1] * 40
+        await limited.delete(if_unused=False, if_empty=False)
+        await channel.declare_queue(full, durable=True)
+        async with open_outbox(MessagingSettings(messaging_database, "sea")) as desk:
+            assert await desk.retry_events.all() == 40
+        await relay_all(messaging_database, target, **settings)
+        assert await stored(channel, full) == {f"{full}-{n}" for n in range(40)}
+    assert None not in column(messaging_database, "published_at")
+
+
+async def stored(channel: AbstractChannel, queue: str) -> set[str]:
+    """Take all messages out of a queue, and return the aggregates of their events."""
+    taken = await channel.get_queue(queue)
+    aggregates = set()
+    while message := await taken.get(no_ack=True, fail=False, timeout=60):
+        aggregates.add(str(message.headers["Aggregate-Id"]))
+    return aggregates
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,30 @@ WHERE event.published_at IS NULL
   )
 ORDER BY event.position LIMIT :limit;
 
+-- As `find_unpublished`, but an event of these kinds blocks its aggregate, too. It reads all unpublished events.
+-- name: find_besides
+SELECT event.id FROM outbox_events AS event
+WHERE event.published_at IS NULL
+  AND (hashtextextended(event.aggregate_type || '/' || event.aggregate_id, 0) & 15)
+      = ANY(CAST(:partitions AS int[]))
+  AND NOT EXISTS (
+      SELECT FROM outbox_retries AS retry
+      JOIN outbox_events AS waiting ON waiting.id = retry.id AND waiting.published_at IS NULL
+      WHERE hashtextextended(retry.aggregate_type || '/' || retry.aggregate_id, 0)
+            = hashtextextended(event.aggregate_type || '/' || event.aggregate_id, 0)
+        AND retry.aggregate_type = event.aggregate_type AND retry.aggregate_id = event.aggregate_id
+        AND retry.position <= event.position AND (retry.retry_at IS NULL OR retry.retry_at > :now)
+  )
+  AND NOT EXISTS (
+      SELECT FROM outbox_events AS earlier
+      JOIN unnest(CAST(:aggregate_types AS text[]), CAST(:event_types AS text[]), CAST(:event_versions AS int[]))
+          AS kind (aggregate_type, event_type, event_version) USING (aggregate_type, event_type, event_version)
+      WHERE earlier.published_at IS NULL
+        AND earlier.aggregate_type = event.aggregate_type AND earlier.aggregate_id = event.aggregate_id
+        AND earlier.position <= event.position
+  )
+ORDER BY event.position LIMIT :limit;
+
 -- Times are µs since 1970 UTC, NULL if outside the range of drivers. Rows are returned until their payloads exceed
 -- `batch_bytes`, at least one.
 -- name: load

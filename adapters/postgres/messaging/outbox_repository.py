@@ -1,6 +1,6 @@
 """The outbox repository port over PostgreSQL: one connection, and one short transaction per claim."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from postroom.adapters.postgres.messaging.held_events import as_held
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.aggregate_codec import CODEC
-from postroom.application.ports.outbox_repository import Backlog, Decision, OutboxRow
+from postroom.application.ports.outbox_repository import Backlog, Decision, Kind, OutboxRow
 from postroom.domain.errors import PostroomError, Unavailable, UnusableServer
 from postroom.domain.outbox import OutboxEvent, OutboxEventRecorded, OutboxRowHeld, Status
 from postroom.domain.subject import CorrelationContext
@@ -160,9 +160,18 @@ class PostgresClaim:
 
     async def find_unpublished(self, now: int, limit: int) -> list[OutboxRow]:
         """Return events to publish, oldest first; see `OutboxClaim.find_unpublished`."""
-        parameters = {"now": utc(now), "limit": limit, "partitions": list(self._partitions)}
-        cursor = await self._connection.execute(self._sql["find_unpublished"], parameters)
-        return await self.load([id_ for (id_,) in await cursor.fetchall()], batch_bytes=self._batch_bytes)
+        return await self._find("find_unpublished", now, limit)
+
+    async def find_besides(self, now: int, limit: int, kinds: Collection[Kind]) -> list[OutboxRow]:
+        """Return events of other kinds to publish; see `OutboxClaim.find_besides`."""
+        return await self._find(
+            "find_besides",
+            now,
+            limit,
+            aggregate_types=[kind.aggregate_type for kind in kinds],
+            event_types=[kind.event_type for kind in kinds],
+            event_versions=[kind.event_version for kind in kinds],
+        )
 
     async def find(self, ids: Sequence[UUID]) -> list[OutboxRow]:
         """Return the events with these ids that are in the outbox."""
@@ -210,6 +219,11 @@ class PostgresClaim:
     async def discard(self, decisions: Sequence[Decision]) -> None:
         """Remove events without publishing them; their histories remain."""
         await self._write("discard", decisions)
+
+    async def _find(self, statement: str, now: int, limit: int, **parameters: Any) -> list[OutboxRow]:
+        parameters |= {"now": utc(now), "limit": limit, "partitions": list(self._partitions)}
+        cursor = await self._connection.execute(self._sql[statement], parameters)
+        return await self.load([id_ for (id_,) in await cursor.fetchall()], batch_bytes=self._batch_bytes)
 
     async def _load(
         self, ids: Sequence[UUID], with_payload: bool, batch_bytes: int = NO_LIMIT
