@@ -167,6 +167,11 @@ def describe_effect(effect: SettingsEffect) -> str:
     return f"{items}{where} {_EFFECTS[effect.effect]}"
 
 
+def describe_change(change: Difference) -> str:
+    """Return a change of a setting as a clause, with both values as a settings file may have them."""
+    return f"{change.name.removesuffix('_ms')} from {_shown(change, 1)} to {_shown(change, 2)}"
+
+
 def show_value(name: str, value: object) -> str | None:
     """Return the value of a setting as a settings file may have it; None if it is unset."""
     if value is None or isinstance(value, str):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from postroom.adapters.cli.apply import describe_change
 from postroom.adapters.cli.exit_codes import NOTHING
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.tables import Id, Time
@@ -142,4 +143,5 @@ def _follow(session: Session, each: "LoggedEvent") -> None:
 def _details(each: "LoggedEvent") -> str:
     facts = each.fields()
     names = ("attempt", "reason", "last_error", "consumer", "owner", "through")
-    return ", ".join(f"{name.replace('_', ' ')} {facts[name]}" for name in names if name in facts)
+    texts = [f"{name.replace('_', ' ')} {facts[name]}" for name in names if name in facts]
+    return ", ".join([*texts, *map(describe_change, each.changes)])

@@ -22,11 +22,13 @@ class AuditEntry(msgspec.Struct, frozen=True):
         capability: root nonce of the capability, in hex.
         operation: the right that was needed, such as `read-payload`.
         topics: the topics that were named, exact or globs; empty for all.
-        target: message id, or "" for an access to more than one message.
+        target: message id, or name of the mailbox for a change of the mailbox as a whole; "" for an access to
+            more than one message.
         matches: how many messages were in the answer.
         outcome: `allowed`, `cancelled`, or the code of the error.
         corr_id: correlation id of the call.
-        criteria: names of the search criteria that were used, such as `match`.
+        criteria: names of the search criteria that were used, such as `match`; of a change, its name and the
+            settings that it names, such as `policy.max_attempts`.
     """
 
     at: int

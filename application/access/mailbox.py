@@ -6,7 +6,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from postroom.application.access.auditor import Auditor, audit_refusals, topics_of
+from postroom.application.access.auditor import MAX_TOPICS, Auditor, audit_refusals, topics_of
 from postroom.application.access.deliveries import Deliveries
 from postroom.application.access.guard import Guard
 from postroom.application.access.reads import AuthorizedReads
@@ -21,12 +21,12 @@ from postroom.application.ports.mailbox import Mailbox
 from postroom.application.service import Search
 from postroom.domain.arguments import check_items
 from postroom.domain.capability.rights import Operation
-from postroom.domain.errors import Forbidden, NotFound, Rejected
+from postroom.domain.errors import Forbidden, InvalidRequest, NotFound, Rejected
 from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.mailbox.topic_decisions import unknown_topic
 from postroom.domain.names import check_topic
-from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy
-from postroom.domain.settings import SettingsChanges
+from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, MailboxLimits, TopicPolicy
+from postroom.domain.settings import SettingsChanges, check_changes
 
 T = TypeVar("T")
 
@@ -222,17 +222,35 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
     ) -> SettingsPreview:
         """Return what a change of settings would do; see `Mailbox.preview_settings`."""
         return await self._change_mailbox(
-            lambda: self._mailbox.preview_settings(changes, replace=replace), "preview_settings"
+            lambda: self._mailbox.preview_settings(changes, replace=replace),
+            "preview_settings",
+            _fields_of(changes),
+            is_whole=bool(replace),
         )
 
     async def set_settings(self, changes: SettingsChanges, /, *, replace: bool = False) -> bool:
         """Change the settings; see `Mailbox.set_settings`."""
         return await self._change_mailbox(
-            lambda: self._mailbox.set_settings(changes, replace=replace), "set_settings"
+            lambda: self._mailbox.set_settings(changes, replace=replace),
+            "set_settings",
+            _fields_of(changes),
+            is_whole=bool(replace),
         )
 
-    async def _change_mailbox(self, change: Callable[[], Awaitable[T]], name: str) -> T:
-        """Make a change of the mailbox as a whole, and record it."""
+    async def _change_mailbox(
+        self,
+        change: Callable[[], Awaitable[T]],
+        name: str,
+        fields: Mapping[str, Sequence[str]] | None = None,
+        *,
+        is_whole: bool = False,
+    ) -> T:
+        """Make a change of the mailbox, and record it with the settings that it names.
+
+        Arguments:
+            fields: names by the topic or glob of their section, "" for those of the mailbox.
+            is_whole: the change is of the mailbox whatever it names.
+        """
 
         async def run() -> T:
             await self._guard.check(Operation.ADMIN)
@@ -240,7 +258,16 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
             self._guard.charge()
             return await change()
 
-        return await self._auditor.run(Operation.ADMIN, run, lambda _: 0, criteria=(name,))
+        topics = [] if fields is None or is_whole or "" in fields else [*fields]
+        names = [each for section in (fields or {}).values() for each in section]
+        return await self._auditor.run(
+            Operation.ADMIN,
+            run,
+            lambda _: 0,
+            topics=topics,
+            target="" if topics else self.name,
+            criteria=(name, *names[:MAX_TOPICS]),
+        )
 
     async def _change_topic(
         self,
@@ -297,6 +324,22 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
         self, topic: Sequence[str], *, is_stream: bool, **options: int | str | None
     ) -> list[ReceivedMessage]:
         return await self.receive_messages(topic, **options)  # type: ignore[arg-type] # options of StreamMessages
+
+
+def _fields_of(changes: object) -> dict[str, Sequence[str]]:
+    """Return the names of the settings that are changed by the section's topic, "" for the mailbox itself.
+
+    Nothing for changes that the mailbox refuses.
+    """
+    try:
+        checked = check_changes(changes)  # type: ignore[arg-type] # what it is, is checked
+    except InvalidRequest:
+        return {}
+    own = [f"limits.{each}" for each in MailboxLimits.__struct_fields__ if each in checked.limits]
+    own += [f"policy.{each}" for each in TopicPolicy.__struct_fields__ if each in checked.default_policy]
+    sections: dict[str, Sequence[str]] = {"": own} if own else {}
+    sections |= {each: (f"topics.{each}",) for each in checked.topics}
+    return sections | {each: (f"erasure.topics.{each}",) for each in checked.subject_policies}
 
 
 def _size(message: NewMessage) -> int:

@@ -21,7 +21,7 @@ class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
     Arguments:
         since, until: µs since 1970 UTC; the former is included, the latter is not.
         topic: a topic or glob; entries that name no topic concern all of them and match.
-        target: message id.
+        target: message id, or name of a mailbox.
     """
 
     since: int | None = None

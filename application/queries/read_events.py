@@ -10,13 +10,17 @@ from postroom.application.mailbox.codec import to_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.get_message import NEVER
+from postroom.application.queries.mailbox_past import MailboxPast, read_mailbox_past
 from postroom.domain.commit import Commit
+from postroom.domain.errors import Difference
 from postroom.domain.event import Event
+from postroom.domain.mailbox.events import MailboxSettingsChanged, TopicPolicySet
 from postroom.domain.message import Headers, MessageAcked, MessageExpired, MessageSent
 from postroom.domain.names import may_have_id, message_id, message_stream
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Record
 from postroom.domain.search import topic_matches
+from postroom.domain.settings import MailboxSettings, compare_settings
 
 POSITIONS_PER_STEP = 1_000
 """Positions of the first step backwards from the end of the log; each step is twice the one before."""
@@ -41,11 +45,16 @@ EVERY_EVENT = EventFilter()
 
 
 class LoggedEvent(NamedTuple):
-    """An event, with topic and id of its message; both are None for other events without a topic."""
+    """An event, with topic and id of its message; both are None for other events without a topic.
+
+    Arguments:
+        changes: settings of the mailbox that the event changed, with the values before and after.
+    """
 
     record: Record
     topic: str | None
     message_id: str | None
+    changes: tuple[Difference, ...] = ()
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of the event without its envelope, as JSON values by name."""
@@ -53,6 +62,7 @@ class LoggedEvent(NamedTuple):
         names = [name for name in event.__struct_fields__ if name not in _OMITTED]
         fields = ((name, getattr(event, name)) for name in names)
         values = ((name, _value(name, value)) for name, value in fields if (name, value) != NEVER)
+        changes = [{"name": name, "current": before, "new": after} for name, before, after in self.changes]
         return {
             "position": record.position,
             "at": rfc3339(record.at),
@@ -62,6 +72,7 @@ class LoggedEvent(NamedTuple):
             "version": record.version,
             "epoch": record.epoch,
             **{name: value for name, value in values if value is not None},
+            **({"changes": changes} if changes else {}),
         }
 
 
@@ -79,6 +90,7 @@ class ReadEvents:
         self.lookups = 0
         self._log = log
         self._sent: dict[bytes, MessageSent] = {}
+        self._past: MailboxPast | None = None
 
     def __call__(
         self, criteria: EventFilter = EVERY_EVENT, after: int = 0, through: int | None = None
@@ -154,10 +166,22 @@ class ReadEvents:
             sent = self._sent.get(record.stream) if record.type.startswith("Message") else None
             topic = sent.topic if sent is not None else getattr(record.event, "topic", None)
             shown = None if sent is None else message_id(sent.stream, sent.headers.message_id)
-            yield LoggedEvent(record, topic, shown)
+            yield LoggedEvent(record, topic, shown, tuple(self._changes(record)))
         for record in records:
             if isinstance(record.event, MessageAcked | MessageExpired):
                 self._sent.pop(record.stream, None)
+
+    def _changes(self, record: Record) -> list[Difference]:
+        """Return the settings that an event changed, compared with those before it."""
+        event = record.event
+        if not isinstance(event, MailboxSettingsChanged | TopicPolicySet):
+            return []
+        if self._past is None or self._past.last < record.position:
+            head = self._log.head()
+            last = record.position if head is None else max(head.position, record.position)
+            self._past = read_mailbox_past(self._log, last, record.at)
+        before = self._past.settings_before(record.position)
+        return compare_settings(before.settings, before.after(event).settings)
 
 
 def _is_later(record: Record) -> bool:
@@ -171,6 +195,8 @@ def _value(name: str, value: Any) -> Any:
             return value.hex()
         case int() if name in _TIMES:
             return rfc3339(value)
+        case MailboxSettings():
+            return msgspec.to_builtins(value)
         case Headers() | TopicPolicy():
             facts = msgspec.to_builtins(value)
             return {key: each for key, each in facts.items() if each is not None}

@@ -248,6 +248,8 @@ def details(event: LoggedEvent) -> Iterator[tuple[str, Any]]:
     for name in ("attempt", "reason", "last_error", "consumer", "principal", "owner", "through"):
         if name in fields:
             yield name.replace("_", " "), fields[name]
+    for change in event.changes:
+        yield change.name, f"{change.stored} to {change.argument}"
 
 
 def flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -256,6 +258,8 @@ def flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
         label = prefix + name.replace("_", " ")
         if isinstance(value, Mapping):
             yield from flatten(value, label + ": ")
+        elif name == "changes":
+            yield from ((f"{label}: {each['name']}", f"{each['current']} to {each['new']}") for each in value)
         elif isinstance(value, bool):
             yield label, "yes" if value else "no"
         elif value is not None:

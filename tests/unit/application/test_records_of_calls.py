@@ -16,7 +16,7 @@ from postroom.application.ports.settings import Settings
 from postroom.application.service import Session
 from postroom.domain.capability.rights import Operation
 from postroom.domain.capability.token import Token
-from postroom.domain.errors import Forbidden
+from postroom.domain.errors import Forbidden, InvalidRequest
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.search import EventFilter
@@ -179,6 +179,37 @@ async def test_a_refused_call_leaves_who_was_refused(place: MemoryPlace, row: Ro
     assert [(e.principal, e.capability, e.operation, e.outcome) for e in entries] == [
         ("stranger", nonce, row.right, "E_CAP_SCOPE")
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "replace", "topics", "criteria"),
+    [
+        ({"topics": {"b.*": {"shards": 1}, A: None}}, False, ("b.*", A), ("topics.b.*", f"topics.{A}")),
+        ({"topics": {A: {"shards": 1}}}, True, (), (f"topics.{A}",)),
+        (
+            {"limits": {"topics": 5}, "topics": {A: {"shards": 1}}},
+            False,
+            (),
+            ("limits.topics", f"topics.{A}"),
+        ),
+        ({"default_policy": {"shards": 3}}, False, (), ("policy.shards",)),
+        ({"limits": {"topicz": 5}}, False, (), ()),
+        ({}, True, (), ()),
+    ],
+)
+@pytest.mark.parametrize("call", ["preview_settings", "set_settings"])
+async def test_the_entry_of_a_change_of_settings_names_what_was_changed(
+    place: MemoryPlace, call: str, changes: Any, replace: bool, topics: Any, criteria: Any
+) -> None:
+    session, _ = await session_of(place)
+
+    async def change() -> None:
+        with suppress(InvalidRequest):
+            await getattr(session.mailbox, call)(SettingsChanges(**changes), replace=replace)
+
+    _, (entry,) = await leaves(place, change)
+    assert (entry.target, entry.topics) == ("" if topics else session.mailbox.name, topics)
+    assert entry.criteria == (call, *criteria)
 
 
 SETTLEMENTS = [each for each in rows() if "if another" in each.leaves]
