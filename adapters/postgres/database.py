@@ -2,11 +2,12 @@
 
 import asyncio
 import os
+import select
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from threading import Event, Lock, Timer
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -19,6 +20,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
 Settings = Mapping[str, str]
 """Settings of the server for a connection, by name."""
+T = TypeVar("T")
 
 
 class Closable(Protocol):
@@ -199,6 +201,13 @@ async def connect_async(
     return connection
 
 
+async def connect_shared(url: str, name: str) -> AsyncConnection:
+    """Open a connection as `connect_async` does, whose server connections a pooler may switch."""
+    connection = await connect_async(url, name)
+    connection.prepare_threshold = None
+    return connection
+
+
 async def connect_replication(url: str, name: str, settings: Settings, encoding: str) -> AsyncConnection:
     """Open a connection for logical replication from the database at a URL.
 
@@ -268,8 +277,24 @@ def set_locally(connection: Connection) -> None:
             connection.execute(statement)
 
 
+def has_ended(connection: Connection | AsyncConnection) -> bool:
+    """Return whether a connection was lost, or is idle and was ended by the server or on the way to it.
+
+    Between two statements a server sends only why it ends the session, or that a setting changed that clients
+    are told of, which is rare: a new connection is as good then. So a statement that is not yet sent needs no
+    repetition, whatever it does.
+    """
+    if connection.closed:
+        return True
+    if connection.pgconn.transaction_status != TransactionStatus.IDLE:
+        return False
+    arrivals = select.poll()
+    arrivals.register(connection.fileno(), select.POLLIN)
+    return bool(arrivals.poll(0))
+
+
 class Reconnecting:
-    """A connection that one thread at a time uses; it is reopened at the next use after it was lost.
+    """A connection that one thread at a time uses; the next use replaces one that was lost or ended.
 
     Arguments:
         open_: opens and configures a connection.
@@ -281,11 +306,6 @@ class Reconnecting:
         self._connection: Connection | None = None
         self._closed = False
 
-    @property
-    def is_connected(self) -> bool:
-        """Return whether there is a connection that is not known to be lost."""
-        return self._connection is not None
-
     @contextmanager
     def use(self) -> Iterator[Connection]:
         """Use the connection exclusively while the context lasts.
@@ -295,22 +315,69 @@ class Reconnecting:
         with self._lock:
             if self._closed:
                 raise Unavailable("The connection to the database was closed; open the store again.")
+            if self._connection is not None and has_ended(self._connection):
+                self._disconnect()
             if self._connection is None:
                 self._connection = self._open()
             try:
                 yield self._connection
             finally:
                 if self._connection.broken:
-                    self._connection.close()
-                    self._connection = None
+                    self._disconnect()
+
+    def run(self, function: Callable[[Connection], T]) -> T:
+        """Return a function's result; call it once more if the connection was lost in its first call.
+
+        Arguments:
+            function: idempotent, as the server may have executed what the first call sent, or still will.
+        """
+        with self.use() as connection:
+            try:
+                return function(connection)
+            except psycopg.OperationalError:
+                if not connection.broken:
+                    raise
+        with self.use() as connection:
+            return function(connection)
 
     def close(self) -> None:
         """Close the connection permanently; idempotent."""
         with self._lock:
             self._closed = True
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class AsyncReconnecting:
+    """A connection for asyncio; the next use replaces one that was lost, or ended outside a transaction.
+
+    Arguments:
+        open_: opens and configures a connection.
+    """
+
+    def __init__(self, open_: Callable[[], Awaitable[AsyncConnection]]) -> None:
+        self._open = open_
+        self._opening = asyncio.Lock()
+        self._connection: AsyncConnection | None = None
+
+    async def connected(self) -> AsyncConnection:
+        """Return the connection, which may have been opened for this call."""
+        async with self._opening:
+            if self._connection is not None and has_ended(self._connection):
+                await self.close()
+            if self._connection is None:
+                self._connection = await self._open()
+            return self._connection
+
+    async def close(self) -> None:
+        """Close the connection until its next use; idempotent."""
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.close()
 
 
 @contextmanager

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import psycopg
 
-from postroom.adapters.postgres.columns import uuid, uuids
+from postroom.adapters.postgres.columns import BinaryValue, uuid, uuids
 from postroom.adapters.postgres.commit_rows import append_statement, to_commit
-from postroom.adapters.postgres.database import connect, describe, shown, unavailable
+from postroom.adapters.postgres.database import connect, describe, is_lost, shown, unavailable
 from postroom.adapters.postgres.log_connections import SQL, LogConnections
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.application.mailbox.codec import stream_ids
@@ -36,7 +36,7 @@ SIZE_ROWS = 1 << 12
 class PostgresEventLog(Records):
     """The commits of a mailbox in PostgreSQL: one statement, transaction and round trip per append.
 
-    Appends and reads use separate connections, which are reopened when they are lost.
+    Appends and reads use separate connections, which are reopened when they were ended.
     """
 
     def __init__(
@@ -98,18 +98,17 @@ class PostgresEventLog(Records):
             self._check_end(commits[0])
             if commits[-1].last > self._last_partitioned:
                 self._make_partitions(commits[-1].last)
+            self._end = None  # until the append has succeeded
             try:
-                inserted = self._db.append(statement, values)
+                is_held = self._insert(commits, statement, values)
             except psycopg.Error as error:
-                self._end = None
                 if isinstance(error, psycopg.errors.IntegrityError):  # its key exists, or no partition for it
                     self._check_end(commits[0])
                 failure = describe(error, self._url)
                 if isinstance(error, psycopg.errors.UniqueViolation):
                     failure = DuplicateRecord(str(failure))
                 raise failure from error
-            if not inserted:  # retention removed this position, so another process owns the log
-                self._end = None
+            if not is_held:  # retention removed this position, so another process owns the log
                 self._check_end(commits[0])
                 raise Unavailable(
                     f"The database {shown(self._url)} rejected an append; open the mailbox again."
@@ -328,16 +327,30 @@ class PostgresEventLog(Records):
         streams = uuids([stream for commit in commits for stream in stream_ids(commit)])
         self._write(statement, streams=streams, first=first, through=through)
 
+    def _insert(self, commits: Sequence[Commit], statement: str, values: dict[str, BinaryValue]) -> bool:
+        """Insert commits; once more if the connection was lost, unless the log holds them by then."""
+
+        def check(end: Head | None) -> bool:
+            _verify_end(self.mailbox, commits[0], end)
+            return False
+
+        def holds(end: Head | None) -> bool:
+            is_held = end is not None and (end.position, end.chain) == (commits[-1].last, commits[-1].chain)
+            return is_held or check(end)
+
+        try:
+            return self._db.append(statement, values, check)
+        except psycopg.OperationalError as error:
+            if not is_lost(error):
+                raise
+        return self._db.append(statement, values, holds)
+
     def _check_end(self, first: Commit) -> None:
         # Read once: afterwards, an append by another owner makes ours fail on the primary key.
-        epoch = 0
         if self._end is None:
-            head = self.head()
-            self._end, epoch = (head.position, head.epoch) if head else (0, 0)
-        if self._end != first.first - 1:
+            _verify_end(self.mailbox, first, self.head())
+        elif self._end != first.first - 1:
             end, self._end = self._end, None
-            if epoch > first.epoch:
-                raise Fenced(self.mailbox, first.epoch, epoch)
             raise WrongPosition(self.mailbox, first.first - 1, end)
 
     def _make_partitions(self, through: int) -> None:
@@ -382,6 +395,15 @@ class PostgresEventLog(Records):
             )
         id_, positions = rows[0]
         return id_, positions
+
+
+def _verify_end(mailbox: str, first: Commit, end: Head | None) -> None:
+    """Raise an error unless a commit continues a log with this end, which no newer owner has written."""
+    position, epoch = (end.position, end.epoch) if end else (0, 0)
+    if epoch > first.epoch:
+        raise Fenced(mailbox, first.epoch, epoch)
+    if position != first.first - 1:
+        raise WrongPosition(mailbox, first.first - 1, position)
 
 
 def mailbox_names(url: str) -> list[str]:

@@ -54,7 +54,7 @@ def open_session(url: str, name: str, settings: Settings = NO_SETTINGS) -> Conne
 class PostgresLeaseRecorder(SqlLeaseRecorder):
     """Recorder of events in a table: one statement per insert, so that a paused process holds no lock.
 
-    Reads and inserts use separate connections, which are reopened when they are lost.
+    Reads and inserts use separate connections, which are reopened when they were ended.
     """
 
     def __init__(self, url: str) -> None:
@@ -124,8 +124,10 @@ class PostgresLeaseRecorder(SqlLeaseRecorder):
 
     def remove_old_events(self) -> int:
         """Remove events that no fold needs; see `LeaseStore.remove_old_events`."""
-        with self._errors(), self._writer.use() as writer:
-            return writer.execute(_SQL["remove_old_events"], {"renewal": RENEWAL}).rowcount
+        with self._errors():
+            return self._writer.run(
+                lambda writer: writer.execute(_SQL["remove_old_events"], {"renewal": RENEWAL}).rowcount
+            )
 
     def close(self) -> None:
         """Close both connections; closing twice is fine."""
@@ -134,16 +136,9 @@ class PostgresLeaseRecorder(SqlLeaseRecorder):
 
     def _fetch(self, statement: str, values: dict[str, Any]) -> list[Any]:
         with self._errors():
-            try:
-                return self._fetch_once(statement, values)
-            except psycopg.OperationalError:  # the connection may have been lost while it was idle
-                if self._reader.is_connected:
-                    raise
-            return self._fetch_once(statement, values)
-
-    def _fetch_once(self, statement: str, values: dict[str, Any]) -> list[Any]:
-        with self._reader.use() as reader:
-            return reader.execute(_SQL[statement], values, binary=True).fetchall()
+            return self._reader.run(
+                lambda reader: reader.execute(_SQL[statement], values, binary=True).fetchall()
+            )
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """The connections of an event log in PostgreSQL."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import psycopg
@@ -15,6 +16,7 @@ from postroom.adapters.postgres.database import (
 )
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.sql.statements import statements
+from postroom.application.ports.event_log import Head
 from postroom.domain.errors import Unavailable
 
 TIMEOUT = "60s"
@@ -54,10 +56,10 @@ class _Session(NamedTuple):
 
 
 class LogConnections:
-    """One connection that reads and one that writes, each opened on first use and reopened when it is lost.
+    """One connection that reads and one that writes, each opened on first use and reopened when it was ended.
 
-    An append whose connection was lost may still commit: its session is terminated before the next read, so
-    that reads show its outcome.
+    An append whose connection was lost may still commit: its session is terminated before the next read or
+    append, so that these see its outcome.
 
     Arguments:
         is_relaxed: do not wait for the disk; see `PostgresEventLog`.
@@ -74,6 +76,7 @@ class LogConnections:
         self._mailbox = mailbox
         self._is_relaxed = is_relaxed
         self._session: _Session | None = None
+        self._verified: _Session | None = None
         self._uncertain: _Session | None = None
         self._reader = Reconnecting(self._open_reader)
         self._writer = Reconnecting(self._open_writer)
@@ -84,57 +87,78 @@ class LogConnections:
         self._reader.close()
 
     def fetch(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
-        """Return the rows of a statement; once more if the connection was lost while it was idle.
+        """Return the rows of a statement; once more if the connection was lost.
 
         Raises: Unavailable when the database can't be used or is not migrated.
         """
+
+        def fetch(reader: Connection) -> list[tuple[Any, ...]]:
+            self._end_uncertain_append(reader)
+            return reader.execute(SQL[statement], self.bounds | values, binary=True).fetchall()
+
         with unavailable(self._url):
-            try:
-                return self._fetch_once(statement, values)
-            except psycopg.OperationalError:
-                if self._reader.is_connected:
-                    raise
-            return self._fetch_once(statement, values)
+            return self._reader.run(fetch)
 
     def write(self, statement: str, **values: Any) -> int:
-        """Execute a statement, and return the number of rows."""
-        with unavailable(self._url), self._writer.use() as writer:
-            return writer.execute(SQL[statement], self.bounds | values).rowcount
+        """Execute an idempotent statement and return the number of rows; again if the connection was lost."""
+        with unavailable(self._url):
+            return self._writer.run(
+                lambda writer: writer.execute(SQL[statement], self.bounds | values).rowcount
+            )
 
     def call(self, statement: str, **values: Any) -> Any:
-        """Execute a statement that writes, and return its only value."""
-        with unavailable(self._url), self._writer.use() as writer:
+        """Execute an idempotent statement that writes, and return its only value, as `write` does."""
+
+        def call(writer: Connection) -> Any:
             (result,) = writer.execute(SQL[statement], self.bounds | values).fetchone() or (None,)
             return result
 
-    def append(self, statement: str, values: dict[str, BinaryValue]) -> int:
-        """Insert commits, and return their number.
+        with unavailable(self._url):
+            return self._writer.run(call)
+
+    def append(
+        self,
+        statement: str,
+        values: dict[str, BinaryValue],
+        holds: Callable[[Head | None], bool],
+    ) -> bool:
+        """Insert commits, and return whether the log holds them.
+
+        Arguments:
+            holds: called with the end of the log before the first append of a session, as the server of a
+                failover may have another one. Returns whether the log holds the commits already, and raises
+                an error if they can't be appended there.
 
         Raises: psycopg.Error, as what it means depends on the end of the log.
         """
         with self._writer.use() as writer:
+            if self._verified is not self._session:
+                self._end_uncertain_append(writer)
+                rows = writer.execute(SQL["head"], self.bounds, binary=True).fetchall()
+                if holds(Head(*rows[0]) if rows else None):
+                    # Another commit waits for what the lost session may not have: disk and standbys.
+                    writer.execute(SQL["mark_removed"], self.bounds | {"through": 0})
+                    return True
+                self._verified = self._session
             try:
-                return writer.execute(statement, values, prepare=True).rowcount
+                return writer.execute(statement, values, prepare=True).rowcount > 0
             except psycopg.Error:
                 if writer.broken:  # the server may have executed it, or still will
                     self._uncertain = self._session
                 raise
 
-    def _fetch_once(self, statement: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-        with self._reader.use() as reader:
-            self._end_uncertain_append(reader)
-            return reader.execute(SQL[statement], self.bounds | values, binary=True).fetchall()
-
-    def _end_uncertain_append(self, reader: Connection) -> None:
-        if self._uncertain is None:
+    def _end_uncertain_append(self, connection: Connection) -> None:
+        uncertain = self._uncertain
+        if uncertain is None:
             return
-        session = self._uncertain._asdict() | {"wait_ms": UNCERTAIN_APPEND_WAIT_MS}
-        if reader.execute(SQL["end_session"], session).fetchone() == (False,):
+        session = uncertain._asdict() | {"wait_ms": UNCERTAIN_APPEND_WAIT_MS}
+        if connection.execute(SQL["end_session"], session).fetchone() == (False,):
             raise Unavailable(
                 f"The database {shown(self._url)} is still running an append whose connection was lost; "
                 "retry shortly."
             )
-        self._uncertain = None
+        if self._uncertain is uncertain:  # else another append's outcome has become uncertain meanwhile
+            self._uncertain = None
 
     def _open_reader(self) -> Connection:
         reader = connect(self._url, f"postroom, reads {self._mailbox}", _READER)

@@ -10,7 +10,13 @@ from hashlib import sha256
 
 import psycopg
 
-from postroom.adapters.postgres.database import AsyncConnection, connect_async, shown, unavailable
+from postroom.adapters.postgres.database import (
+    AsyncConnection,
+    connect_async,
+    has_ended,
+    shown,
+    unavailable,
+)
 from postroom.adapters.sql.statements import statements
 from postroom.application.background import background_task
 from postroom.application.forks import set_close_on_fork
@@ -71,7 +77,7 @@ class PostgresOwnership:
         finally:
             if self._locks.get(mailbox) is lock:
                 del self._locks[mailbox]
-            await lock.close()
+            await lock.release()
 
     async def owner(self, mailbox: str) -> str | None:
         """Return the name of the session that has the lock; see `Ownership.owner`."""
@@ -91,7 +97,7 @@ class PostgresOwnership:
 
     async def local_host(self, mailbox: str) -> str:
         """Return the address of the interface to the server; see `OwnerDirectory.local_host`."""
-        return self._lock(mailbox).local_host()
+        return await self._lock(mailbox).local_host()
 
     async def announce(self, mailbox: str, address: OwnerAddress) -> None:
         """Write the address in the session that has the lock; see `OwnerDirectory.announce`."""
@@ -115,7 +121,7 @@ class PostgresOwnership:
 
     def _lock(self, mailbox: str) -> "_Lock":
         if mailbox not in self._locks:
-            raise Unavailable(f"This process does not own mailbox {mailbox} any more; retry shortly.")
+            raise _not_owned(mailbox)
         return self._locks[mailbox]
 
     async def _fetch(self, statement: str, **values: object) -> object:
@@ -143,22 +149,27 @@ class _Lock:
         self._descriptor: int | None = None
         self._pid: int | None = None
         self._announced: tuple[int, OwnerAddress] | None = None
+        self._is_over = False
+        self._turn = asyncio.Lock()
 
-    def local_host(self) -> str:
-        with socket.socket(fileno=os.dup(self._connected().fileno())) as connected:
+    async def local_host(self) -> str:
+        with socket.socket(fileno=os.dup((await self._held()).fileno())) as connected:
             if connected.family == socket.AF_UNIX:
                 return LOOPBACK
             return str(connected.getsockname()[0])
 
     async def announce(self, address: OwnerAddress) -> None:
         """Write the address, unless this session has done so already."""
-        announced = self._connected().info.backend_pid, address
+        announced = (await self._held()).info.backend_pid, address
         if self._announced == announced:
             return
         await self.execute(_DIRECTORY["announce"], self._mailbox | address._asdict())
         self._announced = announced
 
     async def try_acquire(self) -> bool:
+        if self._connection is not None and has_ended(self._connection):
+            logger().warning("mailbox.lock_lost", **self._mailbox)
+            await self._close()
         if self._connection is None:
             owner = f"the owner of {self._mailbox['mailbox']}"
             self._connection = await connect_async(self._url, self._owner, _SETTINGS, session_for=owner)
@@ -176,24 +187,40 @@ class _Lock:
 
         Stop when another process has acquired it: that process owns the log.
         """
-        while True:
+        while not self._is_over:
             await asyncio.sleep(CHECK_SECONDS)
+            with suppress(Unavailable):  # it is logged, and tried again
+                try:
+                    await self.execute(_SQL["ping"], {})
+                except Unavailable:
+                    await self._held()
+
+    async def release(self) -> None:
+        """Release the lock for good; idempotent."""
+        async with self._turn:
+            self._is_over = True
+            await self._close()
+
+    async def _held(self) -> AsyncConnection:
+        """Return the connection that has the lock; if it was ended, a new one that has acquired it again.
+
+        Raises: Unavailable when another process has acquired it, or the server can't be reached.
+        """
+        async with self._turn:
             try:
-                if self._connection is not None:
-                    await self._fetch("ping")
-                    continue
-            except Unavailable as error:
-                logger().warning("mailbox.lock_lost", **self._mailbox, error=str(error))
-                await self.close()
-            try:
-                if not await self.try_acquire():
+                is_held = self._connection is not None and not has_ended(self._connection)
+                if not is_held and not self._is_over and not await self.try_acquire():
+                    self._is_over = True
                     logger().warning("mailbox.lock_taken_over", **self._mailbox, owner=await self.holder())
-                    return
             except Unavailable as error:
                 logger().warning("mailbox.lock_unavailable", **self._mailbox, error=str(error))
-                await self.close()
+                await self._close()
+                raise
+            if self._is_over or self._connection is None:
+                raise _not_owned(str(self._mailbox["mailbox"]))
+            return self._connection
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         if self._connection is not None:
             connection, self._connection = self._connection, None
             if self._descriptor is not None:
@@ -214,21 +241,23 @@ class _Lock:
 
     async def execute(self, statement: str, values: dict[str, object]) -> tuple[object, ...] | None:
         """Return the first row of a statement in the session that has the lock."""
-        connection = self._connected()
+        return await self._execute(await self._held(), statement, values)
+
+    async def _fetch(self, statement: str, **values: object) -> object:
+        assert self._connection is not None
+        row = await self._execute(self._connection, _SQL[statement], self._mailbox | values)
+        return row[0] if row else None
+
+    async def _execute(
+        self, connection: AsyncConnection, statement: str, values: dict[str, object]
+    ) -> tuple[object, ...] | None:
         with unavailable(self._url):
             cursor = await connection.execute(statement.encode(), values)
             return None if cursor.description is None else await cursor.fetchone()
 
-    async def _fetch(self, statement: str, **values: object) -> object:
-        row = await self.execute(_SQL[statement], self._mailbox | values)
-        return row[0] if row else None
 
-    def _connected(self) -> AsyncConnection:
-        if self._connection is None:
-            raise Unavailable(
-                f"The connection to the database {shown(self._url)} that has the lock is lost; retry shortly."
-            )
-        return self._connection
+def _not_owned(mailbox: str) -> Unavailable:
+    return Unavailable(f"This process does not own mailbox {mailbox} any more; retry shortly.")
 
 
 def _ticket_row(mailbox: str, ticket: bytes) -> dict[str, object]:

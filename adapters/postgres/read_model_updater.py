@@ -19,7 +19,7 @@ from postroom.adapters.postgres.columns import (
     kind_name,
     unescape_row,
 )
-from postroom.adapters.postgres.database import connect, describe, follow_lock, shown
+from postroom.adapters.postgres.database import connect, describe, follow_lock, has_ended, shown
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.sql.errors import check_ids
 from postroom.adapters.sql.read_model_updater import CursorConflict, SqlReadModelUpdater
@@ -84,6 +84,8 @@ class PostgresReadModelUpdater(SqlReadModelUpdater):
         if self._db is not None and self._is_in_transaction:
             yield self._db  # errors are handled where the transaction ends
             return
+        if self._db is not None and has_ended(self._db):
+            self.close()
         try:
             if self._db is None:
                 self._db = connect(self._url, "postroom project follow", _SETTINGS)

@@ -146,19 +146,16 @@ class PostgresSubjectKeys:
             raise Unavailable(f"The database {shown(self._url)} does not answer; check the server.")
         try:
             with unavailable(self._url):
-                try:
-                    return self._execute_once(seconds, statement, values)
-                except psycopg.OperationalError:
-                    if self._database.is_connected:
-                        raise
-                return self._execute_once(seconds, statement, values)
+                return self._database.run(partial(self._execute_in, seconds, statement, values))
         except Unavailable:
             if time.monotonic() - started > PAUSE_SECONDS:
                 self._paused_until = time.monotonic() + PAUSE_SECONDS
             raise
 
-    def _execute_once(self, seconds: float, statement: str, values: dict[str, Any]) -> psycopg.Cursor[Any]:
-        with self._database.use() as connection, deadline(connection, self._url, seconds):
+    def _execute_in(
+        self, seconds: float, statement: str, values: dict[str, Any], connection: Connection
+    ) -> psycopg.Cursor[Any]:
+        with deadline(connection, self._url, seconds):
             return connection.execute(_SQL[statement], values, binary=True)
 
 

@@ -9,7 +9,13 @@ import psycopg
 from psycopg import sql
 
 from postroom.adapters.postgres.capture.settings import CaptureSettings
-from postroom.adapters.postgres.database import AsyncConnection, connect_async, describe, shown
+from postroom.adapters.postgres.database import (
+    AsyncConnection,
+    AsyncReconnecting,
+    connect_async,
+    describe,
+    shown,
+)
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.ports.capture import SlotState
@@ -34,8 +40,7 @@ class ReplicationSlot:
     def __init__(self, url: str, settings: CaptureSettings, name: str) -> None:
         self._url = url
         self._settings = settings
-        self._name = name
-        self._connection: AsyncConnection | None = None
+        self._database = AsyncReconnecting(lambda: connect_async(url, name, session_for="capture"))
         self._lock = asyncio.Lock()
         self._sql = {key: for_psycopg(text) for key, text in statements(__package__, "capture.sql").items()}
 
@@ -96,9 +101,7 @@ class ReplicationSlot:
 
     async def close(self) -> None:
         """Release the connection; closing twice is fine."""
-        if self._connection is not None:
-            await self._connection.close()
-            self._connection = None
+        await self._database.close()
 
     def _missing(self, what: str) -> NotFound:
         name = self._settings.publication if what == "publication" else self._settings.slot
@@ -168,13 +171,10 @@ class ReplicationSlot:
     @asynccontextmanager
     async def _use(self) -> AsyncIterator[AsyncConnection]:
         async with self._lock:
-            if self._connection is None:
-                self._connection = await connect_async(self._url, self._name, session_for="capture")
+            connection = await self._database.connected()
             try:
-                yield self._connection
+                yield connection
             except psycopg.Error as error:
-                if self._connection.closed:
-                    self._connection = None
                 raise _explain(error, self._url) from error
 
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 import psycopg
 
-from postroom.adapters.postgres.database import AsyncConnection, connect_async, describe, shown
+from postroom.adapters.postgres.database import AsyncReconnecting, connect_shared, describe, shown
 from postroom.adapters.postgres.messaging.aggregate_events import as_json, as_uuid, stored_rows, utc
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
@@ -40,7 +40,7 @@ class PostgresHeldEvents:
 
     def __init__(self, url: str, tables: Tables | None = None) -> None:
         self._url = url
-        self._connection: AsyncConnection | None = None
+        self._database = AsyncReconnecting(lambda: connect_shared(url, "postroom outbox capture held"))
         statements = messaging_statements("held_events.sql", tables or Tables())
         self._sql = {name: for_psycopg(text) for name, text in statements.items()}
 
@@ -59,21 +59,14 @@ class PostgresHeldEvents:
 
     async def close(self) -> None:
         """Release the connection; closing twice is fine."""
-        if self._connection is not None:
-            await self._connection.close()
-            self._connection = None
+        await self._database.close()
 
     async def _run(self, statement: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        connection = self._connection
-        if connection is None:
-            connection = self._connection = await connect_async(self._url, "postroom outbox capture held")
-            connection.prepare_threshold = None  # PgBouncer may switch server connections
+        connection = await self._database.connected()
         try:
             cursor = await connection.execute(self._sql[statement], parameters)
             return await cursor.fetchall() if cursor.description else []
         except psycopg.Error as error:
-            if connection.closed:
-                self._connection = None
             if isinstance(error, psycopg.errors.UndefinedTable):
                 raise UnusableServer(
                     f"The database {shown(self._url)} has no outbox: {error.diag.message_primary}. Run "

@@ -12,7 +12,14 @@ from uuid import UUID
 import msgspec
 import psycopg
 
-from postroom.adapters.postgres.database import connect_async, describe, shown, unavailable
+from postroom.adapters.postgres.database import (
+    AsyncReconnecting,
+    connect_async,
+    connect_shared,
+    describe,
+    shown,
+    unavailable,
+)
 from postroom.adapters.postgres.messaging.aggregate_events import as_json, micros, utc
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
@@ -106,7 +113,7 @@ class PostgresInbox:
         self._tables = tables or Tables()
         statements = messaging_statements("inbox.sql", self._tables)
         self._sql: dict[str, Any] = {name: for_psycopg(text) for name, text in statements.items()}
-        self._connection: Connection | None = None
+        self._database = AsyncReconnecting(lambda: connect_shared(url, "postroom inbox"))
         self._turn = asyncio.Lock()
         self._waiting: list[_Operation] = []
         self._known: dict[UUID, InboxMessage] = {}
@@ -187,9 +194,7 @@ class PostgresInbox:
         """Finish pending changes and disconnect; closing twice is fine."""
         if self._writer is not None:
             await self._writer
-        if self._connection is not None:
-            await self._connection.close()
-            self._connection = None
+        await self._database.close()
 
     # -- batches of changes ---
 
@@ -351,11 +356,9 @@ class PostgresInbox:
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Connection]:
         async with self._turn:
-            if self._connection is None or self._connection.closed:
-                self._connection = await connect_async(self._url, "postroom inbox")
-                self._connection.prepare_threshold = None  # PgBouncer may switch server connections
+            connection = await self._database.connected()
             try:
-                yield self._connection
+                yield connection
             except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
                 raise UnusableServer(
                     f"The database {shown(self._url)} has no inbox of this version: "

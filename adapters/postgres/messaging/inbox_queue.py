@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import msgspec
 import psycopg
 
-from postroom.adapters.postgres.database import AsyncConnection, connect_async, describe, shown
+from postroom.adapters.postgres.database import AsyncReconnecting, connect_shared, describe, shown
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.inbox.partitions import PARTITIONS
@@ -45,7 +45,7 @@ class PostgresInboxQueue:
         self._incarnation = ""
         statements = messaging_statements("inbox_queue.sql", tables or Tables())
         self._sql = {name: for_psycopg(text) for name, text in statements.items()}
-        self._connection: AsyncConnection | None = None
+        self._database = AsyncReconnecting(lambda: connect_shared(url, "postroom inbox queue"))
         self._turn = asyncio.Lock()
 
     async def open(self, state: StreamState) -> None:
@@ -126,19 +126,15 @@ class PostgresInboxQueue:
 
     async def close(self) -> None:
         """Disconnect; closing twice is fine."""
-        if self._connection is not None:
-            await self._connection.close()
-            self._connection = None
+        await self._database.close()
 
     async def _run(self, name: str, **parameters: Any) -> list[tuple[Any, ...]]:
         """Run a statement, which is a transaction."""
         async with self._turn:
-            if self._connection is None or self._connection.closed:
-                self._connection = await connect_async(self._url, "postroom inbox queue")
-                self._connection.prepare_threshold = None  # PgBouncer may switch server connections
+            connection = await self._database.connected()
             parameters |= {"consumer": self._consumer, "worker": str(self.worker)}
             try:
-                cursor = await self._connection.execute(self._sql[name], parameters)
+                cursor = await connection.execute(self._sql[name], parameters)
                 return await cursor.fetchall() if cursor.description is not None else []
             except psycopg.errors.UndefinedTable as error:
                 raise UnusableServer(

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 import psycopg
 
-from postroom.adapters.postgres.database import connect_async, describe, shown
+from postroom.adapters.postgres.database import AsyncReconnecting, connect_shared, describe, shown
 from postroom.adapters.postgres.messaging.aggregate_events import as_json, as_uuid, stored_rows, utc
 from postroom.adapters.postgres.messaging.held_events import as_held
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
@@ -54,11 +54,10 @@ class PostgresOutboxRepository:
         batch_bytes: int = BATCH_BYTES,
     ) -> None:
         self._url = url
-        self._name = name
         self._claim_ms = claim_ms
         self._keep_history = keep_history
         self._batch_bytes = batch_bytes
-        self._connection: Connection | None = None
+        self._database = AsyncReconnecting(lambda: connect_shared(url, name))
         statements = messaging_statements("outbox.sql", tables or Tables())
         self._sql = {name: for_psycopg(text) for name, text in statements.items()}
 
@@ -110,22 +109,15 @@ class PostgresOutboxRepository:
 
     async def close(self) -> None:
         """Release the connection; closing twice is fine."""
-        if self._connection is not None:
-            await self._connection.close()
-            self._connection = None
+        await self._database.close()
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Connection]:
-        connection = self._connection
-        if connection is None:
-            connection = self._connection = await connect_async(self._url, self._name)
-            connection.prepare_threshold = None  # PgBouncer may switch server connections
+        connection = await self._database.connected()
         try:
             async with connection.transaction():
                 yield connection
         except psycopg.Error as error:
-            if connection.closed:
-                self._connection = None
             raise self._unavailable(error) from error
 
     def _unavailable(self, error: psycopg.Error) -> Unavailable:
