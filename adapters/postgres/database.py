@@ -280,8 +280,8 @@ def set_locally(connection: Connection) -> None:
 def has_ended(connection: Connection | AsyncConnection) -> bool:
     """Return whether a connection was lost, or is idle and was ended by the server or on the way to it.
 
-    Between two statements a server sends nothing but why it ends the session; should it be anything else, a new
-    connection is as good. So what was not yet sent needs no repetition, whatever it does.
+    Between two statements a server sends nothing but why it ends the session; should it be anything else, a
+    new connection is as good. So what was not yet sent needs no repetition, whatever it does.
     """
     if connection.closed:
         return True

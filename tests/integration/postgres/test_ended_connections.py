@@ -221,6 +221,14 @@ async def read_model_updater(database: ServiceDatabase) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def read_models(database: ServiceDatabase) -> AsyncIterator[None]:
+    with closing(open_store(database.url).read_models()) as models:
+        assert not models.is_following()
+        yield
+        assert not models.is_following()
+
+
+@asynccontextmanager
 async def owner_that_admits_other_hosts(database: ServiceDatabase) -> AsyncIterator[None]:
     ownership = PostgresOwnership(database.url)
     async with ownership.acquire(ONE, "first", 0):
@@ -266,6 +274,7 @@ USERS: list[User] = [
     capture_metrics,
     subject_keys,
     read_model_updater,
+    read_models,
     owner_that_admits_other_hosts,
     mailbox_owner,
 ]
