@@ -185,6 +185,11 @@ class Follower:
         self.counts.update_lags(heads, cursors)
         return True
 
+    def ends(self) -> dict[str, int]:
+        """Return the last position of each log, by mailbox."""
+        self._current_version()
+        return {head.name: head.last for head in self._heads()[0]}
+
     def positions(self) -> dict[str, int]:
         """Return the last applied position of the version, by mailbox."""
         self._version = None
@@ -196,9 +201,7 @@ class Follower:
         }
 
     def _catch_up(self, stop: Event) -> None:
-        self._current_version()
-        heads, _ = self._heads()
-        self.advance({head.name: head.last for head in heads}, stop)
+        self.advance(self.ends(), stop)
 
     def _keep_up(self, stop: Event) -> None:
         pause = POLL_MIN_SECONDS

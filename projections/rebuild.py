@@ -181,8 +181,15 @@ def _is_shared(active: ActiveVersion, models: Sequence[str]) -> bool:
 
 
 def _advance(follow: Follow, version: int, through: Mapping[str, int] | None = None) -> None:
+    """Advance a version to positions, or else to an end of the log after this call.
+
+    A busy mailbox has no last record to wait for; the second pass leaves out only what came during it.
+    """
     with closing(follow(version)) as follower:
-        _wait_for_locks(partial(follower.advance, through))
+        for _ in range(2 if through is None else 1):
+            ends = _wait_for_locks(follower.ends) if through is None else through
+            while _wait_for_locks(partial(follower.step, ends)):
+                pass
 
 
 def _wait_for_locks(step: Callable[[], T]) -> T:

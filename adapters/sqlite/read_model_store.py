@@ -82,7 +82,8 @@ class SqliteReadModelStore:
         """Yield rows of the active version; see `ReadModelStore.rows`."""
         projection = load_projections()[model]
         names = list(columns or projection.schema)
-        with self._catalog() as catalog, catalog.transaction():
+        with self._catalog() as catalog:
+            catalog.connection.execute("BEGIN")  # only reads, so that it keeps nobody from writing
             active = Versions(catalog).active_version()
             if active is None or model not in active.models:
                 return

@@ -3,13 +3,16 @@
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from threading import Barrier, Event, Thread
+from typing import Any
 
 import pytest
 
 from postroom.adapters.compose import Postroom
 from postroom.adapters.compose.store import open_store
+from postroom.adapters.sqlite import database
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.event import StoredEvent
 from postroom.domain.policy import DAY_MS, MailboxLimits
@@ -24,7 +27,9 @@ from tests.projections.histories import (
     STORY,
     VARIED,
     Store,
+    build_without_spark,
     live,
+    model_store,
     new_follower,
     open_log,
     reference,
@@ -165,6 +170,40 @@ def test_a_version_is_caught_up_before_it_is_served_and_to_exact_positions(store
         assert active is not None
         assert active.number == served
         assert tables.cursors(active) == {}
+
+
+def test_a_rebuild_ends_though_records_are_written_before_each_batch_of_its_catch_up(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(store, "box0@test", [message()])
+    steps, step = count(1), Follower.step
+
+    def send_and_step(*arguments: Any) -> bool:
+        assert next(steps) < 10
+        send(store, "box0@test", [message()])
+        return step(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Follower, "step", send_and_step)
+        build_without_spark(store)
+    with closing(new_follower(store)) as follower:
+        follower.advance()
+    assert following.rows(store) == reference(store).rows
+
+
+def test_rows_that_are_read_keep_no_follower_from_writing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BULK_BUSY_TIMEOUT_MS", 20)
+    live(store, "box0@test", STORY)
+    build_without_spark(store)
+    send(store, "box0@test", [message()])
+    with closing(new_follower(store)) as follower:
+        rows = model_store(store).rows("mailbox")
+        next(rows)
+        follower.advance()
+        assert is_caught_up(follower)
+    assert following.rows(store) == reference(store).rows
 
 
 def test_a_file_of_read_models_that_is_deleted_and_built_anew_is_followed_on(tmp_path: Path) -> None:
