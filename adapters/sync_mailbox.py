@@ -30,7 +30,7 @@ from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.message import Receipt
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
-from postroom.domain.settings import MailboxSettings, SettingsChanges
+from postroom.domain.settings import MailboxSettings, PolicyChanges, SettingsChanges
 
 T = TypeVar("T")
 
@@ -216,7 +216,7 @@ class SyncMailbox(SyncRedrives):
         """Remove messages of a topic; see `Mailbox.purge_topic`."""
         return self._run(self._open.purge_topic(topic, dead=dead, ready=ready))
 
-    def set_topic_policy(self, topic: str, policy: TopicPolicy, /) -> None:
+    def set_topic_policy(self, topic: str, policy: TopicPolicy | PolicyChanges, /) -> None:
         """Set the policy of a topic; see `Mailbox.set_topic_policy`."""
         self._run(self._open.set_topic_policy(topic, policy))
 

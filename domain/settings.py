@@ -18,6 +18,9 @@ Struct = TypeVar("Struct", TopicPolicy, MailboxLimits)
 Section = Mapping[str, int | bool]
 """Fields of a topic policy that a section sets."""
 
+PolicyChanges = Mapping[str, int | bool | None]
+"""Fields of a topic policy that a change sets; None removes the field from the topic's section."""
+
 DEFAULT = "policy"
 """Name of the section of all topics: `[policy]` of a settings file."""
 MAX_GLOBS = 50
@@ -155,6 +158,20 @@ def check_changes(changes: SettingsChanges) -> SettingsChanges:
             for topic, policy in _check_mapping("subject_policies", changes.subject_policies).items()
         },
     )
+
+
+def check_policy_changes(policy: TopicPolicy | PolicyChanges) -> dict[str, int | bool | None]:
+    """Return the fields that a policy of a topic sets: all of a `TopicPolicy`, or those of a mapping.
+
+    Raises: InvalidRequest for a policy out of bounds, and a mapping with a name or value of a wrong type.
+    """
+    if isinstance(policy, TopicPolicy):
+        return msgspec.structs.asdict(policy.validate())
+    if not isinstance(policy, Mapping):
+        raise InvalidRequest(
+            f"policy must be a TopicPolicy, or a mapping of the fields to set, not {type(policy).__name__}."
+        )
+    return _check_values("policy", policy)
 
 
 def changed_settings(before: SettingsChanges, after: SettingsChanges) -> SettingsChanges:

@@ -1,8 +1,8 @@
 """`postroom apply`: make a mailbox, and the streams of NATS, equal to the settings file."""
 
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -127,19 +127,38 @@ async def change(
     Returns: False if the answer was no.
     Raises: InvalidSettings; LosesData if nobody can be asked.
     """
-    try:
+    with invalid_settings():
         preview = await mailbox.preview_settings(changes, replace=replace)
-    except InvalidRequest as error:
-        raise InvalidSettings(str(error)) from error
     show_preview(session, preview)
+    if not confirm(session, preview, yes=yes):
+        return False
+    await mailbox.set_settings(changes, replace=replace)
+    return True
+
+
+@contextmanager
+def invalid_settings() -> Iterator[None]:
+    """Raise InvalidSettings for the settings that a mailbox refuses with InvalidRequest itself."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if type(error) is not InvalidRequest:
+            raise
+        raise InvalidSettings(str(error)) from error
+
+
+def confirm(session: Session, preview: SettingsPreview, *, yes: bool) -> bool:
+    """Return whether a change of settings may be made; ask if something would be lost.
+
+    Raises: LosesData if nobody can be asked.
+    """
     if preview.losses and not yes:
+        losses = "; ".join(map(describe_effect, preview.losses))
         if session.out.as_json or not sys.stdin.isatty():
-            losses = "; ".join(map(describe_effect, preview.losses))
             raise LosesData(f"Nothing was changed, as this would lose data: {losses}. To confirm, add --yes.")
-        if not typer.confirm("Apply these changes?", err=True):
+        if not typer.confirm(f"{losses}. Apply these changes?", err=True):
             session.out.note("Nothing was changed.")
             return False
-    await mailbox.set_settings(changes, replace=replace)
     return True
 
 

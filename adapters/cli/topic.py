@@ -1,20 +1,23 @@
 """`postroom topic`: list topics, pause and resume them, show and change their policies."""
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument
 
+from postroom.adapters.cli.apply import Yes, confirm, invalid_settings
+from postroom.adapters.cli.exit_codes import REFUSED
 from postroom.adapters.cli.remote import use_mailbox
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.settings import make_policy
+from postroom.adapters.cli.settings import parse_fields
 from postroom.adapters.cli.values import format_duration, parse_pairs
-from postroom.domain.errors import InvalidRequest
+from postroom.domain.errors import Forbidden, InvalidRequest
 from postroom.domain.names import describe_choices
 from postroom.domain.policy import TopicPolicy
-from postroom.domain.settings import explain_policy
+from postroom.domain.settings import SettingsChanges, explain_policy
 
 if TYPE_CHECKING:
+    from postroom.application.ports.mailbox import Mailbox
     from postroom.domain.mailbox.counts import TopicSummary
 
 Topic = Annotated[str, Argument(help="Topic.")]
@@ -69,8 +72,12 @@ async def policy(
         list[str] | None,
         Argument(metavar="[NAME=VALUE]...", help="Fields to change, such as visibility=30s max_attempts=3."),
     ] = None,
-) -> None:
-    """Show the policy of a topic and the section that sets each field, or change it."""
+    yes: Yes = False,
+) -> int | None:
+    """Show the policy of a topic and the section that sets each field, or change some of the fields.
+
+    The other fields go on following the globs of [topics] and [policy].
+    """
     if changes and topic in session.settings.topics:
         raise InvalidRequest(
             f'The policy of {topic} is set in {session.settings.file}; change [topics."{topic}"] there, and '
@@ -78,28 +85,48 @@ async def policy(
         )
     pairs = parse_pairs(changes or (), "Change")
     if pairs:
+        fields = parse_fields(TopicPolicy(), pairs, f"The policy of {topic}")
         async with use_mailbox(session, create=True) as postroom:
-            base = await postroom.get_topic_policy(topic)
-            await postroom.set_topic_policy(topic, make_policy(base, pairs, f"The policy of {topic}"))
+            with invalid_settings():
+                if not await _confirm(session, postroom, topic, fields, yes=yes):
+                    return REFUSED
+                await postroom.set_topic_policy(topic, fields)
             if session.is_remote:
                 current = await postroom.get_topic_policy(topic)
                 session.out.result({"topic": topic, "policy": current}, f"The policy of {topic} is changed")
-                return
+                return None
     with session.read(session.mailbox) as reader:
-        fields = explain_policy(reader.get_settings(), topic)
+        resolved = explain_policy(reader.get_settings(), topic)
         topics = reader.list_topics()
     if session.out.as_json:
-        facts = {name: each.value for name, each in fields.items()}
-        sections = {name: each.section for name, each in fields.items()}
+        facts = {name: each.value for name, each in resolved.items()}
+        sections = {name: each.section for name, each in resolved.items()}
         session.out.json({"topic": topic, "policy": facts, "sections": sections})
-        return
+        return None
     if not pairs:
         note_unknown_topic(session, topic, topics)
-    rows = [(_short(name), _shown(name, each.value), each.section) for name, each in fields.items()]
+    rows = [(_short(name), _shown(name, each.value), each.section) for name, each in resolved.items()]
     session.out.table(("field", "value", "section"), rows)
     waiting = next((each.shards_in_use for each in topics if each.topic == topic), None)
     if waiting is not None:
         session.out.note(f"{topic} uses {waiting} shards until its messages are settled.")
+    return None
+
+
+async def _confirm(
+    session: Session, mailbox: "Mailbox", topic: str, fields: "dict[str, Any]", *, yes: bool
+) -> bool:
+    """Return whether fields of a policy may be set; ask if something would be lost.
+
+    A server previews changes for those who may administer all its topics; others are not asked.
+    """
+    if yes:
+        return True
+    try:
+        preview = await mailbox.preview_settings(SettingsChanges(topics={topic: fields}))
+    except Forbidden:
+        return True
+    return confirm(session, preview, yes=yes)
 
 
 def note_unknown_topic(session: Session, topic: str | None, topics: "Iterable[TopicSummary]") -> None:

@@ -36,7 +36,7 @@ from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
-from postroom.domain.settings import MailboxSettings, SettingsChanges
+from postroom.domain.settings import MailboxSettings, PolicyChanges, SettingsChanges
 
 UNIX = "unix:"
 MAX_BATCH_BYTES = 1 << 19
@@ -215,10 +215,11 @@ class GrpcTransport(GrpcRedrives):
         request = pb.PurgeRequest(topic=topic, dead=dead, ready=ready)
         return int((await self._call("purge", request)).removed)
 
-    async def set_topic_policy(self, topic: str, policy: TopicPolicy) -> None:
-        """Set the policy of a topic."""
-        request = pb.SetTopicPolicyRequest(topic=topic)
-        messages.write_result(policy, request.policy)
+    async def set_topic_policy(self, topic: str, policy: PolicyChanges) -> None:
+        """Set fields of the policy of a topic."""
+        unset = [name for name, value in policy.items() if value is None]
+        request = pb.SetTopicPolicyRequest(topic=topic, unset=unset)
+        messages.write_fields(policy, request.policy)
         await self._call("set_topic_policy", request)
 
     async def get_settings(self) -> MailboxSettings:

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
-from google.protobuf.json_format import ParseDict
+from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.struct_pb2 import ListValue, Struct
 
@@ -113,6 +113,17 @@ def read_delivery(message: pb.ReceivedMessage) -> MessageDelivery:
 def write_result(result: msgspec.Struct, message: M) -> M:
     """Write a result of a query into the message with the same fields, and return the message."""
     return ParseDict(msgspec.to_builtins(result), message)
+
+
+def write_fields(fields: Mapping[str, object], message: Message) -> None:
+    """Write the fields that are not None into the message.
+
+    Raises: InvalidRequest for a field that the message has not, or a value that it can't hold.
+    """
+    try:
+        ParseDict({name: value for name, value in fields.items() if value is not None}, message)
+    except ParseError as error:
+        raise InvalidRequest(f"The {message.DESCRIPTOR.name} is invalid: {error}.") from None
 
 
 def read_result(message: Message, result: type[T]) -> T:

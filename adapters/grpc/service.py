@@ -32,7 +32,7 @@ from postroom.domain.errors import (
 )
 from postroom.domain.message import Receipt
 from postroom.domain.namespace.members import RESERVED_TOPIC
-from postroom.domain.policy import DEFAULT_MAX_MESSAGES, TopicPolicy
+from postroom.domain.policy import DEFAULT_MAX_MESSAGES
 from postroom.domain.settings import SettingsChanges
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -279,8 +279,8 @@ class MailboxService(RedriveService):
     async def set_topic_policy(
         self, request: pb.SetTopicPolicyRequest, call: Call
     ) -> pb.SetTopicPolicyResponse:
-        """Set the policy of a topic."""
-        policy = TopicPolicy(**messages.set_fields(request.policy))
+        """Set fields of the policy of a topic."""
+        policy = messages.set_fields(request.policy) | dict.fromkeys(request.unset)
         async with self._fence.admit(_generation(call)):
             await call.mailbox.set_topic_policy(request.topic, policy)
         return pb.SetTopicPolicyResponse()

@@ -38,7 +38,7 @@ from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
-from postroom.domain.settings import MailboxSettings, SettingsChanges
+from postroom.domain.settings import MailboxSettings, PolicyChanges, SettingsChanges
 
 T = TypeVar("T")
 
@@ -183,8 +183,8 @@ class HttpTransport(HttpRedrives):
         path = f"/v1/topics/{_segment(topic)}/purge"
         return (await self._post(path, {"dead": dead, "ready": ready}, answers.Removed)).removed
 
-    async def set_topic_policy(self, topic: str, policy: TopicPolicy) -> None:
-        """Set the policy of a topic."""
+    async def set_topic_policy(self, topic: str, policy: PolicyChanges) -> None:
+        """Set fields of the policy of a topic."""
         await self._call("PUT", f"/v1/topics/{_segment(topic)}/policy", answers.Ok, body=policy)
 
     async def get_settings(self) -> MailboxSettings:

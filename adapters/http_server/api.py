@@ -10,7 +10,6 @@ from postroom.adapters.http_server.redrives import redrive_routes
 from postroom.adapters.http_server.routes import Route
 from postroom.application.query_results import Explanation
 from postroom.domain.mailbox.settings_effects import SettingsPreview
-from postroom.domain.policy import TopicPolicy
 
 _ID = "0199d2c4-6f00-7a10-8c21-3b5b0f6f9e01"
 _RECEIPT = "r.AZnSxG8AehCMITtbD2-eAQAAAAIAAAAAAAE"
@@ -241,9 +240,9 @@ def _operators(operators: OperatorHandlers) -> Sequence[Route]:
             "PUT",
             "/v1/topics/{topic}/policy",
             operators.set_policy,
-            "Set the policy of a topic; missing fields get their defaults.",
+            "Set fields of the policy of a topic; missing ones stay as they are, and null unsets one.",
             schemas.Ok,
-            TopicPolicy,
+            query_schemas.PolicyChanges,
             examples=({"visibility_ms": 30_000, "max_attempts": 10}, _OK),
         ),
         Route(

@@ -20,7 +20,6 @@ from postroom.application.service import Service
 from postroom.domain.capability.rights import Operation
 from postroom.domain.envelope.build import without_auth_token
 from postroom.domain.errors import NotFound, PostroomError
-from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, FoundMessage, Order, parse_status
 
 MS = 1_000
@@ -152,9 +151,8 @@ class OperatorHandlers:
         return json_reply(query_schemas.Policy(policy))
 
     async def set_policy(self, call: Call) -> Reply:
-        """Set the policy of a topic."""
-        policy: TopicPolicy = call.body
-        await call.mailbox.set_topic_policy(call.path["topic"], policy)
+        """Set fields of the policy of a topic."""
+        await call.mailbox.set_topic_policy(call.path["topic"], msgspec.to_builtins(call.body))
         return json_reply(schemas.Ok())
 
     async def get_settings(self, call: Call) -> Reply:

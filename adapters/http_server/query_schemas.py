@@ -279,6 +279,18 @@ class Policy(msgspec.Struct, frozen=True):
     policy: TopicPolicy | None
 
 
+PolicyChanges = msgspec.defstruct(
+    "PolicyChanges",
+    [
+        (each.name, each.type | None | msgspec.UnsetType, msgspec.UNSET)
+        for each in msgspec.structs.fields(TopicPolicy)
+    ],
+    frozen=True,
+    forbid_unknown_fields=True,
+    namespace={"__doc__": "Fields of the policy of a topic; null for one that follows the default again."},
+)
+
+
 class Settings(msgspec.Struct, frozen=True):
     """Settings of the mailbox, which are the same whoever owns it."""
 

@@ -26,7 +26,7 @@ from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.mailbox.topic_decisions import unknown_topic
 from postroom.domain.names import check_topic
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, MailboxLimits, TopicPolicy
-from postroom.domain.settings import SettingsChanges, check_changes
+from postroom.domain.settings import PolicyChanges, SettingsChanges, check_changes
 
 T = TypeVar("T")
 
@@ -197,7 +197,7 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
             int,
         )
 
-    async def set_topic_policy(self, topic: str, policy: TopicPolicy, /) -> None:
+    async def set_topic_policy(self, topic: str, policy: TopicPolicy | PolicyChanges, /) -> None:
         """Set the policy of a topic; see `Mailbox.set_topic_policy`."""
         await self._change_topic(
             Operation.ADMIN, topic, lambda: self._mailbox.set_topic_policy(topic, policy), "policy"

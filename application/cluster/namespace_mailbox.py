@@ -18,13 +18,13 @@ from postroom.application.mailbox.valid_items import submit_valid
 from postroom.application.messages import NewMessage, Sent, check_receipt
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.ports.namespace_directory import NamespaceDirectory
-from postroom.domain.arguments import check_int, check_items, check_type
+from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import InvalidRequest, NotFound, Rejected, StaleMembers, Unavailable
 from postroom.domain.message import Receipt
 from postroom.domain.names import check_topic
 from postroom.domain.namespace.members import RESERVED_TOPIC, home_of
 from postroom.domain.policy import TopicPolicy, check_visibility
-from postroom.domain.settings import SettingsChanges
+from postroom.domain.settings import PolicyChanges, SettingsChanges, check_policy_changes
 
 STALE_PAUSE_SECONDS = 0.05
 
@@ -258,10 +258,10 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives):
         await self._at_each_that_has_it(purge)
         return purged
 
-    async def set_topic_policy(self, topic: str, policy: TopicPolicy, /) -> None:
+    async def set_topic_policy(self, topic: str, policy: TopicPolicy | PolicyChanges, /) -> None:
         """Set the policy of a topic in all mailboxes; see `Mailbox.set_topic_policy`."""
         check_topic(topic)
-        checked = check_type("policy", policy, TopicPolicy).validate()
+        checked = check_policy_changes(policy)
         await self._at_all(lambda mailbox: mailbox.set_topic_policy(topic, checked))
 
     async def set_settings(self, changes: SettingsChanges, /, *, replace: bool = False) -> bool:

@@ -22,7 +22,6 @@ from postroom.domain.namespace.members import (
     check_members,
     find_predecessors,
 )
-from postroom.domain.policy import TopicPolicy
 from postroom.domain.settings import SettingsChanges
 
 REFRESH_SECONDS = 2.0
@@ -213,9 +212,14 @@ class NamespaceMembers:
 
 
 async def pause_topic(mailbox: Mailbox, topic: str) -> None:
-    """Pause a topic, also one that the mailbox does not have yet: a policy makes it exist."""
+    """Pause a topic, also one that the mailbox does not have yet: a section makes it exist.
+
+    The section is removed again, as the topic follows the globs and the default policy.
+    """
     try:
         await mailbox.pause_topic(topic)
     except NotFound:
-        await mailbox.set_topic_policy(topic, TopicPolicy())
+        shards = (await mailbox.get_topic_policy(topic)).shards
+        await mailbox.set_topic_policy(topic, {"shards": shards})
         await mailbox.pause_topic(topic)
+        await mailbox.set_topic_policy(topic, {"shards": None})

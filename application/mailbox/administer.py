@@ -9,7 +9,7 @@ from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.commands import Command, Pause, Purge, Redrive, Resume, SetPolicy, SetSettings
 from postroom.domain.names import check_topic, message_stream
 from postroom.domain.policy import TopicPolicy
-from postroom.domain.settings import SettingsChanges, check_changes
+from postroom.domain.settings import PolicyChanges, SettingsChanges, check_changes, check_policy_changes
 
 CHUNK = 1_000
 """Maximum number of messages changed in one append, so that senders never wait long."""
@@ -98,15 +98,18 @@ class SetTopicPolicy:
     def __init__(self, owner: MailboxOwner) -> None:
         self._owner = owner
 
-    async def __call__(self, topic: str, policy: TopicPolicy) -> None:
-        """Set the policy of `topic`, all its fields; it applies from now on.
-
-        Another number of shards waits until the topic holds no messages (ADR 0098).
+    async def __call__(self, topic: str, policy: TopicPolicy | PolicyChanges) -> None:
+        """Set the policy of `topic`; see `Mailbox.set_topic_policy`.
 
         Raises: InvalidRequest when a field has a wrong type or is out of bounds, Unavailable.
         """
-        policy = check_type("policy", policy, TopicPolicy).validate()
-        await _execute(self._owner, SetPolicy(check_topic(topic), policy))
+        fields = check_policy_changes(policy)
+        command: Command
+        if isinstance(policy, TopicPolicy):
+            command = SetPolicy(check_topic(topic), policy)
+        else:
+            command = SetSettings(SettingsChanges(topics={check_topic(topic): fields}))
+        await _execute(self._owner, command)
 
 
 class SetMailboxSettings:

@@ -37,7 +37,13 @@ from postroom.domain.message import Receipt
 from postroom.domain.names import check_topic
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy, check_visibility
 from postroom.domain.search import EventFilter, SearchPage, filter_of_mailbox
-from postroom.domain.settings import MailboxSettings, SettingsChanges, check_changes
+from postroom.domain.settings import (
+    MailboxSettings,
+    PolicyChanges,
+    SettingsChanges,
+    check_changes,
+    check_policy_changes,
+)
 
 T = TypeVar("T")
 
@@ -195,10 +201,10 @@ class MailboxClient(RedriveClient):
         check_type("ready", ready, bool)
         return await self._repeat(lambda: self._transport.purge(topic, dead, ready), is_idempotent=False)
 
-    async def set_topic_policy(self, topic: str, policy: TopicPolicy, /) -> None:
+    async def set_topic_policy(self, topic: str, policy: TopicPolicy | PolicyChanges, /) -> None:
         """Set the policy of a topic; see `Mailbox.set_topic_policy`."""
         check_topic(topic)
-        checked = check_type("policy", policy, TopicPolicy).validate()
+        checked = check_policy_changes(policy)
         await self._repeat(lambda: self._transport.set_topic_policy(topic, checked))
 
     async def get_settings(self) -> MailboxSettings:

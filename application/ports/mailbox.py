@@ -21,6 +21,7 @@ from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Receipt
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.settings import PolicyChanges
 
 
 class Mailbox(Redrives, Settings, Protocol):
@@ -158,10 +159,14 @@ class Mailbox(Redrives, Settings, Protocol):
         Raises: NotFound for an unknown topic.
         """
 
-    async def set_topic_policy(self, topic: str, policy: TopicPolicy, /) -> None:
-        """Set the policy of a topic, all its fields; it applies from now on (svc-mailbox P-9).
+    async def set_topic_policy(self, topic: str, policy: TopicPolicy | PolicyChanges, /) -> None:
+        """Set the policy of a topic, in its own section; it applies from now on (svc-mailbox P-9).
 
         Another number of shards waits until the topic holds no messages (ADR 0098).
+
+        Arguments:
+            policy: a mapping sets the fields that it names; the others go on following the globs and the
+                default policy, as does one that is None. A `TopicPolicy` sets all fields.
         """
 
     async def pause_topic(self, topic: str, /) -> None:

@@ -21,7 +21,7 @@ from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import JobAction, RedriveSpec
 from postroom.domain.search import EventFilter, SearchPage
-from postroom.domain.settings import MailboxSettings, SettingsChanges
+from postroom.domain.settings import MailboxSettings, PolicyChanges, SettingsChanges
 
 
 class MailboxTransport(Protocol):
@@ -83,8 +83,8 @@ class MailboxTransport(Protocol):
     async def purge(self, topic: str, dead: bool, ready: bool) -> int:
         """Remove messages of a topic; return how many."""
 
-    async def set_topic_policy(self, topic: str, policy: TopicPolicy) -> None:
-        """Set the policy of a topic."""
+    async def set_topic_policy(self, topic: str, policy: PolicyChanges) -> None:
+        """Set fields of the policy of a topic."""
 
     async def get_settings(self) -> MailboxSettings:
         """Return the settings of the mailbox."""

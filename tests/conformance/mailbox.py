@@ -265,6 +265,38 @@ class MailboxConformance(MailboxStreamConformance, MailboxRefusalConformance):
         assert (settings.limits.in_flight_ceiling, settings.topics) == (100, {})
         assert settings.default_policy == TopicPolicy()
 
+    async def test_a_policy_of_some_fields_leaves_the_others_to_the_globs_and_the_default(
+        self, mailbox: Mailbox
+    ) -> None:
+        await mailbox.set_topic_policy("pay.eu", {"shards": 2, "priorities": False})
+        changes = SettingsChanges(
+            default_policy={"dead_capacity": 11}, topics={"pay.*": {"max_attempts": 7, "shards": 3}}
+        )
+        await mailbox.set_settings(changes)
+        assert await mailbox.get_topic_policy("pay.eu") == TopicPolicy(
+            shards=2, dead_capacity=11, max_attempts=7
+        )
+        await mailbox.set_topic_policy("pay.eu", {"visibility_ms": 60_000})
+        assert (await mailbox.get_settings()).topics["pay.eu"] == {
+            "shards": 2,
+            "priorities": False,
+            "visibility_ms": 60_000,
+        }
+        await mailbox.set_topic_policy("pay.eu", {"shards": None, "priorities": None, "visibility_ms": None})
+        assert (await mailbox.get_settings()).topics == {"pay.*": {"max_attempts": 7, "shards": 3}}
+        for wrong in (
+            {"shardz": 1},
+            {"shards": 0},
+            {"shards": "2"},
+            {"priorities": 3},
+            {"max_attempts": True},
+        ):
+            with pytest.raises(InvalidRequest):
+                await mailbox.set_topic_policy("pay.eu", cast(Any, wrong))
+        assert (await mailbox.get_topic_policy("pay.eu")).shards == 3
+        await mailbox.set_topic_policy("pay.eu", TopicPolicy(shards=4))
+        assert await mailbox.get_topic_policy("pay.eu") == TopicPolicy(shards=4)
+
     async def test_a_preview_counts_what_a_change_of_settings_would_lose(self, mailbox: Mailbox) -> None:
         await mailbox.set_settings(SettingsChanges(topics={"orders": {"max_attempts": 1}}))
         await mailbox.send_batch([message(b"1"), message(b"2"), message(b"3")])

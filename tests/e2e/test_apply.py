@@ -225,6 +225,42 @@ def test_every_command_ends_with_exit_code_2_for_an_invalid_setting_that_it_read
     assert not postroom.store.exists()
 
 
+def test_a_change_of_a_topics_policy_sets_only_the_fields_that_it_names(postroom: Postroom) -> None:
+    postroom.ok("mailbox", "set", "topics.payments.*.visibility=1m")
+
+    postroom.ok("topic", "policy", "payments.eu", "shards=2")
+    postroom.ok("topic", "policy", "payments.eu", "max_attempts=4")
+    postroom.ok("mailbox", "set", "topics.payments.*.visibility=2m", "policy.dead_capacity=7")
+
+    topics = postroom.ok("mailbox", "show", "--json").json["settings"]["topics"]
+    assert topics["payments.eu"] == {"shards": 2, "max_attempts": 4}
+    shown = postroom.ok("topic", "policy", "payments.eu", "--json").json
+    values = {name: (shown["policy"][name], section) for name, section in shown["sections"].items()}
+    assert values["visibility_ms"] == (120_000, "payments.*")
+    assert values["dead_capacity"] == (7, "policy")
+    assert values["shards"] == (2, "payments.eu")
+
+
+def test_a_policy_by_which_something_is_lost_is_confirmed_first(postroom: Postroom) -> None:
+    postroom.ok("topic", "policy", "mail", "max_attempts=1")
+    fail(postroom, 3)
+
+    refused = postroom("topic", "policy", "mail", "dead_capacity=1", "--json")
+
+    assert (refused.code, refused.out) == (1, "")
+    assert "lose data: 2 dead letters of mail expire now" in refused.error["message"]
+    assert len(postroom.ok("dlq", "list", "--json").json["dead_letters"]) == 3
+    postroom.ok("topic", "policy", "mail", "dead_capacity=1", "--yes")
+    assert len(postroom.ok("dlq", "list", "--json").json["dead_letters"]) == 1
+
+
+@pytest.mark.parametrize("change", ["max_attempts=0", "max_attempts=many", "atempts=3", "max_attempts"])
+@pytest.mark.parametrize("topic", ["mail", "payments.eu"])
+def test_an_invalid_policy_is_invalid_usage(postroom: Postroom, topic: str, change: str) -> None:
+    assert postroom("topic", "policy", topic, change, "--json").code == 2
+    assert postroom("topic", "policy", "two words", "max_attempts=3", "--json").code == 2
+
+
 def test_settings_and_sections_are_removed_by_name(postroom: Postroom) -> None:
     write(postroom, FILE, "first.toml")
     postroom.ok("apply", "first.toml")

@@ -129,7 +129,12 @@ REFUSED_CALLS: list[tuple[Callable[[Any], Awaitable[Any]], str]] = [
     (lambda m: m.redrive_dead_letters("orders", reason=7), "reason must be of type str"),
     (lambda m: m.purge_topic("orders", dead=1), "dead must be of type bool, not int"),
     (lambda m: m.purge_topic(["orders"]), "The topic name must be of type str, not list"),
-    (lambda m: m.set_topic_policy("orders", {"shards": 1}), "policy must be of type TopicPolicy, not dict"),
+    (lambda m: m.set_topic_policy("orders", ["shards"]), "policy must be a TopicPolicy, or a mapping"),
+    (
+        lambda m: m.set_topic_policy("orders", {"shards": "1"}),
+        "shards of policy must be of type int, not str",
+    ),
+    (lambda m: m.set_topic_policy("orders", {"shardz": 1}), "no field 'shardz'; did you mean shards"),
     (
         lambda m: m.set_topic_policy("orders", TopicPolicy(visibility_ms=1000.0)),  # type: ignore[arg-type]
         "Topic policy visibility_ms must be of type int, not float",

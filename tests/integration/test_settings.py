@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uuid_utils
 
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.session import Session
@@ -15,6 +16,7 @@ from postroom.adapters.cli.work import work
 from postroom.adapters.compose import OwnerSettings, open_mailbox
 from postroom.adapters.compose.connect import connect, share_mailbox
 from postroom.adapters.compose.queries import read_mailbox
+from postroom.application.cluster.namespace_mailbox import NamespaceMailbox
 from postroom.application.mailbox.fold import fold
 from postroom.application.mailbox.stored_snapshots import usable_snapshots
 from postroom.application.ports.mailbox import Mailbox
@@ -24,6 +26,7 @@ from postroom.domain.mailbox.decide import shard_of
 from postroom.domain.mailbox.settings_effects import SettingsEffect
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.settings import SettingsChanges
+from tests.support.namespaces import Directory, Member
 from tests.support.stores import memory_place, message
 
 FIRST = TopicPolicy(shards=2, visibility_ms=2_000, max_attempts=3, dead_capacity=7, replay_window_ms=600_000)
@@ -244,3 +247,29 @@ async def test_another_number_of_shards_waits_until_the_topic_is_empty() -> None
         assert {row.shard for row in (await mailbox.get_backlog()).shards} == {shard_of(KEY, 5)}
         (topic,) = await mailbox.list_topics()
         assert topic.shards_in_use is None
+
+
+# -- namespaces ---
+
+
+async def test_a_new_member_of_a_namespace_follows_the_globs_of_the_older_one_and_its_own_default() -> None:
+    globs = {"pay.*": {"max_attempts": 7}, "*.eu": {"shards": 3}, "pay.own": {"dead_capacity": 5}}
+    async with AsyncExitStack() as opened:
+        one = await opened.enter_async_context(open_mailbox("memory:", "acme@one"))
+        two = await opened.enter_async_context(
+            open_mailbox("memory:", "acme@two", default_policy=TopicPolicy(visibility_ms=60_000))
+        )
+        await one.set_settings(SettingsChanges(topics=globs))
+        members = {each.name: Member(each) for each in (one, two)}
+        for names in (["acme@one"], ["acme@one", "acme@two"]):
+            namespace = NamespaceMailbox(Directory("acme", members, names), 3_000, uuid_utils.uuid7)
+            opened.push_async_callback(namespace.close)
+            await namespace.open()
+            await namespace.send_message(message(b"x", "pay.eu"))
+            await namespace.pause_topic("pay.eu")
+
+        assert (await two.get_settings()).topics == globs
+        assert await two.get_topic_policy("pay.eu") == TopicPolicy(
+            visibility_ms=60_000, max_attempts=7, shards=3
+        )
+        assert {each.topic for each in await two.list_topics() if each.paused} == {"pay.eu"}

@@ -867,12 +867,14 @@ class GetTopicPolicyResponse(_message.Message):
     def __init__(self, policy: _Optional[_Union[TopicPolicy, _Mapping]] = ...) -> None: ...
 
 class SetTopicPolicyRequest(_message.Message):
-    __slots__ = ("topic", "policy")
+    __slots__ = ("topic", "policy", "unset")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
+    UNSET_FIELD_NUMBER: _ClassVar[int]
     topic: str
     policy: TopicPolicy
-    def __init__(self, topic: _Optional[str] = ..., policy: _Optional[_Union[TopicPolicy, _Mapping]] = ...) -> None: ...
+    unset: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, topic: _Optional[str] = ..., policy: _Optional[_Union[TopicPolicy, _Mapping]] = ..., unset: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SetTopicPolicyResponse(_message.Message):
     __slots__ = ()
