@@ -7,13 +7,14 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from threading import Event, Lock, Timer
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
-from postroom.adapters.postgres.url import is_url
+from postroom.adapters.postgres.url import DEFAULT_SCHEMA, in_schema, is_url, schema_of, without_schema
 from postroom.domain.errors import InvalidRequest, Unavailable, UnusableServer
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -64,28 +65,79 @@ NAME_BYTES = 63
 
 
 def shown(url: str) -> str:
-    """Return the URL for messages: without the password and all options.
+    """Return the URL for messages: without the password and all options but the schema.
 
     Raises: InvalidRequest for a malformed URL.
     """
     parameters = _parameters(url)
     user = f"{parameters['user']}@" if "user" in parameters else ""
     port = f":{parameters['port']}" if "port" in parameters else ""
-    return f"postgresql://{user}{parameters.get('host', '')}{port}/{parameters.get('dbname', '')}"
+    schema = f"?schema={schema_of(url)}" if schema_of(url) else ""
+    return f"postgresql://{user}{parameters.get('host', '')}{port}/{parameters.get('dbname', '')}{schema}"
 
 
-def follow_lock(target: str) -> str:
+def lock_name(url: str, task: str) -> str:
+    """Return the name of the advisory lock of a task on a store, as statements write it; see `in_schema`."""
+    return f"{schema_of(url) or DEFAULT_SCHEMA} {task}"
+
+
+def follow_lock(url: str, target: str) -> str:
     """Return the name of the lock of the process that follows.
 
     Arguments:
         target: name of the target that it follows into, empty for the store's own read models.
     """
-    return f"postroom follow{f' into {target}' if target else ''}"
+    return lock_name(url, f"follow{f' into {target}' if target else ''}")
+
+
+class _Cursor(psycopg.Cursor[Any]):
+    """A cursor whose statements are those of the store in the schema of its connection."""
+
+    def execute(
+        self, query: Any, params: Any = None, *, prepare: bool | None = None, binary: bool | None = None
+    ) -> Self:
+        return super().execute(_in_schema(self, query), params, prepare=prepare, binary=binary)
+
+    def executemany(self, query: Any, params_seq: Any, *, returning: bool = False) -> None:
+        super().executemany(_in_schema(self, query), params_seq, returning=returning)
+
+    def stream(
+        self, query: Any, params: Any = None, *, binary: bool | None = None, size: int = 1
+    ) -> Iterator[Any]:
+        return super().stream(_in_schema(self, query), params, binary=binary, size=size)
+
+    @contextmanager
+    def copy(self, statement: Any, params: Any = None, *, writer: Any = None) -> Iterator[psycopg.Copy]:
+        with super().copy(_in_schema(self, statement), params, writer=writer) as copy:
+            yield copy
+
+
+class _ServerCursor(psycopg.ServerCursor[Any]):
+    """A server cursor of such a connection."""
+
+    def execute(self, query: Any, params: Any = None, *, binary: bool | None = None, **options: Any) -> Self:
+        return super().execute(_in_schema(self, query), params, binary=binary, **options)
+
+
+class _AsyncCursor(psycopg.AsyncCursor[Any]):
+    """A cursor of such a connection, for use from asyncio."""
+
+    async def execute(
+        self, query: Any, params: Any = None, *, prepare: bool | None = None, binary: bool | None = None
+    ) -> Self:
+        return await super().execute(_in_schema(self, query), params, prepare=prepare, binary=binary)
+
+
+def _in_schema(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any], query: Any) -> bytes:
+    schema = cursor.connection.schema  # type: ignore[union-attr]  # of `_use_schema`
+    text = query.as_bytes(cursor) if isinstance(query, sql.Composable) else query
+    return in_schema(schema, text.decode() if isinstance(text, bytes) else text).encode()
 
 
 class _Connection(Connection):
     """A connection with settings of its own; see `connect`."""
 
+    schema: str | None = None
     local_settings: tuple[bytes, ...] = ()
     """Statements that begin each transaction through a pooler; none at a server."""
 
@@ -111,6 +163,7 @@ class _Connection(Connection):
 class _AsyncConnection(AsyncConnection):
     """A connection with settings of its own; see `connect`."""
 
+    schema: str | None = None
     local_settings: tuple[bytes, ...] = ()
     """Statements that begin each transaction through a pooler; none at a server."""
 
@@ -140,10 +193,11 @@ def connect(
     """Open a connection in autocommit mode, to a server or to a transaction pooler.
 
     A server gets the settings as options of the new session. Through a pooler each transaction sets them for
-    itself, so that nothing is left in a server connection that others use next (ADR 0102).
+    itself, so that nothing is left in a server connection that others use next (ADR 0102). If the URL names a
+    schema, statements are those of the store there, which is also the search path (ADR 0111).
 
     Arguments:
-        url: `postgresql://user:password@host:port/database`; its options override the defaults.
+        url: `postgresql://user:password@host:port/database?schema=NAME`; its options override the defaults.
         name: the connection's application name, which the server shows.
         settings: settings of the server for this connection.
         session_for: what needs a session of its own, for the message that refuses a pooler.
@@ -161,6 +215,7 @@ def connect(
                 raise
             takes_options = False
             connection = _Connection.connect(**_arguments(url, name), autocommit=True)
+        _use_schema(connection, url)
         with closing_on_failure(connection):
             with deadline(connection, url, CONNECT_TIMEOUT_SECONDS):  # a pooler may wait for its server
                 ((pid, commits),) = connection.execute(_SESSION).fetchall()
@@ -187,6 +242,7 @@ async def connect_async(
                 raise
             takes_options = False
             connection = await _AsyncConnection.connect(**_arguments(url, name), autocommit=True)
+        _use_schema(connection, url)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
                 ((pid, _),) = await (await connection.execute(_SESSION)).fetchall()
@@ -390,14 +446,15 @@ def closing_on_failure(connection: Closable) -> Iterator[None]:
 
 
 def identity(url: str) -> str:
-    """Return server and database of a URL, the same for all spellings of this host."""
+    """Return server, database and schema of a URL, the same for all spellings of this host."""
     parameters = _parameters(url)
     hosts = str(parameters.get("host") or os.environ.get("PGHOST", "")).split(",")
     is_local = all(host in _LOCAL_HOSTS or host.startswith("/") for host in hosts)
     port = parameters.get("port") or os.environ.get("PGPORT") or 5_432
     user = parameters.get("user") or os.environ.get("PGUSER", "")
     database = parameters.get("dbname") or os.environ.get("PGDATABASE") or user
-    return f"postgresql {'local' if is_local else ','.join(hosts)} {port} {database}"
+    schema = f" {schema_of(url)}" if schema_of(url) else ""
+    return f"postgresql {'local' if is_local else ','.join(hosts)} {port} {database}{schema}"
 
 
 @contextmanager
@@ -459,7 +516,7 @@ def server_parameters(url: str, name: str, settings: Settings) -> dict[str, Any]
     arguments = _arguments(url, name)
     inherited = {each.keyword: each.val for each in psycopg.pq.Conninfo.get_defaults()}
     options = arguments.get("options") or (inherited.get(b"options") or b"").decode()
-    for name, value in {**TEXT_SETTINGS, **settings}.items():
+    for name, value in _session_settings(url, settings).items():
         escaped = value.replace("\\", "\\\\").replace(" ", "\\ ")
         options += f" -c {name}={escaped}"
     return arguments | {"options": options.strip()}
@@ -478,8 +535,25 @@ def _share_sessions(
     connection.local_settings = tuple(
         # The defaults of transactions come too late for the one that sets them.
         f"SET LOCAL {name.removeprefix('default_')} = '{value}'".encode()
-        for name, value in {**TEXT_SETTINGS, **settings}.items()
+        for name, value in _session_settings(url, settings).items()
     )
+
+
+def _session_settings(url: str, settings: Settings) -> Settings:
+    schema = schema_of(url)
+    return {**TEXT_SETTINGS, **({"search_path": schema} if schema else {}), **settings}
+
+
+def _use_schema(connection: _Connection | _AsyncConnection, url: str) -> None:
+    """Make the statements of a connection those of the store in the schema that its URL names."""
+    connection.schema = schema_of(url)
+    if connection.schema is None:
+        return
+    if isinstance(connection, _Connection):
+        connection.cursor_factory = _Cursor
+        connection.server_cursor_factory = _ServerCursor
+    else:
+        connection.cursor_factory = _AsyncCursor
 
 
 def _silent(url: str, seconds: float) -> Unavailable:
@@ -505,7 +579,7 @@ def _begins_transaction(connection: _Connection | _AsyncConnection) -> bool:
 def _parameters(url: str) -> dict[str, Any]:
     parameters: dict[str, Any] = {}
     with suppress(psycopg.Error):  # its message may contain part of the password
-        parameters = conninfo_to_dict(url)
+        parameters = conninfo_to_dict(without_schema(url))
     ports = str(parameters.get("port", "0")).replace(",", "")
     # An unescaped @ or / in the password ends it early, and the rest is parsed as host and database.
     is_ambiguous = (

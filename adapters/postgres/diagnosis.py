@@ -7,6 +7,7 @@ from shlex import quote
 
 from postroom.adapters.postgres.database import Connection, connect, is_pooled, shown, unavailable
 from postroom.adapters.postgres.migrate import check_connection
+from postroom.adapters.postgres.url import DEFAULT_SCHEMA, schema_of
 from postroom.adapters.sql.statements import statements
 from postroom.application.diagnosis import Finding, clock_finding
 from postroom.domain.errors import UnusableServer
@@ -33,7 +34,7 @@ def check_database(url: str, set_: str, name: str, seconds: float) -> Iterator[F
             yield Finding(f"{name} pooler", "warning", "a transaction pooler, for reads and records", _POOLER)
         yield _check_migrations(connection, url, set_, name)
         if set_ == "store":
-            yield _check_rights(connection, name)
+            yield _check_rights(connection, url, name)
         yield _check_durability(connection, set_, name)
         yield _check_clock(connection, name)
         yield _check_connections(connection, name)
@@ -80,14 +81,16 @@ def _check_migrations(connection: Connection, url: str, set_: str, name: str) ->
     return Finding(f"{name} tables", "ok", "those of this version")
 
 
-def _check_rights(connection: Connection, name: str) -> Finding:
+def _check_rights(connection: Connection, url: str, name: str) -> Finding:
     missing = connection.execute(_SQL["missing_rights"].encode()).fetchall()
     if not missing:
         return Finding(f"{name} rights", "ok", "reads and writes all tables")
     table, right, role = missing[0]
     more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
     advice = f"As the user that migrates, run: postroom migrate --store URL --grant-to {quote(role)}"
-    return Finding(f"{name} rights", "failure", f"no {right} on postroom.{table}{more}", advice)
+    return Finding(
+        f"{name} rights", "failure", f"no {right} on {schema_of(url) or DEFAULT_SCHEMA}.{table}{more}", advice
+    )
 
 
 def _check_durability(connection: Connection, set_: str, name: str) -> Finding:

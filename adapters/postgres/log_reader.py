@@ -21,6 +21,7 @@ from postroom.adapters.postgres.database import (
     unavailable,
 )
 from postroom.adapters.postgres.migrate import check_connection
+from postroom.adapters.postgres.url import in_schema, schema_of
 from postroom.adapters.sql.log_reader import Driver, Rows, envelopes_column, rows_of, to_commits
 from postroom.adapters.sql.statements import statements
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit
@@ -155,7 +156,7 @@ class PostgresLogReader:
         def run(sql: str) -> Rows:
             with AdbcStatement(connection) as statement:
                 statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(BYTES_PER_BATCH)})
-                statement.set_sql_query(sql)
+                statement.set_sql_query(in_schema(schema_of(self.url), sql))
                 handle, _ = statement.execute_query()
                 with pa.RecordBatchReader.from_stream(handle) as reader:
                     yield from rows_of(reader)

@@ -17,6 +17,7 @@ import psycopg
 from psycopg import sql
 
 from postroom.adapters.postgres.database import Connection, connect, shown, unavailable
+from postroom.adapters.postgres.url import schema_of
 from postroom.adapters.sql.migrations import Migration, read_migrations
 from postroom.adapters.sql.statements import statements
 from postroom.application.mailbox.format import RECORDS, check_format
@@ -24,7 +25,8 @@ from postroom.domain.errors import InvalidRequest, Unavailable, UnusableServer, 
 
 LOCK_TIMEOUT = "60s"
 SCHEMAS = {"keys": "postroom_keys", "leases": "postroom", "store": "postroom"}
-"""The schema of a set's tables; sets without one use the search path."""
+"""The schema of a set's tables unless the URL names one; sets without one use the search path."""
+_LOCK = "postroom migrate"
 RIGHTS = {"keys": "SELECT, INSERT, UPDATE, DELETE, TRUNCATE"}
 """Privileges on tables that differ from `_RIGHTS`: an erasure rewrites the table of subject keys."""
 _RIGHTS = "SELECT, INSERT, UPDATE, DELETE"
@@ -73,8 +75,8 @@ def migrate(
                 _lock(connection, url)
                 pending = _pending(connection, url, set_, target)  # others may have been first
                 if pending:
-                    _prepare(connection, set_)
-                    _apply(connection, pending[0])
+                    _prepare(connection, url, set_)
+                    _apply(connection, url, pending[0])
                     applied.append(pending.pop(0))
         if grant_to:
             with connection.transaction():
@@ -118,7 +120,7 @@ def _grant(connection: Connection, url: str, set_: str, role: str) -> None:
 
     Raises: UnusableServer when a table belongs to somebody for whom this user can't grant.
     """
-    table = _table(set_)
+    table = _table(url, set_)
     argument = {"table": table.as_string(connection)}
     ((quoted, schema, owner),) = connection.execute(_SQL["schema"], argument).fetchall()
     if role == owner:
@@ -160,7 +162,7 @@ def _grant(connection: Connection, url: str, set_: str, role: str) -> None:
 def _lock(connection: Connection, url: str) -> None:
     """Hold the lock of migrations until the transaction ends."""
     try:
-        connection.execute(_SQL["lock"])
+        connection.execute(_SQL["lock"], {"name": _LOCK})
     except psycopg.errors.LockNotAvailable as error:
         raise Unavailable(
             f"Another process has been migrating {shown(url)} for {LOCK_TIMEOUT}; retry when it is done."
@@ -197,7 +199,7 @@ def _pending(
 
 
 def _applied(connection: Connection, url: str, set_: str) -> list[tuple[int, str, str]]:
-    table = _table(set_)
+    table = _table(url, set_)
     exists = connection.execute(_SQL["find_table"], {"table": table.as_string(connection)}).fetchone()
     if exists == (None,):
         return []
@@ -207,21 +209,25 @@ def _applied(connection: Connection, url: str, set_: str) -> list[tuple[int, str
     return connection.execute(sql.SQL(_SQL["applied"]).format(table=table), {"set": set_}).fetchall()
 
 
-def _prepare(connection: Connection, set_: str) -> None:
-    if set_ in SCHEMAS:
-        connection.execute(sql.SQL(_SQL["create_schema"]).format(schema=sql.Identifier(SCHEMAS[set_])))
-    connection.execute(sql.SQL(_SQL["create_table"]).format(table=_table(set_)))
+def _prepare(connection: Connection, url: str, set_: str) -> None:
+    if schema := _schema(url, set_):
+        connection.execute(sql.SQL(_SQL["create_schema"]).format(schema=sql.Identifier(schema)))
+    connection.execute(sql.SQL(_SQL["create_table"]).format(table=_table(url, set_)))
 
 
-def _apply(connection: Connection, migration: Migration) -> None:
+def _apply(connection: Connection, url: str, migration: Migration) -> None:
     connection.execute(migration.text.encode())
     values = {"set": migration.set, "number": migration.number, "name": migration.name}
     connection.execute(
-        sql.SQL(_SQL["record"]).format(table=_table(migration.set)),
+        sql.SQL(_SQL["record"]).format(table=_table(url, migration.set)),
         values | {"checksum": migration.checksum},
     )
 
 
-def _table(set_: str) -> sql.Identifier:
-    schema = (SCHEMAS[set_],) if set_ in SCHEMAS else ()
-    return sql.Identifier(*schema, "postroom_migrations")
+def _schema(url: str, set_: str) -> str | None:
+    return schema_of(url) or SCHEMAS.get(set_)
+
+
+def _table(url: str, set_: str) -> sql.Identifier:
+    schema = _schema(url, set_)
+    return sql.Identifier(*([schema] if schema else []), "postroom_migrations")

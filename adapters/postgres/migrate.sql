@@ -1,7 +1,8 @@
 -- Bookkeeping of migrations; `{table}` is `postroom_migrations`, in the schema of the set.
 
 -- name: lock
-SELECT pg_advisory_xact_lock(hashtextextended('postroom migrate', 0));
+-- One for all schemas of a database, as migrations may create an extension.
+SELECT pg_advisory_xact_lock(hashtextextended(%(name)s, 0));
 
 -- name: find_table
 -- Locking a table lets the session see one that another has created since it looked last, also in a transaction.

@@ -338,8 +338,8 @@ def _column_definitions(schema: Mapping[str, pl.DataType]) -> str:
     return ", ".join(f"{name} {_SQL_TYPES[type_]}" for name, type_ in schema.items())
 
 
-def _table(name: str) -> sql.Identifier:
-    return sql.Identifier("postroom", name)
+def _table(name: str) -> sql.Composed:
+    return sql.SQL("postroom.{}").format(sql.Identifier(name))
 
 
 def _names(names: Sequence[str]) -> sql.Composed:

@@ -68,9 +68,9 @@ class PostgresReadModelUpdater(SqlReadModelUpdater):
         name = "postroom project follow, leader"
         with closing(connect(self._url, name, session_for="a follower")) as connection:
             try:
-                (is_leader,) = connection.execute(_SQL["try_lock"], [follow_lock(target)]).fetchone() or (
-                    False,
-                )
+                (is_leader,) = connection.execute(
+                    _SQL["try_lock"], [follow_lock(self._url, target)]
+                ).fetchone() or (False,)
             except psycopg.Error as error:
                 raise describe(error, self._url) from error
             try:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from postroom.adapters.postgres.adbc import adbc_connection, adbc_database
 from postroom.adapters.postgres.columns import ESCAPE, escape, unescape
 from postroom.adapters.postgres.database import connect, shown, unavailable
+from postroom.adapters.postgres.url import DEFAULT_SCHEMA, in_schema, schema_of
 from postroom.adapters.sql.ddl import POSTGRES, select_rows
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.versions import now, parked_rows
@@ -54,19 +55,22 @@ class PostgresWriter:
         """Write a part in one transaction; see `PartWriter.write`."""
         tables = self._tables(part, result)
         rows = sum(frame.height for name, frame in result.rows.items() if name in self.projections)
+        schema = schema_of(self.url) or DEFAULT_SCHEMA
         with _writing(self.url) as (connection, cursor):
             cursor.execute(
-                "INSERT INTO postroom.projection_part (version, part, rows, folded_at) VALUES "
+                f'INSERT INTO "{schema}".projection_part (version, part, rows, folded_at) VALUES '
                 f"({self.version}, '{part}', {rows}, {now()}) ON CONFLICT DO NOTHING RETURNING rows"
             )
             if not cursor.fetchall():
                 return 0
             for name, table in tables.items():
                 if table.num_rows:
-                    cursor.adbc_ingest(name, _escape_table(table), mode="append", db_schema_name="postroom")
+                    cursor.adbc_ingest(name, _escape_table(table), mode="append", db_schema_name=schema)
             if result.parked:
                 parked = parked_rows(result.parked, self.plan.extents, self.version)
-                cursor.executemany(_SQL["park"], _escape_table(_arrow(parked)))
+                cursor.executemany(
+                    in_schema(schema_of(self.url), _SQL["park"]), _escape_table(_arrow(parked))
+                )
             connection.commit()
         return rows
 
@@ -116,7 +120,7 @@ def _fetch(url: str, statement: str, schema: Mapping[str, pl.DataType]) -> pl.Da
             rows = connection.execute(statement.encode(), binary=True).fetchall()
         return unescape_frame(pl.DataFrame(rows, schema, orient="row"))
     with _writing(url) as (_, cursor):
-        cursor.execute(statement)
+        cursor.execute(in_schema(schema_of(url), statement))
         frame = pl.DataFrame(cursor.fetch_arrow_table())
     return unescape_frame(frame.cast(schema))  # type: ignore[arg-type]
 

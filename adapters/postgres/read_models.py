@@ -36,9 +36,11 @@ from postroom.adapters.postgres.database import (
     describe,
     follow_lock,
     is_lost,
+    lock_name,
     set_locally,
     shown,
 )
+from postroom.adapters.postgres.url import DEFAULT_SCHEMA, schema_of
 from postroom.adapters.sql.log_heads import read_heads
 from postroom.adapters.sql.read_models import SqlReadModels
 from postroom.adapters.sql.statements import statements
@@ -87,7 +89,7 @@ class PostgresReadModels(SqlReadModels):
         self._url = url
         engine = create_engine("postgresql+psycopg://", creator=self._connect)
         event.listen(engine, "checkout", self._begin)
-        self._engine = engine.execution_options(schema_translate_map={None: "postroom"})
+        self._engine = engine.execution_options(schema_translate_map={None: schema_of(url) or DEFAULT_SCHEMA})
 
     def close(self) -> None:
         """Close the connections; idempotent."""
@@ -166,10 +168,10 @@ class PostgresReadModels(SqlReadModels):
 
     def is_following(self, target: str = "") -> bool:
         """Return whether a follower holds its lock; see `SqlReadModels.is_following`."""
-        return self._is_locked(follow_lock(target))
+        return self._is_locked(follow_lock(self._url, target))
 
     def _is_rebuild_running(self) -> bool:
-        return self._is_locked("postroom rebuild")
+        return self._is_locked(lock_name(self._url, "rebuild"))
 
     def _is_locked(self, lock: str) -> bool:
         with self._transaction() as db:

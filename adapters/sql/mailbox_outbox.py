@@ -1,5 +1,6 @@
 """The outbox of a mailbox as services use it: messages are recorded in the service's own transaction."""
 
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -9,12 +10,12 @@ from uuid import UUID
 import msgspec
 from uuid_utils.compat import uuid7
 
-from postroom.adapters.sql.statements import statements
+from postroom.adapters.sql.statements import check_schema, statements
 from postroom.adapters.sql.transaction import MissingTable, execute, execute_async
 from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.application.messages import NewMessage
 from postroom.application.outbox.new_message import record_message
-from postroom.domain.arguments import check_int
+from postroom.domain.arguments import check_int, check_type
 from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
 from postroom.domain.policy import MAX_FRAME_BYTES, MailboxLimits
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from postroom.adapters.sql.transaction import AsyncConnection, Connection
 
 _RECORD = statements("postroom.adapters.sql", "mailbox_outbox.sql")
+_TABLE = re.compile(r"\boutbox_messages\b")
 _CREATE = {"sqlite": _RECORD["create_in_sqlite"]}
 
 
@@ -37,12 +39,15 @@ class _Recorder:
         mailbox: str = DEFAULT_MAILBOX,
         *,
         notify: bool = False,
+        schema: str | None = None,
         frame_bytes: int = MailboxLimits().frame_bytes,
         wall: Callable[[], int] = _wall,
         make_id: Callable[[], UUID] = uuid7,
     ) -> None:
         self._mailbox = check_mailbox(mailbox)
         self._notify = notify
+        self._schema = "" if schema is None else check_schema(check_type("schema", schema, str))
+        self._record = _RECORD | {"postgresql": _record_in(self._schema)}
         self._frame_bytes = check_int("frame_bytes", frame_bytes, 1, MAX_FRAME_BYTES)
         self._wall = wall
         self._factory = MessageFactory(mailbox, wall, make_id)
@@ -51,7 +56,12 @@ class _Recorder:
         rows = [record_message(each, self._factory, self._wall, self._frame_bytes) for each in messages]
         values = [{"id": row.id, "topic": row.topic, "message": row.message} for row in rows]
         parameters = {"mailbox": self._mailbox, "messages": msgspec.json.encode(values).decode()}
-        return [row.id for row in rows], parameters | {"wake": self._notify}
+        return [row.id for row in rows], parameters | {"wake": self._notify, "schema": self._schema}
+
+
+def _record_in(schema: str) -> str:
+    statement = _RECORD["postgresql"]
+    return _TABLE.sub(f'"{schema}".outbox_messages', statement) if schema else statement
 
 
 class MailboxOutbox(_Recorder):
@@ -64,6 +74,8 @@ class MailboxOutbox(_Recorder):
         mailbox: name of the mailbox.
         notify: wake the owner on commit, on PostgreSQL, which serialises the commits of transactions that
             notify and so limits their rate; without it the owner polls.
+        schema: schema of the table on PostgreSQL: that of the store, if its URL names one. None looks it up
+            in the search path.
         frame_bytes: maximum size of a message with its envelope; the mailbox must allow it.
         wall: returns the time in µs since 1970 UTC.
         make_id: generates the ids of messages without one.
@@ -87,12 +99,12 @@ class MailboxOutbox(_Recorder):
             return []
         ids, parameters = self._prepare(messages)
         try:
-            execute(connection, _RECORD, parameters)
+            execute(connection, self._record, parameters)
         except MissingTable as error:
             if not error.creatable:
                 raise
             execute(connection, _CREATE, {})
-            execute(connection, _RECORD, parameters)
+            execute(connection, self._record, parameters)
         return ids
 
 
@@ -110,10 +122,10 @@ class AsyncMailboxOutbox(_Recorder):
             return []
         ids, parameters = self._prepare(messages)
         try:
-            await execute_async(connection, _RECORD, parameters)
+            await execute_async(connection, self._record, parameters)
         except MissingTable as error:
             if not error.creatable:
                 raise
             await execute_async(connection, _CREATE, {})
-            await execute_async(connection, _RECORD, parameters)
+            await execute_async(connection, self._record, parameters)
         return ids

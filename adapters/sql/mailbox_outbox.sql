@@ -6,7 +6,7 @@ WITH recorded AS (
     SELECT id, :mailbox, topic, message
     FROM jsonb_to_recordset(CAST(CAST(:messages AS text) AS jsonb)) AS new (id text, topic text, message text)
 )
-SELECT CASE WHEN CAST(:wake AS boolean) THEN CAST(pg_notify('postroom_outbox_messages', '') AS text) END;
+SELECT CASE WHEN CAST(:wake AS boolean) THEN CAST(pg_notify('postroom_outbox_messages', CAST(:schema AS text)) AS text) END;
 
 -- The owner reads `main` alone, so a table of an attached or temporary database must not be used instead.
 -- name: sqlite

@@ -1,7 +1,11 @@
-"""Named statements in `.sql` files."""
+"""Named statements in `.sql` files, and the schema of the tables that they name."""
 
 import re
 from pkgutil import get_data
+
+from postroom.domain.errors import InvalidRequest
+
+_SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}\Z")
 
 
 def read_text(package: str, resource: str) -> str:
@@ -21,3 +25,16 @@ def statements(package: str, resource: str) -> dict[str, str]:
     text = read_text(package, resource)
     parts = re.split(r"^-- name: (\w+)$", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], (part.strip() for part in parts[2::2]), strict=True))
+
+
+def check_schema(name: str) -> str:
+    """Return the name of a schema.
+
+    Raises: InvalidRequest unless it is an identifier that needs no quotes, and no schema of the server.
+    """
+    if not _SCHEMA.match(name) or name == "information_schema":
+        raise InvalidRequest(
+            f"{name!r:.80} can't be the schema of a store; name it by 1 to 63 lower-case letters, digits and "
+            "underscores, not beginning with a digit or pg_."
+        )
+    return name

@@ -232,5 +232,5 @@ async def send_in_a_transaction(
     file: sqlite3.Connection, session: Session, connection: psycopg.AsyncConnection, message: NewMessage
 ) -> list[str]:
     ids = MailboxOutbox("acme@one", notify=True).record(file, message)
-    ids += MailboxOutbox().record(session, message, message)
+    ids += MailboxOutbox(schema="billing").record(session, message, message)
     return ids + await AsyncMailboxOutbox().record(connection, message)

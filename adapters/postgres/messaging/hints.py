@@ -7,6 +7,7 @@ import psycopg
 from psycopg import sql
 
 from postroom.adapters.postgres.database import AsyncConnection, connect_async
+from postroom.adapters.postgres.url import schema_of
 from postroom.application.background import cancel_and_wait
 from postroom.application.telemetry import logger
 from postroom.domain.errors import PostroomError, Unavailable
@@ -17,7 +18,8 @@ RECONNECT_SECONDS = 5.0
 class PostgresHints:
     """Notifications of outboxes with `notify=True`, received when an event or message is committed.
 
-    LISTEN needs a session, which a transaction pooler doesn't have; see `check`.
+    The payload of a hint is the schema of the outbox, if that was named. LISTEN needs a session, which a
+    transaction pooler doesn't have; see `check`.
     """
 
     def __init__(
@@ -26,6 +28,7 @@ class PostgresHints:
         self._url = url
         self._listen_to = sql.SQL("LISTEN {}").format(sql.Identifier(channel))
         self._name = name
+        self._schema = schema_of(url)
         self._hinted = asyncio.Event()
         self._listening = asyncio.create_task(self._listen())
 
@@ -53,8 +56,9 @@ class PostgresHints:
                 async with await _connect(self._url, self._name) as connection:
                     await connection.execute(self._listen_to)
                     self._hinted.set()  # events committed before LISTEN
-                    async for _ in connection.notifies():
-                        self._hinted.set()
+                    async for hint in connection.notifies():
+                        if hint.payload in ("", self._schema):
+                            self._hinted.set()
             except (psycopg.Error, PostroomError) as error:
                 logger().warning("outbox.hints_lost", error=str(error))
             await asyncio.sleep(RECONNECT_SECONDS)

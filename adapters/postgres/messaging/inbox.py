@@ -17,6 +17,7 @@ from postroom.adapters.postgres.database import (
     connect_async,
     connect_shared,
     describe,
+    lock_name,
     shown,
     unavailable,
 )
@@ -165,7 +166,7 @@ class PostgresInbox:
     async def delete_processed(self, before: int, limit: int) -> int | None:
         """Delete messages that were processed before a time; see `InboxRepository.delete_processed`."""
         async with self._transaction() as connection:
-            task = {"task": f"postroom inbox cleanup {self._tables.inbox_messages}"}
+            task = {"task": lock_name(self._url, f"inbox cleanup {self._tables.inbox_messages}")}
             if not (await self._run(connection, "lock_transaction", task))[0][0]:
                 return None
             rows = await self._run(connection, "delete", {"before": utc(before), "limit": limit})
@@ -178,7 +179,7 @@ class PostgresInbox:
     async def exclusive(self, task: str) -> AsyncIterator[bool]:
         """Try to lock a task on this inbox; the lock ends with the process at the latest."""
         # On a dedicated connection: reconnecting the shared one would silently release the lock.
-        name = {"task": f"postroom inbox {task} {self._tables.inbox_messages}"}
+        name = {"task": lock_name(self._url, f"inbox {task} {self._tables.inbox_messages}")}
         name_, user = f"postroom inbox {task}", f"the {task} of an inbox"
         connection = await connect_async(self._url, name_, session_for=user)
         async with connection:

@@ -18,7 +18,9 @@ DO $$
 DECLARE
     trigrams TEXT;
 BEGIN
-    SELECT extnamespace::regnamespace INTO trigrams FROM pg_extension WHERE extname = 'pg_trgm';
+    -- It may be in the schema of another store.
+    SELECT extnamespace::regnamespace INTO trigrams FROM pg_extension
+    WHERE extname = 'pg_trgm' AND has_schema_privilege(extnamespace, 'USAGE');
     IF trigrams IS NOT NULL THEN
         EXECUTE format('CREATE INDEX ON postroom.text_v{version} USING gin (text %s.gin_trgm_ops)', trigrams);
     END IF;

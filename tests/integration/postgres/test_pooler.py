@@ -185,6 +185,29 @@ def test_a_command_that_reads_leaves_nothing_in_the_connections_of_a_pooler(
     assert left_in_session(filled.pooled) == []
 
 
+def test_a_schema_is_not_left_in_the_connections_of_a_pooler(
+    filled: Filled,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    other = filled._replace(server=f"{filled.server}?schema=other", pooled=f"{filled.pooled}?schema=other")
+    for set_ in ("store", "messaging"):
+        migrate(other.pooled, set_)
+    with psycopg.connect(filled.pooled, prepare_threshold=None) as connection:
+        MailboxOutbox(MAILBOX, schema="other").record(connection, message())
+    for command in ("mailbox list", "outbox backlog", "inbox backlog", "doctor"):
+        code = run(command, other, tmp_path, monkeypatch)
+        printed = capsys.readouterr()
+        assert (code, MAILBOX in printed.out) == (0, command == "doctor"), printed
+        assert failed_writes(filled.pooled) == left_in_session(filled.pooled) == []
+    with closing(connect_database(other.pooled, "test")) as connection:
+        assert connection.execute("SELECT count(*) FROM outbox_messages").fetchall() == [(1,)]
+        with connection.transaction():
+            assert connection.execute("SELECT current_schemas(false)").fetchall() == [(["other"],)]
+    assert left_in_session(filled.pooled) == []
+
+
 @pytest.mark.parametrize("ignored", ["", "options"])
 def test_settings_hold_for_a_transaction_through_a_pooler_and_for_a_session_of_a_server(
     filled: Filled, postgres_admin_url: str, tmp_path: Path, ignored: str
