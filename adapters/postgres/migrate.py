@@ -210,7 +210,8 @@ def _applied(connection: Connection, url: str, set_: str) -> list[tuple[int, str
 
 
 def _prepare(connection: Connection, url: str, set_: str) -> None:
-    if schema := _schema(url, set_):
+    schema = _schema(url, set_)
+    if schema and not connection.execute(_SQL["find_schema"], {"schema": schema}).fetchall():
         connection.execute(sql.SQL(_SQL["create_schema"]).format(schema=sql.Identifier(schema)))
     connection.execute(sql.SQL(_SQL["create_table"]).format(table=_table(url, set_)))
 

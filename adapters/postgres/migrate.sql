@@ -8,8 +8,12 @@ SELECT pg_advisory_xact_lock(hashtextextended(%(name)s, 0));
 -- Locking a table lets the session see one that another has created since it looked last, also in a transaction.
 SELECT to_regclass(%(table)s) FROM pg_class LIMIT 1;
 
+-- name: find_schema
+-- Who was given a schema may not create it, not even IF NOT EXISTS.
+SELECT FROM pg_namespace WHERE nspname = %(schema)s;
+
 -- name: create_schema
-CREATE SCHEMA IF NOT EXISTS {schema};
+CREATE SCHEMA {schema};
 
 -- name: create_table
 CREATE TABLE IF NOT EXISTS {table} (

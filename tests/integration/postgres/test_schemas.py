@@ -307,6 +307,22 @@ def test_a_role_that_was_granted_one_store_can_use_no_other(
             connection.execute("DROP ROLE postroom")
 
 
+def test_a_role_that_was_given_a_schema_migrates_it(create_database: CreateDatabase) -> None:
+    url = create_database(None)
+    with closing(psycopg.connect(url, autocommit=True)) as connection:
+        connection.execute("CREATE ROLE given LOGIN")
+        try:
+            connection.execute("CREATE SCHEMA given AUTHORIZATION given")
+            theirs = in_schema(url.replace("postgres@", "given@"), "given")
+            for set_ in SETS:
+                assert migrate(theirs, set_)
+            with closing(PostgresEventLog(theirs, MAILBOX)) as log:
+                assert len(append(log, sents(2))) == 2
+        finally:
+            connection.execute("DROP OWNED BY given CASCADE")
+            connection.execute("DROP ROLE given")
+
+
 async def test_dropping_a_schema_leaves_the_other_store(create_database: CreateDatabase) -> None:
     url = create_database(None)
     for schema in SCHEMAS:
