@@ -11,8 +11,10 @@ SCHEMES = ("postgresql://", "postgres://")
 DEFAULT_SCHEMA = "postroom"
 """The schema of a store whose URL names none, under which all SQL knows it; see `in_schema`."""
 _PARAMETER = re.compile(r"[?&]schema=([^&]*)")
-_QUALIFIER = re.compile(r"\bpostroom(_keys)?(?=[.;])")
-_TEXT = re.compile(r"(?<=')postroom(_keys)?(?=[ '])")
+_NAMES = re.compile(
+    r"""(?P<quoted>"[^"\n]*")|\bpostroom(_keys)?(?=[.;])|(?<=')(?P<text>postroom(_keys)?)(?=[ '])"""
+)
+"""Quoted identifiers, which are of users; the schema as a qualifier; the schema in a text."""
 
 
 def is_url(store: str) -> bool:
@@ -52,4 +54,6 @@ def in_schema(schema: str | None, statement: str) -> str:
     """
     if schema is None:
         return statement
-    return _TEXT.sub(schema, _QUALIFIER.sub(f'"{schema}"', statement))
+    return _NAMES.sub(
+        lambda match: match["quoted"] or (schema if match["text"] else f'"{schema}"'), statement
+    )

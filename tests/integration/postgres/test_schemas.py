@@ -1,15 +1,18 @@
 """Two stores in one database, each in the schema that its URL names."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, closing
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
+from urllib.parse import quote, urlsplit
 from uuid import uuid4
 
 import psycopg
 import pytest
 from msgspec.structs import replace
+from psycopg import sql
 
 from postroom import MailboxOutbox, NewEvent, NewMessage, Outbox, ReceivedMessage
 from postroom.adapters.cli.main import main
@@ -161,7 +164,7 @@ async def test_retention_is_of_one_store(stores: list[str]) -> None:
 
 
 def test_leases_and_keys_are_of_one_store(stores: list[str]) -> None:
-    pseudonyms = []
+    key_stores, pseudonyms = [], []
     for number, url in enumerate(stores):
         tables = PostgresLeaseTables(url)
         with closing(open_lease_store(url)) as store, closing(tables):
@@ -177,8 +180,10 @@ def test_leases_and_keys_are_of_one_store(stores: list[str]) -> None:
         pseudonyms.append(keys.get_or_create(["ada"])["ada"].pseudonym)
         keys.destroy(pseudonyms[-1], 2)
         assert keys.resolve(pseudonyms[-1:]) == {pseudonyms[-1]: None}
-    with pytest.raises(UnknownPseudonym):
-        keys.resolve(pseudonyms[:1])
+        key_stores.append(keys)
+    for keys, other in zip(key_stores, reversed(pseudonyms), strict=True):
+        with pytest.raises(UnknownPseudonym):
+            keys.resolve([other])
 
 
 def test_tasks_of_one_store_do_not_wait_for_those_of_the_other(stores: list[str]) -> None:
@@ -286,41 +291,39 @@ async def test_a_backup_holds_one_store_and_is_restored_into_any_schema(
     assert open_store(other).mailboxes() == open_store(filled[0]).mailboxes()
 
 
-def test_a_role_that_was_granted_one_store_can_use_no_other(
-    create_database: CreateDatabase,
-) -> None:
-    url = create_database(None)
-    for schema in SCHEMAS:
-        migrate(in_schema(url, schema), "store")
-    # A role of this name is not taken for the schema.
-    with closing(psycopg.connect(url, autocommit=True)) as connection:
-        connection.execute("CREATE ROLE postroom LOGIN")
-        try:
-            migrate(in_schema(url, "billing"), "store", grant_to=["postroom"])
-            theirs = [in_schema(url.replace("postgres@", "postroom@"), schema) for schema in SCHEMAS]
-            with closing(PostgresEventLog(theirs[1], MAILBOX)) as log:
-                assert len(append(log, sents(2))) == 2
-            with pytest.raises(UnusableServer, match="permission denied for schema order"):
-                PostgresEventLog(theirs[0], MAILBOX)
-        finally:
-            connection.execute("DROP OWNED BY postroom CASCADE")
-            connection.execute("DROP ROLE postroom")
+@pytest.fixture
+def role(database: str) -> Iterator[str]:
+    """A role without rights, whose name must not be taken for the qualifier of one."""
+    name = f"a postroom.{token_hex(4)}"
+    with closing(psycopg.connect(database, autocommit=True)) as connection:
+        connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'hush'").format(sql.Identifier(name)))
+        yield name
+        connection.execute(sql.SQL("DROP OWNED BY {0} CASCADE").format(sql.Identifier(name)))
+        connection.execute(sql.SQL("DROP ROLE {0}").format(sql.Identifier(name)))
 
 
-def test_a_role_that_was_given_a_schema_migrates_it(create_database: CreateDatabase) -> None:
-    url = create_database(None)
-    with closing(psycopg.connect(url, autocommit=True)) as connection:
-        connection.execute("CREATE ROLE given LOGIN")
-        try:
-            connection.execute("CREATE SCHEMA given AUTHORIZATION given")
-            theirs = in_schema(url.replace("postgres@", "given@"), "given")
-            for set_ in SETS:
-                assert migrate(theirs, set_)
-            with closing(PostgresEventLog(theirs, MAILBOX)) as log:
-                assert len(append(log, sents(2))) == 2
-        finally:
-            connection.execute("DROP OWNED BY given CASCADE")
-            connection.execute("DROP ROLE given")
+def as_role(role: str, url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{quote(role)}:hush@{parts.hostname}:{parts.port}").geturl()
+
+
+def test_a_role_that_was_granted_one_store_can_use_no_other(stores: list[str], role: str) -> None:
+    theirs = [as_role(role, url) for url in stores]
+    migrate(stores[1], "store", grant_to=[role])
+    with closing(PostgresEventLog(theirs[1], "granted")) as log:
+        assert len(append(log, sents(2))) == 2
+    with pytest.raises(UnusableServer, match="permission denied for schema order"):
+        PostgresEventLog(theirs[0], "granted")
+
+
+def test_a_role_that_was_given_a_schema_migrates_it(database: str, role: str) -> None:
+    with closing(psycopg.connect(database, autocommit=True)) as connection:
+        connection.execute(sql.SQL("CREATE SCHEMA given AUTHORIZATION {}").format(sql.Identifier(role)))
+    theirs = as_role(role, in_schema(database, "given"))
+    for set_ in SETS:
+        assert migrate(theirs, set_)
+    with closing(PostgresEventLog(theirs, "given")) as log:
+        assert len(append(log, sents(2))) == 2
 
 
 async def test_dropping_a_schema_leaves_the_other_store(create_database: CreateDatabase) -> None:
@@ -410,8 +413,6 @@ def test_the_schema_is_one_of_the_parameters_of_a_url(database: str, stores: lis
 
 
 def test_statements_of_any_kind_are_those_of_the_schema(stores: list[str]) -> None:
-    from psycopg import sql
-
     async def read(url: str) -> Any:
         from postroom.adapters.postgres.database import connect_async
 
