@@ -42,6 +42,7 @@ meaning.
 
 import copyreg
 from collections.abc import Sequence
+from shlex import quote
 from typing import Any, NamedTuple
 
 
@@ -104,10 +105,14 @@ class SettingsConflict(InvalidRequest):
             f"{each.name} is {_shown(each.stored)}, not {_shown(each.argument)}" for each in self.differences
         ]
         fields = [each for each in self.differences if not each.name.startswith(_ERASURE)]
-        change = "run `postroom apply` with a settings file that has them"
+        where = "" if mailbox == _DEFAULT_MAILBOX else f" --mailbox {mailbox}"
+        change = f"run `postroom apply{where}` with a settings file that has them"
         if len(fields) == len(self.differences):
-            pairs = " ".join(f"{name}={_shown(argument)}" for name, _, argument in fields)
-            change = f"run `postroom mailbox set {pairs}` or `postroom apply`"
+            words = " ".join(
+                f"--unset {quote(name)}" if argument is None else quote(f"{name}={_shown(argument)}")
+                for name, _, argument in fields
+            )
+            change = f"run `postroom mailbox set{where} {words}` or `postroom apply{where}`"
         super().__init__(
             f"Mailbox {mailbox} has other settings than those given: {'; '.join(texts)}. Leave them out to "
             f"use what is stored; to change it, {change}."
@@ -115,6 +120,8 @@ class SettingsConflict(InvalidRequest):
 
 
 _ERASURE = "erasure."
+_DEFAULT_MAILBOX = "main@local"
+"""The mailbox of commands without `--mailbox`; `names`, which has it, imports this module."""
 
 
 def _shown(value: object) -> str:

@@ -14,9 +14,9 @@ from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import FILE, InvalidSettings
 from postroom.adapters.cli.tables import Prose
 from postroom.adapters.cli.values import exact_duration
-from postroom.application.pluralize import pluralize
+from postroom.application.queries.preview_settings import LosesData, check_losses, describe_effect
 from postroom.domain.errors import Difference, InvalidRequest, NotFound
-from postroom.domain.mailbox.settings_effects import Effect, SettingsEffect, SettingsPreview
+from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.settings import MailboxSettings, SettingsChanges, change_settings, compare_settings
 
 if TYPE_CHECKING:
@@ -27,24 +27,6 @@ Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")
 Apply = Annotated[
     bool, Option("--apply", help="Make the settings of the mailbox equal to the settings file first.")
 ]
-
-
-class LosesData(InvalidRequest):
-    """A change of settings would expire, forget or remove something, and nobody confirmed it."""
-
-
-_EFFECTS: dict[Effect, str] = {
-    "dead_letters_expired": "expire now",
-    "keys_forgotten": "are forgotten now",
-    "attempts_used": "become dead letters when their delivery fails",
-    "records_removed": "are removed by retention",
-    "shards_wait": "must settle before the new number of shards is used",
-}
-_ITEMS: dict[Effect, str] = {
-    "dead_letters_expired": "dead letter",
-    "keys_forgotten": "idempotency key",
-    "records_removed": "log record",
-}
 
 
 async def apply(
@@ -109,11 +91,7 @@ async def use_applied(
 async def _apply_at_start(session: Session, mailbox: "Settings") -> None:
     """Make the settings of the mailbox equal to the file, and note what changed."""
     preview = await mailbox.preview_settings(_file_settings(session), replace=True)
-    if preview.losses:
-        raise LosesData(
-            f"--apply would lose data: {'; '.join(map(describe_effect, preview.losses))}. Run postroom apply "
-            "to confirm it, or change the settings file."
-        )
+    check_losses(preview, "--apply")
     await mailbox.set_settings(_file_settings(session), replace=True)
     for each in compare_settings(preview.before, preview.after):
         session.out.note(f"{each.name} changed from {_shown(each, 1)} to {_shown(each, 2)}.")
@@ -177,13 +155,6 @@ def show_preview(session: Session, preview: SettingsPreview) -> None:
     session.out.table(("setting", "current", "new"), rows)
     for effect in preview.effects:
         session.out.note(f"{describe_effect(effect)}.")
-
-
-def describe_effect(effect: SettingsEffect) -> str:
-    """Return an effect of a change of settings as a clause."""
-    items = pluralize(effect.count, _ITEMS.get(effect.effect, "message"))
-    where = "" if effect.topic is None else f" of {effect.topic}"
-    return f"{items}{where} {_EFFECTS[effect.effect]}"
 
 
 def describe_change(change: Difference) -> str:

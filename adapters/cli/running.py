@@ -19,6 +19,7 @@ from postroom.application.background import background_task
 from postroom.application.backoff import OutageBackoff
 from postroom.application.garbage_collection import exempt_heap
 from postroom.application.ports.settings import Settings as SettingsPort
+from postroom.application.queries.preview_settings import check_losses
 from postroom.application.telemetry import ROOT, logger, summarize
 from postroom.domain.errors import PostroomError, Unavailable, UnusableServer
 from postroom.domain.policy import SECOND_MS, backoff_ms
@@ -122,13 +123,18 @@ async def opened(
 
 
 def mailbox_settings(session: Session, mailbox: SettingsPort) -> Reload:
-    """Return the reload of the settings of the mailbox; those that were removed stay as they are."""
+    """Return the reload of the settings of the mailbox; those that were removed stay as they are.
+
+    Nothing is changed if something would be lost, as nobody can be asked.
+    """
     applied = session.settings.mailbox_settings()
 
     async def apply(settings: Settings) -> None:
         nonlocal applied
         current = settings.mailbox_settings()
-        await mailbox.set_settings(changed_settings(applied, current))
+        changes = changed_settings(applied, current)
+        check_losses(await mailbox.preview_settings(changes), "A reload")
+        await mailbox.set_settings(changes)
         applied = current
 
     return Reload("mailbox settings", apply, MAILBOX_SETTINGS)

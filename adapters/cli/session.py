@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from postroom.domain.mailbox.events import MailboxMode
 
 MEMORY = "memory:"
+IN_MEMORY = ("demo", "import", "serve")
+"""Commands that are of use with a store in memory: they show, check, or answer others while they run."""
 DEFAULT_STORE = "postroom.db"
 QUEUE_MAILBOX = "main@local"
 ARCHIVE_MAILBOX = "archive@local"
@@ -229,7 +231,8 @@ class Session:
             owner_timeout_ms: see `connect`; None takes its default.
             gives_settings: refuse a mailbox that has other settings than the file and the environment.
 
-        Raises: SettingsConflict; NotFound when they do not exist and `create` is false, or the store's folder
+        Raises: SettingsConflict; InvalidRequest for `memory:` unless the command is of use without a store
+            that lasts; NotFound when they do not exist and `create` is false, or the store's folder
             does not exist.
         """
         from postroom.adapters.compose import list_mailboxes
@@ -239,6 +242,11 @@ class Session:
         settings = self.settings
         name = mailbox or self.mailbox
         if create:
+            if self.store == MEMORY and self.command not in IN_MEMORY:
+                raise InvalidRequest(
+                    f"The store memory: ends with the command, so what postroom {self.command} does would be "
+                    "lost; name a file with --store or POSTROOM_STORE."
+                )
             self._check_folder()
         else:
             _check_mailbox(name, list_mailboxes(self.existing_store()), self.shown_store)

@@ -25,6 +25,7 @@ from postroom.application.monitor import Monitor
 from postroom.application.ports.control_plane import LeaseAdmin
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.ports.mailbox_host import MailboxReport
+from postroom.application.queries.preview_settings import check_losses
 from postroom.application.service import OpenSession, Search, Service
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.telemetry import logger, summarize
@@ -151,13 +152,14 @@ class StoreHost:
     async def reload(self, settings: SettingsChanges) -> None:
         """Open mailboxes with other settings, and change what differs in those that are open.
 
-        A mailbox that refuses them is served on.
+        A mailbox that refuses them, or would lose something by them, is served on.
         """
         changes = changed_settings(self._settings.owner.settings, settings)
         owner = self._settings.owner._replace(settings=settings)
         self._settings = msgspec.structs.replace(self._settings, owner=owner)
         for hosted in list(self._open.values()):
             try:
+                check_losses(await hosted.postroom.preview_settings(changes), "A reload")
                 await hosted.postroom.set_settings(changes)
             except PostroomError as error:
                 logger().error("runner.settings_refused", mailbox=hosted.postroom.name, error=str(error))

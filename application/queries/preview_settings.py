@@ -5,12 +5,40 @@ from collections.abc import Callable
 import msgspec
 
 from postroom.application.mailbox.retention import HEADROOM
+from postroom.application.pluralize import pluralize
 from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.arguments import check_type
-from postroom.domain.mailbox.settings_effects import SettingsEffect, SettingsPreview, effects_on_topics
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.mailbox.settings_effects import (
+    Effect,
+    SettingsEffect,
+    SettingsPreview,
+    effects_on_topics,
+)
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MS
 from postroom.domain.settings import MailboxSettings, SettingsChanges, change_settings
+
+_EFFECTS: dict[Effect, tuple[str, str]] = {
+    "dead_letters_expired": ("expires now", "expire now"),
+    "keys_forgotten": ("is forgotten now", "are forgotten now"),
+    "attempts_used": (
+        "becomes a dead letter when its delivery fails",
+        "become dead letters when their delivery fails",
+    ),
+    "records_removed": ("is removed by retention", "are removed by retention"),
+    "shards_wait": ("must settle before the new number of shards is used",) * 2,
+}
+"""What happens to one item, and to more."""
+_ITEMS: dict[Effect, str] = {
+    "dead_letters_expired": "dead letter",
+    "keys_forgotten": "idempotency key",
+    "records_removed": "log record",
+}
+
+
+class LosesData(InvalidRequest):
+    """A change of settings would expire, forget or remove something, and nobody confirmed it."""
 
 
 class PreviewSettings:
@@ -55,3 +83,26 @@ class PreviewSettings:
             return preview
         effects = [*preview.effects, SettingsEffect(None, "records_removed", count)]
         return msgspec.structs.replace(preview, effects=effects)
+
+
+def check_losses(preview: SettingsPreview, what: str) -> None:
+    """Check that a change of settings loses nothing.
+
+    Arguments:
+        what: makes the change and can't ask, for the error.
+
+    Raises: LosesData.
+    """
+    if preview.losses:
+        losses = "; ".join(map(describe_effect, preview.losses))
+        raise LosesData(
+            f"{what} would lose data: {losses}. Run postroom apply to confirm it, or change the settings "
+            "file."
+        )
+
+
+def describe_effect(effect: SettingsEffect) -> str:
+    """Return an effect of a change of settings as a clause."""
+    items = pluralize(effect.count, _ITEMS.get(effect.effect, "message"))
+    where = "" if effect.topic is None else f" of {effect.topic}"
+    return f"{items}{where} {_EFFECTS[effect.effect][effect.count != 1]}"

@@ -107,25 +107,29 @@ def test_apply_without_a_settings_file_changes_nothing(postroom: Postroom) -> No
     assert postroom.ok("mailbox", "show", "--json").json["settings"]["default_policy"]["max_attempts"] == 3
 
 
-def test_a_command_whose_file_differs_is_refused_until_the_file_is_applied(postroom: Postroom) -> None:
-    postroom.ok("send", "mail", "1")
+SEND, RECV, WORK = ("send", "mail", "2"), ("recv", "mail"), ("work", "tasks:worker", "--once")
+SERVE = ("serve", "--dev", "--http", "127.0.0.1:0")
+
+
+@pytest.mark.parametrize(("mailbox", "where"), [("main@local", ""), ("jobs@local", " --mailbox jobs@local")])
+def test_a_command_whose_file_differs_is_refused_until_the_file_is_applied(
+    postroom: Postroom, mailbox: str, where: str
+) -> None:
+    postroom.ok("send", "mail", "1", "--mailbox", mailbox)
     write(postroom, '[policy]\nvisibility = "1m"\n')
     write(postroom, WORKER, "tasks.py")
 
-    refusals = [
-        postroom(*command, "--json")
-        for command in (("send", "mail", "2"), ("work", "tasks:worker", "--once"), ("recv", "mail"))
-    ]
+    refusals = [postroom(*each, "--mailbox", mailbox, "--json") for each in (SEND, RECV, WORK, SERVE)]
 
+    change = f"postroom mailbox set{where} policy.visibility_ms=60000"
     message = (
-        "Mailbox main@local has other settings than those given: policy.visibility_ms is 30000, not 60000. "
-        "Leave them out to use what is stored; to change it, run `postroom mailbox set "
-        "policy.visibility_ms=60000` or `postroom apply`."
+        f"Mailbox {mailbox} has other settings than those given: policy.visibility_ms is 30000, not 60000. "
+        f"Leave them out to use what is stored; to change it, run `{change}` or `postroom apply{where}`."
     )
-    assert [(each.code, each.error["message"]) for each in refusals] == [(1, message)] * 3
+    assert [(each.code, each.error["message"]) for each in refusals] == [(1, message)] * 4
     postroom.ok("backlog")
-    postroom.ok("apply")
-    postroom.ok("send", "mail", "2")
+    postroom.ok(*change.split()[1:])
+    postroom.ok("send", "mail", "2", "--mailbox", mailbox)
 
 
 def test_work_applies_the_file_at_its_start_if_told_so(postroom: Postroom) -> None:

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from contextlib import closing
 
+import pytest
+
 from tests.e2e.conftest import TIMEOUT_SECONDS
 from tests.support.altered_commits import alter
 
@@ -50,6 +52,32 @@ def test_a_store_in_memory_is_refused_where_it_makes_no_sense(postroom):
     done = postroom("recv", "orders", "--store", "memory:")
 
     assert (done.code, "memory:" in done.err) == (1, True)
+
+
+IN_MEMORY = [
+    "apply",
+    "apply --check",
+    "mailbox set policy.shards=3",
+    "topic policy orders shards=3",
+    "topic pause orders",
+    "send orders x",
+    "schedule",
+    "work tasks:worker --once",
+]
+
+
+@pytest.mark.parametrize("command", IN_MEMORY)
+def test_what_would_be_lost_with_a_store_in_memory_is_refused_in_one_sentence(postroom, command):
+    (postroom.folder / "postroom.toml").write_text(
+        "[schedules.a]\ntopic = 'a'\ncron = '* * * * *'\n[policy]\nmax_attempts = 3\n"
+    )
+    (postroom.folder / "tasks.py").write_text("from postroom import Worker\nworker = Worker()\n")
+
+    refused = postroom(*command.split(), "--store", "memory:")
+
+    assert (refused.code in (1, 2), refused.out, refused.err.count("\n")) == (True, "", 1)
+    assert refused.err.startswith("postroom: The store memory: ends with the command, so ")
+    assert "name a file with --store or POSTROOM_STORE." in refused.err
 
 
 def test_every_command_that_changes_a_mailbox_works_beside_the_process_that_owns_it(postroom, tmp_path):

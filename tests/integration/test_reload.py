@@ -164,6 +164,27 @@ async def test_settings_that_need_a_restart_are_named_without_their_values(
     assert "canary" not in str(events)
 
 
+async def test_a_reload_by_which_something_would_be_lost_changes_nothing(
+    file: Path, mailbox: Postroom
+) -> None:
+    await mailbox.set_topic_policy("orders", {"max_attempts": 1})
+    await mailbox.send_batch([NewMessage(topic="orders", payload=b"x") for _ in range(3)])
+    for each in await mailbox.receive_messages("orders"):
+        await each.nack(reason="broken")
+    before = await mailbox.get_settings()
+    async with command(file, mailbox) as events:
+        write(file, "[policy]\ndead_capacity = 1\n[limits]\ntopics = 5\n")
+        (event,) = await reload(events)
+        assert (event["event"], event["what"]) == (FAILED, "mailbox settings")
+        assert "A reload would lose data: 2 dead letters of orders expire now." in event["error"]
+        assert "postroom apply" in event["error"]
+        assert await mailbox.get_settings() == before
+        write(file, "[limits]\ntopics = 5\n")
+        assert [each["event"] for each in await reload(events)] == [RELOADED]
+    assert (await mailbox.get_settings()).limits.topics == 5
+    assert len(await mailbox.list_dead_letters("orders")) == 3
+
+
 async def test_what_fails_to_reload_keeps_nothing_else_from_it(file: Path, mailbox: Postroom) -> None:
     async def apply(settings: Settings) -> None:
         raise InvalidRequest("The certificate tls.pem has expired; renew it.")

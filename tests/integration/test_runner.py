@@ -27,6 +27,7 @@ from postroom.domain.errors import Fenced, InvalidRequest, PostroomError, Unavai
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.settings import SettingsChanges
 from tests.integration import ingest_world
+from tests.support.logs import capture_logs
 from tests.support.memory_control_plane import MemoryControlPlane
 from tests.support.messages import MAILBOX, message
 from tests.support.waiting import SECONDS, until
@@ -140,6 +141,43 @@ async def test_a_new_mailbox_gets_the_settings_of_the_runner(store: str, admin: 
             assert await client.get_topic_policy("orders") == TopicPolicy(visibility_ms=7_000)
             await runner.host.reload(SettingsChanges(topics={"orders": {"visibility_ms": 8_000}}))
             assert await client.get_topic_policy("orders") == TopicPolicy(visibility_ms=8_000)
+
+
+async def test_a_reload_of_a_runner_changes_no_mailbox_that_would_lose_something(
+    store: str, admin: MemoryControlPlane
+) -> None:
+    async with running(store, admin) as runner:
+        await served(runner)
+        async with calling(runner) as client:
+            await client.set_topic_policy("orders", {"max_attempts": 1})
+            await client.send_batch([message(), message()])
+            for each in await client.receive_messages("orders"):
+                await each.nack(reason="broken")
+            with capture_logs() as events:
+                await runner.host.reload(SettingsChanges(default_policy={"dead_capacity": 1}))
+            assert [(each["event"], each["mailbox"]) for each in events] == [
+                ("runner.settings_refused", MAILBOX)
+            ]
+            assert "would lose data: 1 dead letter of orders expires now" in events[0]["error"]
+            assert len(await client.list_dead_letters("orders")) == 2
+
+
+async def test_a_runner_with_other_settings_says_what_every_opener_says(
+    store: str, admin: MemoryControlPlane
+) -> None:
+    async with open_mailbox(store, MAILBOX):
+        pass
+    settings = SettingsChanges(default_policy={"max_attempts": 1}, topics={"ord*": {"shards": 4}})
+    with capture_logs() as events:
+        async with running(store, admin, owner=OwnerSettings(settings=settings)):
+            await until(lambda: any("error" in each for each in events))
+    (error, *_) = [each["error"] for each in events if "error" in each]
+    assert error == (
+        f"Mailbox {MAILBOX} has other settings than those given: policy.max_attempts is 5, not 1; "
+        "topics.ord*.shards is unset, not 4. Leave them out to use what is stored; to change it, run "
+        f"`postroom mailbox set --mailbox {MAILBOX} policy.max_attempts=1 'topics.ord*.shards=4'` or "
+        f"`postroom apply --mailbox {MAILBOX}`."
+    )
 
 
 # -- offers ---

@@ -156,7 +156,7 @@ def test_an_owner_that_gives_other_settings_is_refused() -> None:
     )
     given(NOTHING, policy=TopicPolicy()).when(take(settings), at=5).then_rejected(
         SettingsConflict,
-        "Leave them out to use what is stored; to change it, run `postroom apply` with a settings file",
+        f"to change it, run `postroom apply --mailbox {NAME}` with a settings file",
         differences=(
             Difference("limits.topics", 1_024, 9),
             Difference("policy.max_attempts", 5, 1),
@@ -165,6 +165,17 @@ def test_an_owner_that_gives_other_settings_is_refused() -> None:
         ),
     )
     check_settings(NAME, MailboxSettings(), SettingsChanges.of(MailboxLimits(), TopicPolicy()))
+
+
+def test_the_command_of_a_conflict_is_one_that_a_shell_runs_as_it_is() -> None:
+    stored = MailboxSettings(MailboxLimits(max_store_bytes=9))
+    settings = SettingsChanges({"max_store_bytes": None}, {"priorities": True}, {"a*": {"shards": 8}})
+    with pytest.raises(SettingsConflict) as refusal:
+        check_settings(NAME, stored, settings)
+    assert (
+        f"run `postroom mailbox set --mailbox {NAME} --unset limits.max_store_bytes policy.priorities=true "
+        f"'topics.a*.shards=8'` or `postroom apply --mailbox {NAME}`."
+    ) in str(refusal.value)
 
 
 def test_an_owner_without_the_key_store_cannot_own_a_mailbox_that_encrypts() -> None:
