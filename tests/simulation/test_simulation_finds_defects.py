@@ -41,6 +41,9 @@ SEEDS = {
     "a_key_that_is_forgotten_early": 18,
     "a_late_ack_that_is_refused": 8,
     "a_message_that_comes_again_after_its_ack": 0,
+    "a_replay_table_without_bounds": 1,
+    "a_window_that_a_jump_of_the_clock_shortens": 7,
+    "an_extension_that_a_reboot_forgets": 2,
     "an_in_flight_ceiling_that_is_ignored": 1,
     "priorities_that_are_ignored": 21,
 }
