@@ -142,7 +142,7 @@ async def test_a_lost_connection_is_made_again(inboxes: Inboxes, messaging_datab
     await inbox.insert(uuid4(), SUBJECT, NOW)
     async with await psycopg.AsyncConnection.connect(messaging_database) as admin:
         await admin.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity "
             "WHERE datname = current_database() AND application_name = 'postroom inbox'"
         )
     await inbox.insert(uuid4(), SUBJECT, NOW)

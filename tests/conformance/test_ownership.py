@@ -97,7 +97,7 @@ async def test_another_process_is_turned_away_until_the_owner_is_killed(shared: 
 async def end_connections(url: str, name: str) -> None:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity "
             "WHERE datname = current_database() AND application_name = %s",
             (name,),
         )

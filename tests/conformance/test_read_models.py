@@ -199,7 +199,7 @@ def test_a_connection_that_the_server_ended_is_made_anew(
     assert models.stats().total_events == 0
     with closing(connect(postgres_store, "test")) as database:
         database.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
             " WHERE application_name = 'postroom search' AND datname = current_database()"
         )
     assert models.stats().total_events == 0

@@ -138,7 +138,8 @@ async def test_an_owner_whose_lock_connection_ended_is_fenced_while_it_waits(pos
         waiting = asyncio.create_task(first.receive_messages("orders", wait_ms=60_000))
         with psycopg.connect(postgres_store, autocommit=True) as connection:
             end = (
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'the first'"
+                "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity "
+                "WHERE application_name = 'the first'"
             )
             assert connection.execute(end).fetchall() == [(True,)]
         async with open_mailbox(postgres_store, wait_ms=0), asyncio.timeout(DEADLINE_SECONDS):

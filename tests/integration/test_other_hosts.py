@@ -296,7 +296,9 @@ async def test_an_owner_whose_lock_has_a_new_session_tells_its_address_again(
     async with owned(hosts("a"), postgres_store, owner="first"):
         before = await address_of(postgres_store)
         with closing(connect_database(postgres_store, "test")) as connection:
-            ended = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = %s"
+            ended = (
+                "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = %s"
+            )
             connection.execute(ended.encode(), ("first",))
         assert await address_of(postgres_store) == before
         async with connected(hosts("b"), postgres_store) as mailbox:

@@ -225,7 +225,7 @@ async def relay_through_a_lost_claim(url: str, *, claim_ms: int) -> list[bytes]:
             stream.behave = None
             with psycopg.connect(url) as connection:
                 connection.execute(
-                    "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+                    "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
                     " WHERE application_name = 'first' AND datname = current_database()"
                 )
             assert await new_relay(second, stream).relay_once() == 4

@@ -368,7 +368,7 @@ async def test_a_lost_connection_is_made_again(messaging_database: str) -> None:
             await until(has_messages(stream, n + 1))
             with psycopg.connect(messaging_database) as connection:
                 connection.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
                     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
                 )
     await hints.close()

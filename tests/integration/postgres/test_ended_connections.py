@@ -69,7 +69,7 @@ def database(server: PostgresServer) -> Iterator[ServiceDatabase]:
 def end_all(database: ServiceDatabase) -> None:
     """End all connections to a database but this one, and wait until they are."""
     database.execute(
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+        "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity "
         "WHERE datname = current_database() AND pid <> pg_backend_pid()"
     )
 
@@ -387,6 +387,6 @@ async def test_a_process_that_waits_for_a_mailbox_waits_on_when_its_connection_w
         waiting.create_task(wait())
         await until_answer(lambda: is_connected([]))
         former = database.execute(sessions)
-        database.execute(f"SELECT pg_terminate_backend(pid, 5000) FROM ({sessions}) AS waiting")
+        database.execute(f"SELECT pg_terminate_backend(pid, 60000) FROM ({sessions}) AS waiting")
         await until_answer(lambda: is_connected(former))
         assert await first.owner(ONE) == "first"

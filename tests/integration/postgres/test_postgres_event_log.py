@@ -121,7 +121,7 @@ def test_a_stream_is_found_by_its_index_though_a_new_partition_has_no_statistics
 
 def end_all(database: Connection) -> None:
     database.execute(
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+        "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity "
         "WHERE datname = current_database() AND pid <> pg_backend_pid()"
     )
 
