@@ -49,7 +49,7 @@ settings.register_profile(
     "gate", parent=settings.get_profile("default"), max_examples=40, derandomize=True, database=None
 )
 # Suites whose examples take long, as each statement on chdb does.
-settings.register_profile("brief", parent=settings.get_profile("gate"), max_examples=10)
+settings.register_profile("brief", parent=settings.get_profile("gate"), max_examples=5)
 # HYPOTHESIS_PROFILE=thorough searches much longer, for a nightly run or before a release.
 settings.register_profile(
     "thorough",
