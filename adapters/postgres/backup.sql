@@ -109,14 +109,6 @@ DELETE FROM postroom.seal WHERE base = %(base)s;
 -- name: forget_mailbox
 DELETE FROM postroom.mailbox_names WHERE id = %(id)s;
 
--- name: drop_view
-DROP VIEW IF EXISTS postroom.mailbox;
-
--- name: read_model_tables
-SELECT format('postroom.%%I', relname) FROM pg_class
-WHERE relnamespace = 'postroom'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
-    AND relname ~ '^[a-z]\w*_v[0-9]+$';
-
 -- name: retire_read_models
 WITH cursors AS (DELETE FROM postroom.projection_cursor),
     parts AS (DELETE FROM postroom.projection_part),

@@ -20,6 +20,8 @@ from postroom.adapters.postgres.commit_rows import index_rows
 from postroom.adapters.postgres.database import Connection, connect, shown, unavailable
 from postroom.adapters.postgres.event_log import PARTITION_POSITIONS
 from postroom.adapters.postgres.migrate import check_connection
+from postroom.adapters.postgres.read_model_store import PostgresDatabase
+from postroom.adapters.sql.versions import Versions
 from postroom.application.mailbox.compression import compress
 from postroom.application.ports.backup import RecordedRow
 from postroom.application.ports.event_log import Seal, StoredSnapshot
@@ -67,9 +69,10 @@ class PostgresStoreLoader:
                 )
             for statement in ("forget_snapshots", "forget_seal", "forget_mailbox"):
                 run(SQL[statement], where)
-        run(SQL["drop_view"])
-        for (table,) in run(SQL["read_model_tables"], {}).fetchall():
-            run(f"DROP TABLE {table}".encode())
+        database = PostgresDatabase(shown(self._url), self._connection)
+        database.replace_views({})
+        for table in Versions(database).tables():
+            database.execute("drop", table)
         run(SQL["retire_read_models"])
 
     def add_mailbox(self, mailbox: str, first: int, last: int) -> None:

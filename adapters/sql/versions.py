@@ -1,7 +1,6 @@
 """The catalog of read-model versions in a database."""
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -18,6 +17,7 @@ from postroom.adapters.sql.version_row import chain_text, to_cursors
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.comparison import describe_changes
+from postroom.projections.fold import MESSAGES, RECORDS
 from postroom.projections.incremental.cursors import Cursor
 from postroom.projections.log_extent import LogExtent
 from postroom.projections.models.messages import ParkedRecord
@@ -27,9 +27,11 @@ from postroom.projections.projection import POLARS
 
 SIDE_TABLES = {"mailbox": ("header", "topic", "text")}
 """Additional tables of a model, for searching it."""
+_INDEXES = ("text_index", "word_index")
+_PIECES = ("pieces", f"pieces_{MESSAGES}", f"pieces_{RECORDS}")
+"""Tables of a version that is being built in PostgreSQL; `staged_` begins the names of others."""
 OF_MESSAGES = ("mailbox", "dead_letters", "header", "text")
 """Tables whose `id` is the place of a message."""
-VERSIONED = re.compile(r"[a-z]\w*_v(\d+)\Z")
 
 PARKED: dict[str, pl.DataType] = {
     **dict.fromkeys(("version", "place"), POLARS["int"]),
@@ -232,14 +234,23 @@ class Versions:
         needed = {
             f"{table}_v{number}"
             for model, number in current
-            for table in (model, *SIDE_TABLES.get(model, ()), "text_index", "word_index")
+            for table in (model, *SIDE_TABLES.get(model, ()), *_INDEXES)
         }
-        for table in self.database.tables():
-            match = VERSIONED.match(table)
-            if match is not None and table not in needed and int(match[1]) not in building:
+        for table, version in self.tables().items():
+            if table not in needed and version not in building:
                 self.database.drop(table)
         for statement in ("forget_parts", "forget_parked", "forget_cursors"):
             self.run(statement)
+
+    def tables(self) -> dict[str, int]:
+        """Return the version of each table of read models; a schema or folder may have tables of others."""
+        owned = {
+            f"{table}_v{number}": number
+            for version, text in self.run("all")
+            for model, number in models_of(version, text).items()
+            for table in (model, f"staged_{model}", *SIDE_TABLES.get(model, ()), *_INDEXES, *_PIECES)
+        }
+        return {table: owned[table] for table in self.database.tables() if table in owned}
 
     def _replace_views(self) -> None:
         active = self.active_version()

@@ -23,6 +23,9 @@ WHERE status = 'retired' ORDER BY finished_at DESC, version DESC;
 -- name: current
 SELECT version, models FROM {schema}projection WHERE status IN ('building', 'active', 'retired');
 
+-- name: all
+SELECT version, models FROM {schema}projection;
+
 -- name: retire
 UPDATE {schema}projection SET status = 'retired' WHERE status = 'active';
 

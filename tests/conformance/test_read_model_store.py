@@ -1,5 +1,6 @@
 """The sink conformance suite on SQLite and PostgreSQL, and what only one of them can promise."""
 
+import asyncio
 import os
 import shutil
 import signal
@@ -12,8 +13,11 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 
+from postroom.adapters.compose.backup import back_up
+from postroom.adapters.compose.restore import restore
 from postroom.adapters.postgres.database import connect
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.read_model_file import views_path
@@ -238,6 +242,25 @@ def test_a_reader_of_a_version_that_is_to_go_does_not_hold_a_rebuild_up(
         assert tables(store, first) != set()
     build_without_spark(store)
     assert tables(store, first) == set()
+
+
+def test_tables_of_others_in_the_schema_of_a_store_are_kept(
+    create_database: CreateDatabase, postgres_past: str, tmp_path: Path
+) -> None:
+    store = create_database(postgres_past)
+    others = ("orders_v1", "orders_v2", "mailbox_v99", "staged_orders_v1", "pieces_orders_v2")
+    with closing(psycopg.connect(store, autocommit=True)) as connection:
+        for name in others:
+            connection.execute(f"CREATE TABLE postroom.{name} AS SELECT 1 AS id".encode())
+        for _ in range(3):
+            build_without_spark(store)
+        back_up(store, tmp_path / "backup")
+        asyncio.run(restore(tmp_path / "backup", store, replace=True))
+        assert tables(store, 3) == set()
+        for name in others:
+            assert connection.execute(f"SELECT id FROM postroom.{name}".encode()).fetchall() == [(1,)]
+    assert build_without_spark(store) == 4
+    assert rows(model_store(store)) == reference(store).rows
 
 
 def test_a_database_that_was_not_migrated_is_reported_to_who_rebuilds(empty_database: str) -> None:

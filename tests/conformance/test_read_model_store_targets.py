@@ -104,6 +104,21 @@ def test_files_that_were_never_committed_are_removed(store: Store, tmp_path: Pat
     assert sorted(each.name for each in (folder / "mailbox").glob("v*")) == ["v1", "v3"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"), [("parquet", "orders_v{}"), ("delta", "orders/v{}"), ("delta", "mailbox/v9{}")]
+)
+def test_folders_of_others_in_the_folder_of_a_target_are_kept(
+    kind: str, name: str, store: Store, tmp_path: Path
+) -> None:
+    others = [tmp_path / "models" / name.format(number) / "part.parquet" for number in (1, 2)]
+    for each in others:
+        each.parent.mkdir(parents=True)
+        each.touch()
+    for _ in range(3):
+        build(store, f"{kind}:{tmp_path / 'models'}")
+    assert all(each.exists() for each in others)
+
+
 def test_commits_that_a_kill_left_out_are_made_by_the_next_rebuild(store: Store, tmp_path: Path) -> None:
     folder = tmp_path / "models"
     into = f"delta:{folder}"
