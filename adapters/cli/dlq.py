@@ -16,7 +16,7 @@ from postroom.adapters.cli.remote import use_mailbox
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.time_arguments import Archive, At, parse_moment
 from postroom.adapters.cli.topic import note_unknown_topic
-from postroom.adapters.cli.values import WrongUsage
+from postroom.adapters.cli.values import WrongUsage, parse_position
 from postroom.domain.errors import NotFound
 
 if TYPE_CHECKING:
@@ -45,13 +45,12 @@ def list_dead_letters(
             raise WrongUsage("--from reads the current dead letters of read models; omit --at and --archive.")
         _list_stored(session, source, topic, reason, limit, cursor)
         return
-    if cursor is not None and not cursor.isdecimal():
+    position = parse_position(cursor or "0")
+    if position is None:
         raise WrongUsage(f"--cursor {cursor!r} is not a number; use the cursor of the previous page.")
     moment = None if at is None else parse_moment(at, datetime.now(UTC))
     with session.read(session.mailbox, archive) as reader:
-        letters = reader.list_dead_letters(
-            topic, reason=reason, limit=limit, cursor=int(cursor or 0), at=moment
-        )
+        letters = reader.list_dead_letters(topic, reason=reason, limit=limit, cursor=position, at=moment)
         if topic is not None and not letters:
             note_unknown_topic(session, topic, reader.list_topics())
     next_cursor = letters[-1].position if len(letters) == limit else None

@@ -11,6 +11,7 @@ from postroom.adapters.cli.values import (
     exact_duration,
     exact_size,
     parse_duration,
+    parse_position,
     parse_size,
     parse_time,
 )
@@ -138,8 +139,9 @@ def parse_quota(text: str, name: str = "--quota") -> Quota:
         if window_ms not in QUOTA_WINDOWS_MS:
             windows = ", ".join(map(exact_duration, QUOTA_WINDOWS_MS))
             raise WrongUsage(f"The window of {name} {text!r} must be one of {windows}.")
-        if amount.isdecimal() and amount.isascii():
-            return Quota(int(amount), None, window_ms)
+        operations = parse_position(amount)
+        if operations is not None:
+            return Quota(operations, None, window_ms)
         return Quota(None, parse_size(amount), window_ms)
     raise WrongUsage(f"{name} {text!r} is not AMOUNT/WINDOW, such as 1000/1m or 50MB/1h.")
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Option
 
-from postroom.adapters.cli.values import WrongUsage, parse_duration
+from postroom.adapters.cli.values import WrongUsage, parse_duration, parse_position
 
 At = Annotated[
     str | None,
@@ -33,8 +33,9 @@ def parse_moment(text: str, now: datetime) -> int | datetime:
 
     Raises: WrongUsage for anything else.
     """
-    if text.isdecimal():
-        return int(text)
+    position = parse_position(text)
+    if position is not None:
+        return position
     try:
         time = datetime.fromisoformat(text)
     except ValueError:

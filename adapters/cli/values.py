@@ -8,19 +8,29 @@ from typing import BinaryIO
 from postroom.domain.errors import InvalidRequest
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)\Z")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)\Z", re.ASCII)
 _UNITS_BYTES = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     "KiB": 2**10,
     "MiB": 2**20,
     "GiB": 2**30,
     "TiB": 2**40,
 }
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKMGT]i?B|B)\Z")
-_NUMBER = re.compile(r"-?\d+\Z")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKMGT]i?B|B)\Z", re.ASCII)
+_NUMBER = re.compile(r"-?\d{1,20}\Z", re.ASCII)
 
 
 class WrongUsage(InvalidRequest):
     """An argument, option or setting is invalid; the message names it."""
+
+
+def parse_integer(text: str) -> int | None:
+    """Return an integer of ASCII digits, 20 at most, or None for anything else."""
+    return int(text) if _NUMBER.match(text) else None
+
+
+def parse_position(text: str) -> int | None:
+    """Return an integer that is not negative, or None; see `parse_integer`."""
+    return None if text.startswith("-") else parse_integer(text)
 
 
 def parse_duration(text: str) -> int:
@@ -80,8 +90,9 @@ def parse_time(text: str, now: datetime) -> int:
 
     Raises: WrongUsage for anything else.
     """
-    if _NUMBER.match(text):
-        return int(text)
+    number = parse_integer(text)
+    if number is not None:
+        return number
     if _DURATION.match(text):
         return int(now.timestamp() * 1_000) - parse_duration(text)
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from typer import Option
 
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.values import WrongUsage
+from postroom.adapters.cli.values import WrongUsage, parse_position
 from postroom.application.pluralize import pluralize
 
 if TYPE_CHECKING:
@@ -107,10 +107,11 @@ def parse_expectation(text: str | None) -> tuple[int | None, str | None]:
     """Return the position and the chain hash of `--expect`; raise WrongUsage for anything else."""
     if text is None:
         return None, None
-    position, _, chain = text.partition(":")
-    if not position.isdecimal() or not _CHAIN.fullmatch(chain):
+    digits, _, chain = text.partition(":")
+    position = parse_position(digits)
+    if position is None or not _CHAIN.fullmatch(chain):
         raise WrongUsage(f"--expect {text!r} is not POSITION:CHAIN, as postroom verify prints it.")
-    return int(position), chain
+    return position, chain
 
 
 def show_verifications(session: Session, verifications: "Iterable[Verification]") -> None:

@@ -25,7 +25,19 @@ def test_a_point_in_time_is_a_position_a_time_or_an_age(text: str, moment: int |
     assert parse_moment(text, NOW) == moment
 
 
-@pytest.mark.parametrize("text", ["", "-1", "yesterday", "5 minutes", "2026-13-01", "99999999999999d"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "-1",
+        "yesterday",
+        "5 minutes",
+        "2026-13-01",
+        "99999999999999d",
+        "9" * 5_000,
+        "\N{ARABIC-INDIC DIGIT THREE}",
+    ],
+)
 def test_anything_else_is_not_a_point_in_time(text: str) -> None:
     with pytest.raises(WrongUsage, match="is not a point in time; write a log position such as 1200"):
         parse_moment(text, NOW)

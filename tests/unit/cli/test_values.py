@@ -3,6 +3,8 @@ from io import BytesIO
 
 import pytest
 
+from postroom.adapters.cli.mailbox import parse_changes
+from postroom.adapters.cli.restrictions import parse_quota
 from postroom.adapters.cli.values import (
     exact_duration,
     exact_size,
@@ -14,6 +16,7 @@ from postroom.adapters.cli.values import (
     read_words,
     readable,
 )
+from postroom.adapters.cli.verification import parse_expectation
 from postroom.application.pluralize import pluralize
 from postroom.application.printable import printable
 from postroom.domain.errors import InvalidRequest
@@ -37,7 +40,7 @@ def test_durations_are_a_number_and_a_unit(text, ms):
     assert parse_duration(text) == ms
 
 
-@pytest.mark.parametrize("text", ["", "5", "s", "-1s", "1w", "5 s", "1e3s"])
+@pytest.mark.parametrize("text", ["", "5", "s", "-1s", "1w", "5 s", "1e3s", "\N{ARABIC-INDIC DIGIT THREE}s"])
 def test_anything_else_is_no_duration(text):
     with pytest.raises(InvalidRequest, match="not a duration"):
         parse_duration(text)
@@ -72,6 +75,24 @@ def test_anything_else_is_no_time():
 
 def test_pairs_are_names_and_values():
     assert parse_pairs(["a=1", "b=x=y", "c="], "--attr") == {"a": "1", "b": "x=y", "c": ""}
+
+
+@pytest.mark.parametrize("digits", ["\N{ARABIC-INDIC DIGIT THREE}", "3\N{SUPERSCRIPT TWO}", "9" * 5_000])
+@pytest.mark.parametrize(
+    "parse",
+    [
+        lambda digits: parse_time(digits, NOW),
+        lambda digits: parse_size(f"{digits}GB"),
+        lambda digits: parse_quota(f"{digits}/1m", "--quota"),
+        lambda digits: parse_expectation(f"{digits}:{'0' * 64}"),
+        lambda digits: parse_changes({"policy.max_attempts": digits}, []),
+        lambda digits: parse_changes({"policy.backoff_base_ms": digits}, []),
+        lambda digits: parse_changes({"policy.backoff_base": f"{digits}ms"}, []),
+    ],
+)
+def test_numbers_are_of_ascii_digits_and_not_longer_than_any_that_fits(parse, digits):
+    with pytest.raises(InvalidRequest):
+        parse(digits)
 
 
 @pytest.mark.parametrize("texts", [["a"], ["=1"], ["a=1", "a=2"]])
