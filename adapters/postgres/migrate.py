@@ -59,7 +59,8 @@ def migrate(
             those that are made later.
 
     Returns: the migrations that were applied, or would be.
-    Raises: InvalidRequest when there is no such role, UnusableServer when this user can't grant to it,
+    Raises: InvalidRequest when there is no such role, or the schema of a first set has tables of others;
+        UnusableServer when this user can't grant to it,
         Unavailable when the database can't be used, UnusableStore when it has migrations that differ from
         these, or the format of a newer version.
     """
@@ -67,6 +68,8 @@ def migrate(
     with closing(connection), unavailable(url):
         _check_roles(connection, url, grant_to)
         pending = _pending(connection, url, set_, target)
+        if pending and set_ in SCHEMAS:
+            _check_schema(connection, url, set_)
         if dry_run:
             return pending
         applied = []
@@ -115,6 +118,24 @@ def _check_roles(connection: Connection, url: str, roles: Sequence[str]) -> None
             )
 
 
+def _check_schema(connection: Connection, url: str, set_: str) -> None:
+    """Refuse tables of others in the schema of a first set, as roles are granted privileges on all tables."""
+    schema = _schema(url, set_)
+    if any(_applied(connection, url, each) for each in SCHEMAS if _schema(url, each) == schema):
+        return
+    values = {"schema": schema, "known": ["postroom_migrations", *_created("messaging")]}
+    others = [name for (name,) in connection.execute(_SQL["others"], values)]
+    if others:
+        raise InvalidRequest(
+            f"The schema {schema} of {shown(url)} has tables that are not Postroom's ({', '.join(others)}); "
+            "name one that has none, by ?schema=NAME, as roles are granted privileges on all tables of it."
+        )
+
+
+def _created(set_: str) -> list[str]:
+    return [each for step in migrations(set_) for each in _CREATED.findall(step.text)]
+
+
 def _grant(connection: Connection, url: str, set_: str, role: str) -> None:
     """Grant a role what it needs to use a set, but not to migrate it; the transaction is the caller's.
 
@@ -126,11 +147,7 @@ def _grant(connection: Connection, url: str, set_: str, role: str) -> None:
     if role == owner:
         return
     # Where the schema is shared with the tables of a service, only those of the set are granted.
-    tables = (
-        None
-        if set_ in SCHEMAS
-        else [each for step in migrations(set_) for each in _CREATED.findall(step.text)]
-    )
+    tables = None if set_ in SCHEMAS else _created(set_)
     parts = {
         "role": sql.Identifier(role),
         "schema": sql.Identifier(schema),

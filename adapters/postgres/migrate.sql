@@ -12,6 +12,13 @@ SELECT to_regclass(%(table)s) FROM pg_class LIMIT 1;
 -- Who was given a schema may not create it, not even IF NOT EXISTS.
 SELECT FROM pg_namespace WHERE nspname = %(schema)s;
 
+-- name: others
+-- The first of the tables that no set has.
+SELECT relname FROM pg_class JOIN pg_namespace AS n ON n.oid = relnamespace
+WHERE nspname = %(schema)s AND relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT relispartition
+    AND relname <> ALL(%(known)s::text[])
+ORDER BY 1 LIMIT 5;
+
 -- name: create_schema
 CREATE SCHEMA {schema};
 

@@ -326,6 +326,27 @@ def test_a_role_that_was_given_a_schema_migrates_it(database: str, role: str) ->
         assert len(append(log, sents(2))) == 2
 
 
+@pytest.mark.parametrize("set_", ["store", "leases", "keys"])
+def test_a_schema_with_tables_of_others_is_refused_as_roles_would_be_granted_them(
+    database: str, role: str, set_: str
+) -> None:
+    name = f"shared_{set_}"
+    url = in_schema(database, name)
+    migrated = sql.SQL("SELECT FROM {}.postroom_migrations WHERE set = {}").format(
+        sql.Identifier(name), sql.Literal(set_)
+    )
+    with closing(psycopg.connect(database, autocommit=True)) as connection:
+        migrate(url, "messaging")
+        connection.execute(f"CREATE TABLE {name}.salaries ()".encode())
+        for options in ({}, {"dry_run": True}, {"grant_to": [role]}):
+            with pytest.raises(InvalidRequest, match=rf"schema {name} of .* not Postroom's \(salaries\)"):
+                migrate(url, set_, **options)
+        assert connection.execute(migrated).fetchall() == []
+        connection.execute(f"DROP TABLE {name}.salaries".encode())
+        assert migrate(url, set_, grant_to=[role])
+        assert migrate(url, "store" if set_ != "store" else "keys")  # whose tables are Postroom's, too
+
+
 async def test_dropping_a_schema_leaves_the_other_store(create_database: CreateDatabase) -> None:
     url = create_database(None)
     for schema in SCHEMAS:
