@@ -6,6 +6,14 @@ VALUES (%(mailbox)s, pg_backend_pid(), %(address)s, %(certificate)s)
 ON CONFLICT (mailbox) DO UPDATE
 SET session = excluded.session, address = excluded.address, certificate = excluded.certificate;
 
+-- name: lock_and_announce
+WITH lock AS (SELECT pg_try_advisory_lock(hashtextextended('postroom mailbox ' || %(mailbox)s, 0)) AS is_held)
+INSERT INTO postroom.mailbox_owner (mailbox, session, address, certificate)
+SELECT %(mailbox)s, pg_backend_pid(), %(address)s, %(certificate)s FROM lock WHERE is_held
+ON CONFLICT (mailbox) DO UPDATE
+SET session = excluded.session, address = excluded.address, certificate = excluded.certificate
+RETURNING true;
+
 -- name: find
 WITH key AS (SELECT hashtextextended('postroom mailbox ' || %(mailbox)s, 0) AS value)
 SELECT address, certificate FROM key, pg_locks, postroom.mailbox_owner

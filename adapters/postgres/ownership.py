@@ -177,7 +177,16 @@ class _Lock:
             set_close_on_fork(self._descriptor, True)
             await self._end_lost_session()
             self._pid = self._connection.info.backend_pid
-        return bool(await self._fetch("try_lock"))
+        if self._announced is None:
+            return bool(await self._fetch("try_lock"))
+        # In one statement: a process that is paused after it can be found, so that it can be evicted.
+        address = self._announced[1]
+        row = await self._execute(
+            self._connection, _DIRECTORY["lock_and_announce"], self._mailbox | address._asdict()
+        )
+        if row is not None:
+            self._announced = self._connection.info.backend_pid, address
+        return row is not None
 
     async def holder(self) -> str:
         return str(await self._fetch("holder") or "")

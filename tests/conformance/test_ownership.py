@@ -14,6 +14,7 @@ import pytest
 from postroom.adapters.memory.ownership import MemoryOwnership
 from postroom.adapters.postgres.ownership import PostgresOwnership
 from postroom.adapters.sqlite.ownership import FileOwnership
+from postroom.application.ports.owner_directory import OwnerAddress
 from postroom.application.ports.ownership import Ownership
 from postroom.domain.errors import MailboxOwned
 from tests.conformance.ownership import ONE, PATIENT_MS, OwnershipConformance
@@ -131,6 +132,21 @@ async def test_an_owner_whose_connection_was_lost_takes_its_lock_again(
             await asyncio.sleep(0.01)
         assert await owner_of(ownership, ONE) == "first"
     assert await owner_of(ownership, ONE) == ""
+
+
+async def test_an_owner_that_takes_its_lock_again_is_found_at_its_address_from_then_on(
+    postgres_store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("postroom.adapters.postgres.ownership.CHECK_SECONDS", 0.005)
+    ownership, address = PostgresOwnership(postgres_store), OwnerAddress("127.0.0.1:1", "certificate")
+    holder: LiteralString = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted"
+    async with asyncio.timeout(DEADLINE_SECONDS), ownership.acquire(ONE, "first", 0):
+        await ownership.announce(ONE, address)
+        lost = await fetch(postgres_store, holder)
+        await end_connections(postgres_store, "first")
+        while await fetch(postgres_store, holder) in (None, lost):
+            await asyncio.sleep(0.01)
+        assert await ownership.find(ONE) == address
 
 
 async def test_an_owner_takes_its_lock_again_though_the_server_has_not_noticed_that_its_connection_was_lost(
