@@ -283,9 +283,10 @@ def test_no_command_prints_a_token_or_logs_a_payload_or_principal(postroom: Post
     envelope.security.auth_token = TOKEN
     envelope.security.publisher_id = PRINCIPAL
     line = b64encode(envelope.SerializeToString())
+    settings = {"POSTROOM_INBOX__SIGNING_KEY": "ab" * 32}
 
     for name, command in COMMANDS.items():
-        done = postroom("--log-level", "debug", "--debug", *command.split(), stdin=line)
+        done = postroom("--log-level", "debug", "--debug", *command.split(), stdin=line, **settings)
         assert name not in ("import", "send", "recv", "search", "export") or done.code == 0, done
         assert done.code != 2, done
         assert TOKEN not in done.out + done.err, name
