@@ -176,9 +176,9 @@ def load_settings(
         if variables:
             where[name] += f", or {PREFIX}{name.upper()}__"
         overridden = {key.removesuffix("_ms") for key in variables}
-        kept = {key: value for key, value in table.items() if key.removesuffix("_ms") not in overridden}
-        merged[name] = kept | variables
-        origins |= {f"{name}.{key}": path for key in kept}
+        from_file = {key: value for key, value in table.items() if key.removesuffix("_ms") not in overridden}
+        merged[name] = from_file | variables
+        origins |= {f"{name}.{key}": path for key in from_file}
         origins |= {f"{name}.{key}": f"{PREFIX}{name.upper()}__{key.upper()}" for key in variables}
     values["policy"] = make_policy(TopicPolicy(), merged["policy"], where["policy"])
     values["limits"] = _validate(_build(MailboxLimits(), merged["limits"], where["limits"]), where["limits"])
