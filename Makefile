@@ -31,8 +31,8 @@ help: ## List the targets
 .venv/spark-classes.jsa: .venv/java-ready scripts/spark_class_archive.py
 	-@$(with_java) $(bin)/python scripts/spark_class_archive.py $@
 
-# Many tests wait for servers: six workers keep two cores busy.
-WORKERS ?= 6
+# Many tests wait for servers: four workers keep two cores busy.
+WORKERS ?= 4
 
 .PHONY: demo demo-cluster example test test-pythons bench bench-spark bench-cluster
 demo: .venv ## Send, receive, crash, rebuild, search and show the console; without Java, all but the search

@@ -46,7 +46,7 @@ settings.register_profile(
 # The gate tries the same examples in every run, so that its result depends on the change alone: a few of
 # them, as they find nothing new.
 settings.register_profile(
-    "gate", parent=settings.get_profile("default"), max_examples=40, derandomize=True, database=None
+    "gate", parent=settings.get_profile("default"), max_examples=25, derandomize=True, database=None
 )
 # Suites whose examples take long, as each statement on chdb does.
 settings.register_profile("brief", parent=settings.get_profile("gate"), max_examples=5)
