@@ -121,7 +121,9 @@ async def test_a_stream_without_a_leader_holds_back_its_own_events_only_and_they
             cluster.start(n)
         async with open_outbox(MessagingSettings(messaging_database, "sea")) as desk:
             await desk.retry_events.all()
-        async with relaying(messaging_database, publisher) as relay:
+        # By default an event that failed while the stream elects its leader may wait for minutes.
+        patient = OutboxSettings(max_attempts=1_000, backoff_max_ms=1_000)
+        async with relaying(messaging_database, publisher, settings=patient) as relay:
             while None in column(messaging_database, "published_at"):
                 with suppress(Unavailable):
                     await relay.relay_once()
