@@ -161,7 +161,7 @@ def check_changes(changes: SettingsChanges) -> SettingsChanges:
 
 
 def check_policy_changes(policy: TopicPolicy | PolicyChanges) -> dict[str, int | bool | None]:
-    """Return the fields that a policy of a topic sets: all of a `TopicPolicy`, or those of a mapping.
+    """Return the fields that a policy of a topic sets: all of a `TopicPolicy`, or the keys of a mapping.
 
     Raises: InvalidRequest for a policy out of bounds, and a mapping with a name or value of a wrong type.
     """

@@ -183,7 +183,7 @@ def _is_shared(active: ActiveVersion, models: Sequence[str]) -> bool:
 def _advance(follow: Follow, version: int, through: Mapping[str, int] | None = None) -> None:
     """Advance a version to positions, or else to an end of the log after this call.
 
-    A busy mailbox has no last record to wait for; the second pass leaves out only what came during it.
+    A mailbox in use has no end to wait for. The second pass leaves out only records written during it.
     """
     with closing(follow(version)) as follower:
         for _ in range(2 if through is None else 1):

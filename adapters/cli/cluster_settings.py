@@ -39,7 +39,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     nodes: dict[str, tuple[str, ...]] | None = None
 
     def validate(self) -> "ClusterSettings":
-        """Return the settings; raise InvalidRequest for an address of admins that is none."""
+        """Return the settings; raise InvalidRequest when `admin` is not a valid address."""
         check_admins(self.admin)
         return self
 

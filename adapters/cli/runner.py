@@ -164,7 +164,7 @@ async def _run(
 
 
 def settings_of_mailboxes(host: StoreHost) -> Reload:
-    """Return the reload of the settings of all mailboxes; those that were removed stay as they are."""
+    """Return the reload of the settings of all mailboxes; settings removed from the file stay as they are."""
 
     async def apply(settings: Settings) -> None:
         await host.reload(settings.mailbox_settings())

@@ -123,7 +123,7 @@ async def opened(
 
 
 def mailbox_settings(session: Session, mailbox: SettingsPort) -> Reload:
-    """Return the reload of the settings of the mailbox; those that were removed stay as they are.
+    """Return the reload of the settings of the mailbox; settings removed from the file stay as they are.
 
     Nothing is changed if something would be lost, as nobody can be asked.
     """

@@ -61,7 +61,7 @@ class OwnerSection(msgspec.Struct, frozen=True):
     listen: str | None = None
 
     def validate(self) -> "OwnerSection":
-        """Return the settings; raise InvalidRequest for an address that is none."""
+        """Return the settings; raise InvalidRequest when `listen` is not a valid address."""
         if self.listen is not None:
             from postroom.adapters.compose import OwnerSettings
 

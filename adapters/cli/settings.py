@@ -208,7 +208,7 @@ def _make_section(base: TopicPolicy, changes: Mapping[str, object], where: str) 
 
 
 def _check_topics(policy: TopicPolicy, limits: MailboxLimits, topics: dict[str, Any], path: str) -> None:
-    """Check the sections of topics together: those of several globs may apply to the same topic."""
+    """Check the sections of topics together, as the globs of several sections may match one topic."""
     from postroom.domain.settings import MailboxSettings
 
     try:

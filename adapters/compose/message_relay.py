@@ -85,7 +85,9 @@ class OutboxDatabases(NamedTuple):
     others: Sequence[str] = ()
 
     def count_messages(self) -> list[RecordedMessages]:
-        """Return the recorded messages, those that are late with the reason; none for empty tables.
+        """Return the counts of recorded messages, with the reason where an owner is late to read them.
+
+        Empty tables are left out.
 
         A database that can't be read is in the result, with the error as its problem.
         """

@@ -60,7 +60,7 @@ class DeadLettersQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Backlog(query_results.Backlog, frozen=True):
-    """Unsettled messages by topic and shard, and those that transactions recorded and no owner has sent.
+    """Unsettled messages by topic and shard, and messages that transactions recorded but no owner has sent.
 
     Arguments:
         outboxes: for callers of all topics who ask for all topics and for now; otherwise empty.

@@ -91,7 +91,7 @@ def follow_lock(url: str, target: str) -> str:
 
 
 class _Cursor(psycopg.Cursor[Any]):
-    """A cursor whose statements are those of the store in the schema of its connection."""
+    """A cursor that replaces the schema in each statement by the schema of its connection."""
 
     def execute(
         self, query: Any, params: Any = None, *, prepare: bool | None = None, binary: bool | None = None
@@ -194,7 +194,7 @@ def connect(
 
     A server gets the settings as options of the new session. Through a pooler each transaction sets them for
     itself, so that nothing is left in a server connection that others use next (ADR 0102). If the URL names a
-    schema, statements are those of the store there, which is also the search path (ADR 0111).
+    schema, statements use its tables, and it is the search path (ADR 0111).
 
     Arguments:
         url: `postgresql://user:password@host:port/database?schema=NAME`; its options override the defaults.
@@ -545,7 +545,7 @@ def _session_settings(url: str, settings: Settings) -> Settings:
 
 
 def _use_schema(connection: _Connection | _AsyncConnection, url: str) -> None:
-    """Make the statements of a connection those of the store in the schema that its URL names."""
+    """Have a connection replace the schema in its statements by the schema that its URL names."""
     connection.schema = schema_of(url)
     if connection.schema is None:
         return

@@ -69,7 +69,7 @@ class OutboxClaim(Protocol):
         """
 
     async def find_besides(self, now: int, limit: int, kinds: Collection[Kind]) -> Sequence[OutboxRow]:
-        """Return events to publish as `find_unpublished` does, without those of some kinds.
+        """Return events to publish as `find_unpublished` does, except events of some kinds.
 
         An event of these kinds holds back the later events of its aggregate.
         """
