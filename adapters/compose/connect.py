@@ -213,8 +213,8 @@ async def share_mailbox(
     protection = None
     if checked.erasure is not None:
         protection = await asyncio.to_thread(open_protection, checked.erasure)
-    await owner.open()
     try:
+        await owner.open()
         shared = SharedMailbox(owner, SystemClock().wall, uuid_utils.uuid7, make_search(place, protection))
         if checked.mode is not None:
             await shared.check_mode(checked.mode)

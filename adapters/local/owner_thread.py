@@ -50,8 +50,9 @@ class OwnerThread:
 
     async def open(self) -> None:
         """Connect to the owner, or become it; see `SharedOwner.open`."""
-        await self._call(self._owner.open)
         self._open = asyncio.create_task(self._close_at_end(), name=f"mailbox {self.name}")
+        await asyncio.sleep(0)  # a task that is cancelled before its first step would close nothing
+        await self._call(self._owner.open)
 
     async def close(self) -> None:
         """Release the mailbox; see `SharedOwner.close`."""

@@ -25,6 +25,7 @@ from postroom.adapters.compose import socket_path
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.local.paths import bound_path
 from postroom.adapters.local.protocol import VERSION, Hello, frame
+from postroom.application.background import cancel_and_wait
 from postroom.domain.errors import WrongMode
 from tests.support.waiting import until
 
@@ -289,3 +290,27 @@ async def test_a_store_below_a_file_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="Not a directory"):
         async with connect(str(tmp_path / "file" / "s")):
             pytest.fail("connected")
+
+
+async def test_a_connection_that_closes_before_its_first_call_releases_the_mailbox(store: str) -> None:
+    for _ in range(3):
+        async with connect(store):
+            pass
+        async with open_mailbox(store):  # refused at once while anybody owns it
+            pass
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 50, 500])
+async def test_a_connection_that_is_cancelled_while_it_opens_releases_the_mailbox(
+    store: str, steps: int
+) -> None:
+    async def use() -> None:
+        async with connect(store):
+            await asyncio.sleep(60)
+
+    using = asyncio.create_task(use())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    await cancel_and_wait(using, seconds=10)
+    async with open_mailbox(store):
+        pass
