@@ -253,7 +253,8 @@ def _find(session: Session, message_id: str, query: Callable[["Reader", str], T]
         raise _ambiguous(session, message_id, [each for _, each in candidates])
     where = f"mailbox {', '.join(names)}" if names else "no mailbox"
     raise NotFound(
-        f"The store {session.shown_store} has no message {message_id} (searched {where}); check the id."
+        f"The store {session.shown_store} has no message {message_id} (searched {where}); check the id, or "
+        "give at least four digits of a UUID."
     )
 
 

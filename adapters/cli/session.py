@@ -303,10 +303,7 @@ class Session:
             return None
         from postroom.application.erasure.settings import ErasureSettings
 
-        try:
-            return self.settings.section("erasure", ErasureSettings).validate()
-        except InvalidRequest as error:
-            raise InvalidSettings(f"[erasure] in {self.settings.file}: {error}") from error
+        return self.settings.section("erasure", ErasureSettings).validate()  # makes paths absolute
 
     def writable_store(self) -> str:
         """Return the store after checking that it can be created.

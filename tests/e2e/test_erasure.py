@@ -50,6 +50,7 @@ def test_commands_encrypt_what_they_send_and_decrypt_what_they_show(encrypting):
         ('other = "x"', "unknown key 'other'"),
         ('master_key_variable = "X"', "one master key"),
         ('topics = {orders = {subject = "topic"}}', "topic"),
+        ("topics = {orders = {}}", "topic"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(encrypting, line, problem):
@@ -60,7 +61,7 @@ def test_a_wrong_setting_is_refused_by_name(encrypting, line, problem):
     (encrypting.folder / "postroom.toml").write_text("\n".join([*lines, line]))
     done = encrypting("--json", *SEND)
     assert (done.code, done.error["code"]) == (2, "E_SCHEMA")
-    assert "[erasure] in postroom.toml" in done.error["message"]
+    assert done.error["message"].count("[erasure] in postroom.toml") == 1
     assert problem in done.error["message"]
     assert not encrypting.store.exists()
 
