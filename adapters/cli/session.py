@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from postroom.adapters.cli.output import Output
-from postroom.adapters.cli.settings import InvalidSettings, Settings
+from postroom.adapters.cli.settings import Settings
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.names import describe_choices
 
