@@ -179,7 +179,7 @@ async def test_a_message_is_shown_by_the_beginning_of_its_id(session: Open, caps
     inspect.show(session(), "0199d2c5", why=True)
     assert other in capsys.readouterr().out
     for prefix in ("019", "0199d2c50", "0199-", "zzzz", "mine"):
-        with pytest.raises(NotFound, match="has no message .* at least four digits"):
+        with pytest.raises(NotFound, match=r"has no message .* at least four digits"):
             inspect.show(session(), prefix)
     with pytest.raises(NotFound, match=f"Message {other} is not a dead letter but ready"):
         dlq.show_dead_letter(session(), "0199d2c5")
