@@ -99,8 +99,8 @@ pictures: .venv ## Draw the pictures of docs/reports.md from a sample store
 spark-bundle: .venv ## Build what a Spark cluster needs into dist/: code, packages, entry points
 	@scripts/spark-bundle.sh
 
-.PHONY: check format openapi openapi-check proto proto-check lock
-check: .venv openapi-check proto-check ## Lint, type-check, and verify imports and generated code
+.PHONY: check format openapi openapi-check proto proto-check sync-operations sync-operations-check lock
+check: .venv openapi-check proto-check sync-operations-check ## Lint, type-check, and verify imports and generated code
 	@$(bin)/ruff check
 	@$(bin)/ruff format --check
 	@$(bin)/mypy
@@ -115,6 +115,12 @@ openapi: .venv ## Write the contract of the HTTP interface to docs/reference/ope
 
 openapi-check: .venv
 	@$(bin)/python scripts/openapi.py --check
+
+sync-operations: .venv ## Write the operations of SyncMailbox from those of Mailbox
+	@$(bin)/python scripts/sync_operations.py
+
+sync-operations-check: .venv
+	@$(bin)/python scripts/sync_operations.py --check
 
 proto: .venv ## Generate Python code from the .proto files
 	@scripts/proto.sh

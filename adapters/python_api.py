@@ -72,10 +72,10 @@ if TYPE_CHECKING:
         read_receipt,
         write_receipt,
     )
+    from postroom.application.operations.mailbox import Mailbox
     from postroom.application.outbox.new_event import NewEvent
     from postroom.application.outbox.settings import OutboxSettings
     from postroom.application.ports.event_handler import HandlerRequest
-    from postroom.application.ports.mailbox import Mailbox
     from postroom.application.ports.source import SourceMessage
     from postroom.application.queries.simulate_policy import Simulation
     from postroom.application.queries.verify import Verification

@@ -9,28 +9,13 @@ from postroom.application.background_loop import BackgroundLoop, background_loop
 from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
 from postroom.application.messages import (
     DeliveredMessage,
-    NewMessage,
     ReceivedMessage,
-    Sent,
     raise_refusal,
 )
-from postroom.application.ports.mailbox import Mailbox
-from postroom.application.query_results import (
-    Backlog,
-    DeadLetter,
-    Explanation,
-    MessageDetail,
-    Moment,
-    PeekedMessage,
-)
-from postroom.application.sync_redrives import SyncRedrives
-from postroom.domain.errors import Rejected, Unavailable
-from postroom.domain.mailbox.counts import TopicSummary
-from postroom.domain.mailbox.settings_effects import SettingsPreview
-from postroom.domain.message import Receipt
-from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy
-from postroom.domain.search import EventFilter, SearchPage
-from postroom.domain.settings import MailboxSettings, PolicyChanges, SettingsChanges
+from postroom.application.operations.mailbox import Mailbox
+from postroom.application.operations.sync_operations import SyncOperations
+from postroom.domain.errors import Unavailable
+from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES
 
 T = TypeVar("T")
 
@@ -97,7 +82,7 @@ async def _next(stream: MessageStream) -> ReceivedMessage | None:
     return await anext(stream, None)
 
 
-class SyncMailbox(SyncRedrives):
+class SyncMailbox(SyncOperations):
     """The commands and queries of `Mailbox` as functions that return when they are done.
 
     Any number of threads may use it; a coroutine may only close it. All mailboxes of a process run on one
@@ -129,14 +114,6 @@ class SyncMailbox(SyncRedrives):
     def name(self) -> str:
         """Return the name of the mailbox."""
         return self._open.name
-
-    def send_message(self, message: NewMessage, /) -> Sent:
-        """Send a message; see `Mailbox.send_message`."""
-        return self._run(self._open.send_message(message))
-
-    def send_batch(self, messages: Sequence[NewMessage], /) -> list[Sent | Rejected]:
-        """Send messages; see `Mailbox.send_batch`."""
-        return self._run(self._open.send_batch(messages))
 
     def receive_messages(
         self,
@@ -183,109 +160,6 @@ class SyncMailbox(SyncRedrives):
             wait_ms=wait_ms,
         )
         return SyncMessageStream(self, self._loop, opening)
-
-    def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:
-        """Settle deliveries; see `Mailbox.ack_messages`."""
-        return self._run(self._open.ack_messages(receipts))
-
-    def nack_messages(
-        self, receipts: Sequence[Receipt], /, *, reason: str | None = None, delay_ms: int | None = None
-    ) -> list[Rejected | None]:
-        """Fail deliveries; see `Mailbox.nack_messages`."""
-        return self._run(self._open.nack_messages(receipts, reason=reason, delay_ms=delay_ms))
-
-    def extend_visibility(self, receipts: Sequence[Receipt], visibility_ms: int, /) -> list[Rejected | None]:
-        """Hide received messages for longer; see `Mailbox.extend_visibility`."""
-        return self._run(self._open.extend_visibility(receipts, visibility_ms))
-
-    def redrive_dead_letters(
-        self,
-        topic: str,
-        /,
-        *,
-        limit: int = 100,
-        reason: str | None = None,
-        message_ids: Sequence[str] | None = None,
-    ) -> int:
-        """Redrive dead letters; see `Mailbox.redrive_dead_letters`."""
-        return self._run(
-            self._open.redrive_dead_letters(topic, limit=limit, reason=reason, message_ids=message_ids)
-        )
-
-    def purge_topic(self, topic: str, /, *, dead: bool = True, ready: bool = False) -> int:
-        """Remove messages of a topic; see `Mailbox.purge_topic`."""
-        return self._run(self._open.purge_topic(topic, dead=dead, ready=ready))
-
-    def set_topic_policy(self, topic: str, policy: TopicPolicy | PolicyChanges, /) -> None:
-        """Set the policy of a topic; see `Mailbox.set_topic_policy`."""
-        self._run(self._open.set_topic_policy(topic, policy))
-
-    def get_settings(self) -> MailboxSettings:
-        """Return the settings; see `Mailbox.get_settings`."""
-        return self._run(self._open.get_settings())
-
-    def preview_settings(self, changes: SettingsChanges, /, *, replace: bool = False) -> SettingsPreview:
-        """Return what a change of settings would do; see `Mailbox.preview_settings`."""
-        return self._run(self._open.preview_settings(changes, replace=replace))
-
-    def set_settings(self, changes: SettingsChanges, /, *, replace: bool = False) -> bool:
-        """Change the settings; see `Mailbox.set_settings`."""
-        return self._run(self._open.set_settings(changes, replace=replace))
-
-    def pause_topic(self, topic: str, /) -> None:
-        """Pause a topic; see `Mailbox.pause_topic`."""
-        self._run(self._open.pause_topic(topic))
-
-    def resume_topic(self, topic: str, /) -> None:
-        """Resume a topic; see `Mailbox.resume_topic`."""
-        self._run(self._open.resume_topic(topic))
-
-    def delete_old_events(self, older_than: int, /) -> int:
-        """Remove settled records; see `Mailbox.delete_old_events`."""
-        return self._run(self._open.delete_old_events(older_than))
-
-    def get_message(self, id_: str, /) -> MessageDetail:
-        """Return a message with its history; see `Mailbox.get_message`."""
-        return self._run(self._open.get_message(id_))
-
-    def explain_message(self, id_: str, /) -> Explanation:
-        """Return the explanation of a message; see `Mailbox.explain_message`."""
-        return self._run(self._open.explain_message(id_))
-
-    def get_backlog(self, topic: str | None = None, /, *, at: Moment | None = None) -> Backlog:
-        """Return the unsettled messages; see `Mailbox.get_backlog`."""
-        return self._run(self._open.get_backlog(topic, at=at))
-
-    def list_dead_letters(
-        self,
-        topic: str | None = None,
-        /,
-        *,
-        reason: str | None = None,
-        limit: int = 100,
-        cursor: int = 0,
-        at: Moment | None = None,
-    ) -> list[DeadLetter]:
-        """Return a page of dead letters; see `Mailbox.list_dead_letters`."""
-        return self._run(
-            self._open.list_dead_letters(topic, reason=reason, limit=limit, cursor=cursor, at=at)
-        )
-
-    def get_topic_policy(self, topic: str, /) -> TopicPolicy:
-        """Return the policy of a topic; see `Mailbox.get_topic_policy`."""
-        return self._run(self._open.get_topic_policy(topic))
-
-    def list_topics(self) -> list[TopicSummary]:
-        """Return the topics; see `Mailbox.list_topics`."""
-        return self._run(self._open.list_topics())
-
-    def peek_messages(self, topic: str, /, *, limit: int = 10) -> list[PeekedMessage]:
-        """Return ready messages without receiving them; see `Mailbox.peek_messages`."""
-        return self._run(self._open.peek_messages(topic, limit=limit))
-
-    def search_messages(self, filter_: EventFilter, /) -> SearchPage:
-        """Return a page of the messages that match; see `Mailbox.search_messages`."""
-        return self._run(self._open.search_messages(filter_))
 
     @property
     def _open(self) -> Mailbox:

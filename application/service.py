@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from postroom.application.caller import Caller
 from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.outbox.recorded import OutboxCounter
 from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage
-from postroom.application.ports.mailbox import Mailbox
 from postroom.application.ports.search_queries import SearchQueries
 from postroom.application.query_results import DlqProfile, MessageDetail
 from postroom.application.surface_metrics import SurfaceMetrics

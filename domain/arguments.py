@@ -15,6 +15,8 @@ MAX_INT = (1 << 63) - 1
 """Largest integer that the event logs can store."""
 MAX_TEXT_CHARS = 255
 """Characters of a name or key, unless stated otherwise."""
+MAX_PAGE = 1_000
+"""Items of a page at most."""
 
 
 def check_type(name: str, value: object, expected: type[T]) -> T:

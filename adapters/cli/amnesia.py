@@ -10,7 +10,7 @@ from postroom.adapters.compose.amnesia import protect_memory
 from postroom.application.telemetry import logger
 
 if TYPE_CHECKING:
-    from postroom.application.ports.mailbox import Mailbox
+    from postroom.application.operations.mailbox import Mailbox
 
 
 def enter_amnesia(session: Session, *addresses: str | None) -> Session:

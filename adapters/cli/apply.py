@@ -21,7 +21,7 @@ from postroom.domain.settings import MailboxSettings, SettingsChanges, change_se
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.connect import SharedMailbox
-    from postroom.application.ports.settings import Settings
+    from postroom.application.operations.mailbox import Mailbox
 
 Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")]
 Apply = Annotated[
@@ -88,7 +88,7 @@ async def use_applied(
         yield mailbox
 
 
-async def _apply_at_start(session: Session, mailbox: "Settings") -> None:
+async def _apply_at_start(session: Session, mailbox: "Mailbox") -> None:
     """Make the settings of the mailbox equal to the file, and note what changed."""
     preview = await mailbox.preview_settings(_file_settings(session), replace=True)
     check_losses(preview, "--apply")
@@ -98,7 +98,7 @@ async def _apply_at_start(session: Session, mailbox: "Settings") -> None:
 
 
 async def change(
-    session: Session, mailbox: "Settings", changes: SettingsChanges, *, replace: bool = False, yes: bool
+    session: Session, mailbox: "Mailbox", changes: SettingsChanges, *, replace: bool = False, yes: bool
 ) -> bool:
     """Show a change of settings and make it; ask before anything is lost.
 

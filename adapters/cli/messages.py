@@ -26,7 +26,7 @@ from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES
 
 if TYPE_CHECKING:
     from postroom.application.messages import ReceivedMessage
-    from postroom.application.ports.mailbox import Mailbox
+    from postroom.application.operations.mailbox import Mailbox
     from postroom.application.query_results import PeekedMessage
     from postroom.domain.message import Receipt
 

@@ -18,7 +18,7 @@ from postroom.adapters.cli.tables import Time as Age
 from postroom.adapters.cli.values import WrongUsage, parse_duration, parse_pairs, parse_time
 
 if TYPE_CHECKING:
-    from postroom.application.ports.mailbox import Mailbox
+    from postroom.application.operations.mailbox import Mailbox
     from postroom.application.redrive_results import Outcome, RedrivePreview, RedriveReport
     from postroom.domain.redrive.spec import JobAction
 

@@ -9,7 +9,7 @@ import msgspec
 from postroom.adapters.cli.session import Session
 
 if TYPE_CHECKING:
-    from postroom.application.ports.mailbox import Mailbox
+    from postroom.application.operations.mailbox import Mailbox
 
 
 class ClientSettings(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from postroom.adapters.compose.running import ServiceManager
 from postroom.application.background import background_task
 from postroom.application.backoff import OutageBackoff
 from postroom.application.garbage_collection import exempt_heap
-from postroom.application.ports.settings import Settings as SettingsPort
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.queries.preview_settings import check_losses
 from postroom.application.telemetry import ROOT, logger, summarize
 from postroom.domain.errors import PostroomError, Unavailable, UnusableServer
@@ -122,7 +122,7 @@ async def opened(
         yield context
 
 
-def mailbox_settings(session: Session, mailbox: SettingsPort) -> Reload:
+def mailbox_settings(session: Session, mailbox: Mailbox) -> Reload:
     """Return the reload of the settings of the mailbox; settings removed from the file stay as they are.
 
     Nothing is changed if something would be lost, as nobody can be asked.

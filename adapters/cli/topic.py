@@ -17,7 +17,7 @@ from postroom.domain.policy import TopicPolicy
 from postroom.domain.settings import SettingsChanges, explain_policy
 
 if TYPE_CHECKING:
-    from postroom.application.ports.mailbox import Mailbox
+    from postroom.application.operations.mailbox import Mailbox
     from postroom.domain.mailbox.counts import TopicSummary
 
 Topic = Annotated[str, Argument(help="Topic.")]

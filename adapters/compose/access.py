@@ -22,7 +22,7 @@ from postroom.application.access.revocations import RevocationLog, Revocations
 from postroom.application.access.settings import AccessSettings
 from postroom.application.background import background_task
 from postroom.application.extras import explain_missing_extra
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.service import OpenSession, Search
 from postroom.domain.arguments import check_path
 from postroom.domain.capability.rights import Expires, Operation, Rights

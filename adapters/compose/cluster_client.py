@@ -14,8 +14,8 @@ from postroom.adapters.grpc.owner_routes import OwnerRoutes
 from postroom.adapters.grpc.routed_channel import RoutedChannel
 from postroom.adapters.sockets.client_tls import ClientFiles
 from postroom.application.cluster.namespace_mailbox import NamespaceMailbox
-from postroom.application.mailbox.client import MailboxClient
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.mailbox_client import MailboxClient
+from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.names import check_mailbox, check_member
 
@@ -123,7 +123,7 @@ class _Directory:
 
     def _client(self, name: str, timeout_ms: int) -> MailboxClient:
         if (name, timeout_ms) not in self._clients:
-            self._clients[name, timeout_ms] = MailboxClient(
+            self._clients[name, timeout_ms] = MailboxClient(  # type: ignore[abstract] # the rest is derived
                 self.transport(name), name, timeout_ms, uuid_utils.uuid7
             )
         return self._clients[name, timeout_ms]

@@ -29,7 +29,7 @@ from postroom.adapters.sync_mailbox import SyncMailbox
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.background_loop import background_loop
 from postroom.application.erasure.settings import ErasureSettings
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.arguments import check_int, check_path
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.events import MailboxMode
@@ -215,7 +215,9 @@ async def share_mailbox(
         protection = await asyncio.to_thread(open_protection, checked.erasure)
     try:
         await owner.open()
-        shared = SharedMailbox(owner, SystemClock().wall, uuid_utils.uuid7, make_search(place, protection))
+        shared = SharedMailbox(  # type: ignore[abstract] # the rest is derived
+            owner, SystemClock().wall, uuid_utils.uuid7, make_search(place, protection)
+        )
         if checked.mode is not None:
             await shared.check_mode(checked.mode)
         if protection is not None:

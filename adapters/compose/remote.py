@@ -13,7 +13,7 @@ from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.policy import MAX_DURATION_MS
 
 if TYPE_CHECKING:  # most processes connect to a store
-    from postroom.application.ports.mailbox import Mailbox
+    from postroom.application.operations.mailbox import Mailbox
 
 CLUSTER_SCHEMES = ("postroom", "postrooms")
 SCHEMES = ("http", "https", "http+unix", "grpc", "grpcs", "grpc+unix", *CLUSTER_SCHEMES)

@@ -22,8 +22,8 @@ from postroom.application.cluster.served_mailboxes import ServedMailboxes
 from postroom.application.extras import explain_missing_extra
 from postroom.application.metrics import Metric, label
 from postroom.application.monitor import Monitor
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.ports.control_plane import LeaseAdmin
-from postroom.application.ports.mailbox import Mailbox
 from postroom.application.ports.mailbox_host import MailboxReport
 from postroom.application.queries.preview_settings import check_losses
 from postroom.application.service import OpenSession, Search, Service

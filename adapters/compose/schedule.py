@@ -10,7 +10,7 @@ from postroom.adapters.system.clock import SystemClock
 from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.application.messages import NewMessage
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.schedule import Missed, Schedule, Scheduler
 from postroom.domain.arguments import check_text
 from postroom.domain.errors import InvalidRequest

@@ -13,9 +13,9 @@ from postroom.adapters.sockets.tls import ServerTls, TlsFiles
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.extras import explain_missing_extra
 from postroom.application.metrics import Measure
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.outbox.recorded import OutboxCounter
 from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage
-from postroom.application.ports.mailbox import Mailbox
 from postroom.application.query_threads import in_query_thread
 from postroom.application.service import Groups, OpenSession, Search, Service, Surface, unrestricted
 from postroom.application.surface_metrics import SurfaceMetrics

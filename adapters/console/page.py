@@ -18,7 +18,7 @@ from postroom.adapters.console.sessions import BrowserSession, Sessions
 from postroom.adapters.console.settings import ConsoleSettings
 from postroom.adapters.console.templating import Templates
 from postroom.application.masking import NO_MASK, Mask
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.query_threads import in_query_thread
 from postroom.application.service import Grant, Service, Session
 from postroom.domain.capability.rights import Operation

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from postroom.application.background import wait_at_most
 from postroom.application.metrics import Histogram, Metric
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.query_results import Backlog
 from postroom.domain.errors import PostroomError
 

@@ -12,31 +12,19 @@ from postroom.adapters.grpc import messages
 from postroom.adapters.grpc.channels import open_channel
 from postroom.adapters.grpc.metadata import MAILBOX_KEY, write_text
 from postroom.adapters.grpc.methods import METHODS
-from postroom.adapters.grpc.redrive_client import GrpcRedrives
+from postroom.adapters.grpc.operations import METHOD_NAMES, read_answer, write_request
 from postroom.adapters.grpc.status import error_of, read_error
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.adapters.sockets.client_tls import ClientFiles
 from postroom.adapters.sockets.peers import check_socket_owner
 from postroom.application.correlation import current_corr_id
-from postroom.application.mailbox.client import MailboxClient
+from postroom.application.mailbox_client import MailboxClient
 from postroom.application.messages import MessageDelivery, NewMessage, Sent, write_receipt
-from postroom.application.query_results import (
-    Backlog,
-    DeadLetter,
-    Explanation,
-    MessageDetail,
-    Moment,
-    PeekedMessage,
-)
+from postroom.application.operations.operation import Arguments, Operation
 from postroom.application.tracing import outgoing_headers
 from postroom.domain.errors import InvalidRequest, Rejected, Unavailable
 from postroom.domain.mailbox.commands import Receive
-from postroom.domain.mailbox.counts import TopicSummary
-from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.message import Receipt
-from postroom.domain.policy import TopicPolicy
-from postroom.domain.search import EventFilter, SearchPage
-from postroom.domain.settings import MailboxSettings, PolicyChanges, SettingsChanges
 
 UNIX = "unix:"
 MAX_BATCH_BYTES = 1 << 19
@@ -87,7 +75,7 @@ class CallFactory(Protocol):
         """Return the calls of a method with a stream of answers."""
 
 
-class GrpcTransport(GrpcRedrives):
+class GrpcTransport:
     """`MailboxTransport` over a gRPC channel.
 
     Arguments:
@@ -198,112 +186,10 @@ class GrpcTransport(GrpcRedrives):
         request = pb.ExtendRequest(receipts=_tokens(receipts), visibility_ms=visibility_ms)
         return await self._settle("extend", request)
 
-    async def redrive(
-        self,
-        topic: str,
-        limit: int,
-        reason: str | None,
-        message_ids: Sequence[str] | None,
-    ) -> int:
-        """Redrive dead letters."""
-        only = None if message_ids is None else pb.MessageIds(message_ids=message_ids)
-        request = pb.RedriveRequest(topic=topic, limit=limit, reason=reason, only=only)
-        return int((await self._call("redrive", request)).redriven)
-
-    async def purge(self, topic: str, dead: bool, ready: bool) -> int:
-        """Remove messages of a topic."""
-        request = pb.PurgeRequest(topic=topic, dead=dead, ready=ready)
-        return int((await self._call("purge", request)).removed)
-
-    async def set_topic_policy(self, topic: str, policy: PolicyChanges) -> None:
-        """Set fields of the policy of a topic."""
-        unset = [name for name, value in policy.items() if value is None]
-        request = pb.SetTopicPolicyRequest(topic=topic, unset=unset)
-        messages.write_fields(policy, request.policy)
-        await self._call("set_topic_policy", request)
-
-    async def get_settings(self) -> MailboxSettings:
-        """Return the settings of the mailbox."""
-        response = await self._call("get_settings", pb.GetSettingsRequest())
-        return messages.read_struct(response.settings, MailboxSettings)
-
-    async def preview_settings(self, changes: SettingsChanges, replace: bool) -> SettingsPreview:
-        """Return what a change of settings would do."""
-        request = pb.PreviewSettingsRequest(replace=replace)
-        messages.write_result(changes, request.changes)
-        return messages.read_result(await self._call("preview_settings", request), SettingsPreview)
-
-    async def set_settings(self, changes: SettingsChanges, replace: bool) -> bool:
-        """Change settings."""
-        request = pb.SetSettingsRequest(replace=replace)
-        messages.write_result(changes, request.changes)
-        return bool((await self._call("set_settings", request)).changed)
-
-    async def pause_topic(self, topic: str) -> None:
-        """Pause a topic."""
-        await self._call("pause_topic", pb.PauseTopicRequest(topic=topic))
-
-    async def resume_topic(self, topic: str) -> None:
-        """Resume a topic."""
-        await self._call("resume_topic", pb.ResumeTopicRequest(topic=topic))
-
-    async def delete_old_events(self, older_than: int) -> int:
-        """Remove settled records."""
-        request = pb.DeleteOldEventsRequest(older_than_us=older_than)
-        return int((await self._call("delete_old_events", request)).removed)
-
-    async def get_message(self, id_: str) -> MessageDetail:
-        """Return a message with its history."""
-        response = await self._call("get", pb.GetRequest(message_id=id_))
-        return messages.read_result(response, MessageDetail)
-
-    async def explain_message(self, id_: str) -> Explanation:
-        """Return the explanation of a message."""
-        response = await self._call("explain", pb.ExplainRequest(message_id=id_))
-        return messages.read_result(response, Explanation)
-
-    async def get_backlog(self, topic: str | None, at: Moment | None) -> Backlog:
-        """Return the unsettled messages by topic and shard."""
-        request = pb.BacklogRequest(topic=topic)
-        if at is not None:
-            messages.write_moment(at, request.at)
-        return messages.read_result(await self._call("backlog", request), Backlog)
-
-    async def list_dead_letters(
-        self,
-        topic: str | None,
-        reason: str | None,
-        limit: int,
-        cursor: int,
-        at: Moment | None,
-    ) -> list[DeadLetter]:
-        """Return a page of dead letters."""
-        request = pb.ListDeadLettersRequest(topic=topic, reason=reason, limit=limit, cursor=cursor)
-        if at is not None:
-            messages.write_moment(at, request.at)
-        response = await self._call("list_dead_letters", request)
-        return [messages.read_result(each, DeadLetter) for each in response.dead_letters]
-
-    async def get_topic_policy(self, topic: str) -> TopicPolicy | None:
-        """Return the policy set for a topic."""
-        response = await self._call("get_topic_policy", pb.GetTopicPolicyRequest(topic=topic))
-        return TopicPolicy(**messages.set_fields(response.policy)) if response.HasField("policy") else None
-
-    async def list_topics(self) -> list[TopicSummary]:
-        """Return the topics."""
-        response = await self._call("list_topics", pb.ListTopicsRequest())
-        return [messages.read_result(each, TopicSummary) for each in response.topics]
-
-    async def peek_messages(self, topic: str, limit: int) -> list[PeekedMessage]:
-        """Return ready messages."""
-        response = await self._call("peek", pb.PeekRequest(topic=topic, limit=limit))
-        return [messages.read_result(each, PeekedMessage) for each in response.messages]
-
-    async def search_messages(self, filter_: EventFilter) -> SearchPage:
-        """Return a page of the messages that match."""
-        response = await self._call("query", messages.write_filter(filter_))
-        items = tuple(messages.read_item(item) for item in response.items)
-        return SearchPage(items, response.next_cursor if response.HasField("next_cursor") else None)
+    async def ask(self, operation: Operation, arguments: Arguments) -> Any:
+        """Return the result of an operation."""
+        method = METHOD_NAMES.get(operation.name, operation.name)
+        return read_answer(operation, await self._call(method, write_request(operation, arguments)))
 
     async def _settle(self, call: str, request: Any) -> list[Rejected | None]:
         return [_refusal(result.error) for result in (await self._call(call, request)).results]

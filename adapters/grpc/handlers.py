@@ -150,7 +150,7 @@ class MailboxHandlers(grpc.GenericRpcHandler):
                 call = Call(context, await open_session(), open_session)
                 self._connections.note(context.peer())
                 _check_mailbox(caller, service)
-                answer = await getattr(served.calls, name)(read_request(kind, data), call)
+                answer = await served.calls.answer(name, read_request(kind, data), call)
                 service.metrics.answered_grpc(name, "OK")
                 return answer
             except PostroomError as error:

@@ -12,10 +12,12 @@ from google.protobuf.struct_pb2 import ListValue, Struct
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.messages import MessageDelivery, NewMessage, read_receipt, write_receipt
 from postroom.application.query_results import Moment
+from postroom.application.redrive_results import RedriveReport
 from postroom.domain.envelope.build import without_auth_token
 from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.names import external_id, message_id
+from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.search import EventFilter, FoundMessage, Order, parse_status
 
 T = TypeVar("T")
@@ -111,8 +113,14 @@ def read_delivery(message: pb.ReceivedMessage) -> MessageDelivery:
 
 
 def write_result(result: msgspec.Struct, message: M) -> M:
-    """Write a result of a query into the message with the same fields, and return the message."""
-    return ParseDict(msgspec.to_builtins(result), message)
+    """Write a struct into the message with the same fields, and return the message."""
+    values = msgspec.to_builtins(result)
+    # The default action is written, too, so that an answer is read without knowing it.
+    if isinstance(result, RedriveSpec):
+        values["action"] = result.action
+    elif isinstance(result, RedriveReport):
+        values["spec"]["action"] = result.spec.action
+    return ParseDict(values, message)
 
 
 def write_fields(fields: Mapping[str, object], message: Message) -> None:
@@ -140,6 +148,21 @@ def read_struct(message: Struct, kind: type[T]) -> T:
         return msgspec.convert(_as_builtins(message), kind)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"The {kind.__name__} is invalid: {error}.") from None
+
+
+def read_spec(message: pb.RedriveSpec) -> RedriveSpec:
+    """Return the specification of a job; the mailbox validates it.
+
+    Raises: InvalidRequest for an unknown action.
+    """
+    fields: dict[str, Any] = set_fields(message)
+    for name, value in fields.items():
+        if message.DESCRIPTOR.fields_by_name[name].is_repeated and not isinstance(value, dict):
+            fields[name] = tuple(value)
+    try:
+        return msgspec.convert(fields, RedriveSpec)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"The redrive specification is wrong: {error}.") from None
 
 
 def public_envelope(blob: bytes) -> bytes:

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import grpc
@@ -10,7 +11,7 @@ import msgspec
 
 from postroom.adapters.grpc import messages
 from postroom.adapters.grpc.metadata import MEMBERS_KEY, read_metadata, read_number
-from postroom.adapters.grpc.redrive_service import RedriveService
+from postroom.adapters.grpc.operations import BY_METHOD, read_arguments, write_answer
 from postroom.adapters.grpc.status import write_error
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.background import wait_at_most
@@ -18,7 +19,8 @@ from postroom.application.cluster.members_fence import MembersFence
 from postroom.application.delivery_window import DeliveryWindow, extended_receipts, finished_receipts
 from postroom.application.mailbox.valid_items import submit_valid
 from postroom.application.messages import NewMessage, ReceivedMessage, read_receipt
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
+from postroom.application.operations.operation import Operation
 from postroom.application.service import Service, Session
 from postroom.domain.arguments import check_int
 from postroom.domain.errors import (
@@ -33,7 +35,6 @@ from postroom.domain.errors import (
 from postroom.domain.message import Receipt
 from postroom.domain.namespace.members import RESERVED_TOPIC
 from postroom.domain.policy import DEFAULT_MAX_MESSAGES
-from postroom.domain.settings import SettingsChanges
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -54,6 +55,11 @@ class Call(NamedTuple):
         """Return the mailbox as the caller may use it."""
         return self.session.mailbox
 
+    async def ask(self, operation: Operation, arguments: dict[str, Any]) -> Any:
+        """Return the result of an operation of the mailbox."""
+        positional = [arguments.pop(each) for each in operation.positional if each in arguments]
+        return await getattr(self.mailbox, operation.name)(*positional, **arguments)
+
 
 CHUNK_BYTES = 64 << 10
 """Default size of an item of a stream (svc-mailbox I-6)."""
@@ -65,12 +71,17 @@ MAX_ITEMS = 1_000
 """Maximum number of messages or receipts in a request; an empty one has 2 bytes there, and 2 KB here."""
 TOKEN_CHECK_SECONDS = 2.0
 """How often the token of a stream is checked; below the shortest `cap_cache_ttl`."""
+FENCED = ("pause_topic", "resume_topic", "set_topic_policy", "set_settings")
+"""Methods that are refused to a caller who does not know all members of the namespace."""
 ANSWER_MS = 100
 """Time that a receive with a deadline leaves for its answer."""
 
 
-class MailboxService(RedriveService):
-    """The methods of both services, named as in `METHODS`; each raises a PostroomError when it is refused."""
+class MailboxService:
+    """The methods of both services, named as in `METHODS`; each raises a PostroomError when it is refused.
+
+    Those of other operations are derived from the table of operations; see `answer`.
+    """
 
     def __init__(self, service: Service) -> None:
         self._mailbox = service.mailbox
@@ -198,119 +209,21 @@ class MailboxService(RedriveService):
         )
         return messages.write_result(msgspec.structs.replace(detail, item=item), pb.GetResponse())
 
-    async def backlog(self, request: pb.BacklogRequest, call: Call) -> pb.BacklogResponse:
-        """Count the unsettled messages."""
-        topic = request.topic if request.HasField("topic") else None
-        at = messages.read_moment(request.at) if request.HasField("at") else None
-        return messages.write_result(await call.mailbox.get_backlog(topic, at=at), pb.BacklogResponse())
-
     async def info(self, request: pb.InfoRequest, call: Call) -> pb.InfoResponse:
         """Return the name of the mailbox."""
         return pb.InfoResponse(mailbox=call.mailbox.name)
 
-    async def redrive(self, request: pb.RedriveRequest, call: Call) -> pb.RedriveResponse:
-        """Redrive dead letters."""
-        options = messages.set_fields(request)
-        topic = options.pop("topic", "")
-        if (only := options.pop("only", None)) is not None:
-            options["message_ids"] = list(only.message_ids)
-        return pb.RedriveResponse(redriven=await call.mailbox.redrive_dead_letters(topic, **options))
-
-    async def purge(self, request: pb.PurgeRequest, call: Call) -> pb.PurgeResponse:
-        """Remove dead letters and ready messages."""
-        options = messages.set_fields(request)
-        return pb.PurgeResponse(removed=await call.mailbox.purge_topic(options.pop("topic", ""), **options))
-
-    async def list_dead_letters(
-        self, request: pb.ListDeadLettersRequest, call: Call
-    ) -> pb.ListDeadLettersResponse:
-        """List dead letters."""
-        options = messages.set_fields(request)
-        if request.HasField("at"):
-            options["at"] = messages.read_moment(request.at)
-        response = pb.ListDeadLettersResponse()
-        for letter in await call.mailbox.list_dead_letters(options.pop("topic", None), **options):
-            messages.write_result(letter, response.dead_letters.add())
-        return response
-
-    async def peek(self, request: pb.PeekRequest, call: Call) -> pb.PeekResponse:
-        """Return the messages that a receive would deliver next."""
-        options = messages.set_fields(request)
-        response = pb.PeekResponse()
-        for peeked in await call.mailbox.peek_messages(options.pop("topic", ""), **options):
-            messages.write_result(peeked, response.messages.add())
-        return response
-
-    async def list_topics(self, request: pb.ListTopicsRequest, call: Call) -> pb.ListTopicsResponse:
-        """List the topics."""
-        response = pb.ListTopicsResponse()
-        for topic in await call.mailbox.list_topics():
-            messages.write_result(topic, response.topics.add())
-        return response
-
-    async def pause_topic(self, request: pb.PauseTopicRequest, call: Call) -> pb.PauseTopicResponse:
-        """Pause a topic."""
+    async def answer(self, name: str, request: Any, call: Call) -> Any:
+        """Return the response of a method: of one here, or of the operation with its name."""
+        own = getattr(self, name, None)
+        if own is not None:
+            return await own(request, call)
+        operation = BY_METHOD[name]
+        ask = partial(call.ask, operation, read_arguments(operation, request))
+        if name not in FENCED:
+            return write_answer(operation, await ask())
         async with self._fence.admit(_generation(call)):
-            await call.mailbox.pause_topic(request.topic)
-        return pb.PauseTopicResponse()
-
-    async def resume_topic(self, request: pb.ResumeTopicRequest, call: Call) -> pb.ResumeTopicResponse:
-        """Resume a topic."""
-        async with self._fence.admit(_generation(call)):
-            await call.mailbox.resume_topic(request.topic)
-        return pb.ResumeTopicResponse()
-
-    async def explain(self, request: pb.ExplainRequest, call: Call) -> pb.ExplainResponse:
-        """Explain the history of a message."""
-        return messages.write_result(
-            await call.mailbox.explain_message(request.message_id), pb.ExplainResponse()
-        )
-
-    async def get_topic_policy(
-        self, request: pb.GetTopicPolicyRequest, call: Call
-    ) -> pb.GetTopicPolicyResponse:
-        """Return the policy set for a topic."""
-        policy = await call.mailbox.get_topic_policy(request.topic)
-        response = pb.GetTopicPolicyResponse()
-        if policy is not None:
-            messages.write_result(policy, response.policy)
-        return response
-
-    async def set_topic_policy(
-        self, request: pb.SetTopicPolicyRequest, call: Call
-    ) -> pb.SetTopicPolicyResponse:
-        """Set fields of the policy of a topic."""
-        policy = messages.set_fields(request.policy) | dict.fromkeys(request.unset)
-        async with self._fence.admit(_generation(call)):
-            await call.mailbox.set_topic_policy(request.topic, policy)
-        return pb.SetTopicPolicyResponse()
-
-    async def get_settings(self, request: pb.GetSettingsRequest, call: Call) -> pb.GetSettingsResponse:
-        """Return the settings of the mailbox."""
-        response = pb.GetSettingsResponse()
-        messages.write_result(await call.mailbox.get_settings(), response.settings)
-        return response
-
-    async def preview_settings(
-        self, request: pb.PreviewSettingsRequest, call: Call
-    ) -> pb.PreviewSettingsResponse:
-        """Return what a change of settings would do."""
-        changes = messages.read_struct(request.changes, SettingsChanges)
-        preview = await call.mailbox.preview_settings(changes, replace=request.replace)
-        return messages.write_result(preview, pb.PreviewSettingsResponse())
-
-    async def set_settings(self, request: pb.SetSettingsRequest, call: Call) -> pb.SetSettingsResponse:
-        """Change settings."""
-        changes = messages.read_struct(request.changes, SettingsChanges)
-        async with self._fence.admit(_generation(call)):
-            changed = await call.mailbox.set_settings(changes, replace=request.replace)
-        return pb.SetSettingsResponse(changed=changed)
-
-    async def delete_old_events(
-        self, request: pb.DeleteOldEventsRequest, call: Call
-    ) -> pb.DeleteOldEventsResponse:
-        """Remove settled records."""
-        return pb.DeleteOldEventsResponse(removed=await call.mailbox.delete_old_events(request.older_than_us))
+            return write_answer(operation, await ask())
 
     async def drain(self) -> None:
         """Return when what the streams left unsettled has been returned."""

@@ -1,22 +1,22 @@
 """Answers of the HTTP interface, as its client reads them; fields that it does not need are left out."""
 
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from postroom.application.messages import MessageDelivery, Sent, read_receipt
-from postroom.application.query_results import DeadLetter, HistoryEntry, MessageDetail, PeekedMessage
+from postroom.application.operations.operation import Operation
+from postroom.application.query_results import HistoryEntry, MessageDetail
 from postroom.application.remote_errors import rebuild_error
 from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.errors import InvalidRequest, PostroomError, Rejected
-from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Status
 from postroom.domain.names import external_id
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import FoundMessage, SearchPage
-from postroom.domain.settings import MailboxSettings
 
 T = TypeVar("T")
 
@@ -116,18 +116,6 @@ class SettleResults(msgspec.Struct, frozen=True):
     results: list[SettleResult]
 
 
-class Redriven(msgspec.Struct, frozen=True):
-    """Number of dead letters that were redriven."""
-
-    redriven: int
-
-
-class Removed(msgspec.Struct, frozen=True):
-    """Number of messages or records that were removed."""
-
-    removed: int
-
-
 class Detail(msgspec.Struct, frozen=True):
     """A message with its headers, envelope, state and history."""
 
@@ -158,18 +146,6 @@ class Detail(msgspec.Struct, frozen=True):
         return MessageDetail(**values | {"item": item})
 
 
-class DeadLetters(msgspec.Struct, frozen=True):
-    """Page of dead letters."""
-
-    items: list[DeadLetter]
-
-
-class PeekedMessages(msgspec.Struct, frozen=True):
-    """Ready messages."""
-
-    messages: list[PeekedMessage]
-
-
 class FoundMessages(msgspec.Struct, frozen=True):
     """Page of a search."""
 
@@ -189,30 +165,6 @@ class FoundMessages(msgspec.Struct, frozen=True):
         return SearchPage(tuple(items), self.next_cursor)
 
 
-class Topics(msgspec.Struct, frozen=True):
-    """Topics of the mailbox."""
-
-    topics: list[TopicSummary]
-
-
-class Policy(msgspec.Struct, frozen=True):
-    """Policy set for a topic; None when the default policy applies."""
-
-    policy: TopicPolicy | None
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """Settings of the mailbox."""
-
-    settings: MailboxSettings
-
-
-class Changed(msgspec.Struct, frozen=True):
-    """Whether a change of settings changed anything."""
-
-    changed: bool
-
-
 class Info(msgspec.Struct, frozen=True):
     """The mailbox that is served."""
 
@@ -221,6 +173,27 @@ class Info(msgspec.Struct, frozen=True):
 
 class Ok(msgspec.Struct, frozen=True):
     """The request has taken effect."""
+
+
+@cache
+def answer_of(operation: Operation) -> Any:
+    """Return the type of the answer of an operation."""
+    if operation.result is type(None):
+        return Ok
+    if not operation.answer:
+        return operation.result
+    kind = operation.result
+    if kind is TopicPolicy:  # null from servers before ADR 0098 for a topic with the default policy
+        kind = TopicPolicy | None
+    return msgspec.defstruct("Answer", [(operation.answer, kind)], frozen=True)
+
+
+def result_of(operation: Operation, answer: Any) -> Any:
+    """Return the result in an answer of an operation."""
+    if isinstance(answer, Ok):
+        return None
+    result = getattr(answer, operation.answer) if operation.answer else answer
+    return TopicPolicy() if result is None else result
 
 
 class Line(msgspec.Struct, frozen=True):

@@ -15,30 +15,18 @@ from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, T
 from yarl import URL
 
 from postroom.adapters.http_client import answers
-from postroom.adapters.http_client.redrives import HttpRedrives
 from postroom.adapters.sockets.client_tls import ClientFiles, explain_tls_failure, make_client_context
 from postroom.adapters.sockets.peers import check_socket_owner
 from postroom.application.correlation import current_corr_id
-from postroom.application.mailbox.client import MailboxClient
+from postroom.application.mailbox_client import MailboxClient
 from postroom.application.messages import MessageDelivery, NewMessage, Sent, write_receipt
-from postroom.application.query_results import (
-    Backlog,
-    DeadLetter,
-    Explanation,
-    MessageDetail,
-    Moment,
-    PeekedMessage,
-)
+from postroom.application.operations.operation import Arguments, Operation
 from postroom.application.remote_errors import DEFAULT_RETRY_MS
 from postroom.application.tracing import outgoing_headers
 from postroom.domain.errors import FrameTooLarge, InvalidRequest, PostroomError, Rejected, Unavailable
 from postroom.domain.mailbox.commands import Receive
-from postroom.domain.mailbox.counts import TopicSummary
-from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.message import Receipt
-from postroom.domain.policy import TopicPolicy
-from postroom.domain.search import EventFilter, SearchPage
-from postroom.domain.settings import MailboxSettings, PolicyChanges, SettingsChanges
+from postroom.domain.search import EventFilter
 
 T = TypeVar("T")
 
@@ -100,7 +88,13 @@ _PLAIN_CRITERIA = (
 """Fields of a filter that are parameters of the same name."""
 
 
-class HttpTransport(HttpRedrives):
+_FIELDS = {"older_than": "older_than_us"}
+"""Fields of bodies that are not named as the argument."""
+BODIES = ("set_topic_policy", "preview_redrive")
+"""Operations whose only argument is the body."""
+
+
+class HttpTransport:
     """`MailboxTransport` over a session of an HTTP client.
 
     Arguments:
@@ -115,7 +109,7 @@ class HttpTransport(HttpRedrives):
 
     async def get_name(self) -> str:
         """Return the name of the mailbox that the server serves."""
-        return (await self._get("/v1/mailbox", answers.Info)).mailbox
+        return (await self._call("GET", "/v1/mailbox", answers.Info)).mailbox
 
     async def send(self, message: NewMessage) -> Sent:
         """Send a message."""
@@ -171,83 +165,25 @@ class HttpTransport(HttpRedrives):
         """Extend deliveries."""
         return await self._settle("/v1/extend", receipts, {"visibility_ms": visibility_ms})
 
-    async def redrive(
-        self, topic: str, limit: int, reason: str | None, message_ids: Sequence[str] | None
-    ) -> int:
-        """Redrive dead letters."""
-        body = {"topic": topic, "limit": limit, "reason": reason, "message_ids": message_ids}
-        return (await self._post("/v1/dlq/reprocess", body, answers.Redriven)).redriven
-
-    async def purge(self, topic: str, dead: bool, ready: bool) -> int:
-        """Remove messages of a topic."""
-        path = f"/v1/topics/{_segment(topic)}/purge"
-        return (await self._post(path, {"dead": dead, "ready": ready}, answers.Removed)).removed
-
-    async def set_topic_policy(self, topic: str, policy: PolicyChanges) -> None:
-        """Set fields of the policy of a topic."""
-        await self._call("PUT", f"/v1/topics/{_segment(topic)}/policy", answers.Ok, body=policy)
-
-    async def get_settings(self) -> MailboxSettings:
-        """Return the settings of the mailbox."""
-        return (await self._get("/v1/settings", answers.Settings)).settings
-
-    async def preview_settings(self, changes: SettingsChanges, replace: bool) -> SettingsPreview:
-        """Return what a change of settings would do."""
-        body = {"changes": changes, "replace": replace}
-        return await self._post("/v1/settings/preview", body, SettingsPreview)
-
-    async def set_settings(self, changes: SettingsChanges, replace: bool) -> bool:
-        """Change settings."""
-        body = {"changes": changes, "replace": replace}
-        return (await self._call("PUT", "/v1/settings", answers.Changed, body=body)).changed
-
-    async def pause_topic(self, topic: str) -> None:
-        """Pause a topic."""
-        await self._call("PUT", f"/v1/topics/{_segment(topic)}/pause", answers.Ok)
-
-    async def resume_topic(self, topic: str) -> None:
-        """Resume a topic."""
-        await self._call("PUT", f"/v1/topics/{_segment(topic)}/resume", answers.Ok)
-
-    async def delete_old_events(self, older_than: int) -> int:
-        """Remove settled records."""
-        return (await self._post("/v1/log/delete", {"older_than_us": older_than}, answers.Removed)).removed
-
-    async def get_message(self, id_: str) -> MessageDetail:
-        """Return a message with its history."""
-        return (await self._get(f"/v1/messages/{_segment(id_)}", answers.Detail)).to_detail()
-
-    async def explain_message(self, id_: str) -> Explanation:
-        """Return the explanation of a message."""
-        return await self._get(f"/v1/messages/{_segment(id_)}/explanation", Explanation)
-
-    async def get_backlog(self, topic: str | None, at: Moment | None) -> Backlog:
-        """Return the unsettled messages by topic and shard."""
-        return await self._get("/v1/backlog", Backlog, {"topic": topic, "at": at})
-
-    async def list_dead_letters(
-        self, topic: str | None, reason: str | None, limit: int, cursor: int, at: Moment | None
-    ) -> list[DeadLetter]:
-        """Return a page of dead letters."""
-        query = {"topic": topic, "reason": reason, "limit": limit, "cursor": cursor, "at": at}
-        return (await self._get("/v1/dlq", answers.DeadLetters, query)).items
-
-    async def get_topic_policy(self, topic: str) -> TopicPolicy | None:
-        """Return the policy set for a topic."""
-        return (await self._get(f"/v1/topics/{_segment(topic)}/policy", answers.Policy)).policy
-
-    async def list_topics(self) -> list[TopicSummary]:
-        """Return the topics."""
-        return (await self._get("/v1/topics", answers.Topics)).topics
-
-    async def peek_messages(self, topic: str, limit: int) -> list[PeekedMessage]:
-        """Return ready messages."""
-        answer = await self._get("/v1/peek", answers.PeekedMessages, {"topic": topic, "limit": limit})
-        return answer.messages
-
-    async def search_messages(self, filter_: EventFilter) -> SearchPage:
-        """Return a page of the messages that match, without their envelopes."""
-        return (await self._get("/v1/messages", answers.FoundMessages, _search_query(filter_))).to_page()
+    async def ask(self, operation: Operation, arguments: Arguments) -> Any:
+        """Return the result of an operation; `search_messages` gets messages without their envelopes."""
+        if operation.name == "search_messages":
+            query = _search_query(arguments["filter_"])
+            return (await self._call("GET", operation.path, answers.FoundMessages, query=query)).to_page()
+        values = {each.name: arguments[each.name] for each in operation.parameters if each.is_sent}
+        path = "/".join(
+            _segment(values.pop(each[1:-1])) if each.startswith("{") else each
+            for each in operation.path.split("/")
+        )
+        if operation.name == "get_message":
+            return (await self._call("GET", path, answers.Detail)).to_detail()
+        kind = answers.answer_of(operation)
+        if operation.verb == "GET":
+            return answers.result_of(operation, await self._call("GET", path, kind, query=values))
+        body: object = {_FIELDS.get(name, name): value for name, value in values.items()} or None
+        if operation.name in BODIES:
+            (body,) = values.values()
+        return answers.result_of(operation, await self._call(operation.verb, path, kind, body=body))
 
     async def _settle(
         self, path: str, receipts: Sequence[Receipt], options: Mapping[str, object]
@@ -259,9 +195,6 @@ class HttpTransport(HttpRedrives):
 
     async def _post(self, path: str, body: object, answer: type[T]) -> T:
         return await self._call("POST", path, answer, body=body)
-
-    async def _get(self, path: str, answer: type[T], query: Mapping[str, object] | None = None) -> T:
-        return await self._call("GET", path, answer, query=query or {})
 
     async def _call(
         self,

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from postroom.adapters.http_server.connection import Connection
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.service import Session
 
 CLOSE: Final = (b"connection", b"close")

@@ -7,6 +7,7 @@ that can't be read is answered once, under the id 0, and ends its connection.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -18,15 +19,8 @@ from postroom.application.mailbox.settle import check_nack
 from postroom.application.message_stream import MAX_WAIT_MS
 from postroom.application.messages import MessageDelivery, check_receipt
 from postroom.application.metrics import Metric
+from postroom.application.operations.mailbox import OPERATIONS
 from postroom.application.ports.mailbox_owner import Accepted, Answer
-from postroom.application.query_results import (
-    Backlog,
-    DeadLetter,
-    Explanation,
-    MessageDetail,
-    PeekedMessage,
-)
-from postroom.application.redrive_results import RedriveMessages, RedrivePreview, RedriveReport
 from postroom.application.remote_errors import rebuild_error
 from postroom.domain.arguments import MAX_INT, check_int, check_optional_text, check_path, check_text
 from postroom.domain.errors import InvalidRequest, PostroomError, Rejected
@@ -44,14 +38,12 @@ from postroom.domain.mailbox.commands import (
     SetPolicy,
     SetSettings,
 )
-from postroom.domain.mailbox.counts import TopicSummary
-from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.message import MAX_PRIORITY
 from postroom.domain.names import STREAM_BYTES, check_topic
-from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, TopicPolicy, check_visibility
+from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, check_visibility
 from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.search import EventFilter, SearchPage
-from postroom.domain.settings import MailboxSettings, SettingsChanges
+from postroom.domain.settings import SettingsChanges
 
 VERSION: Final = 3
 FRAME_BYTES = MAX_FRAME_BYTES + (16 << 20)
@@ -248,10 +240,11 @@ def read_receive(body: msgspec.Raw) -> Receiving:
 def read_query(body: msgspec.Raw) -> Query:
     """Return the body of a query; raises as `read_commands`."""
     query: Query = _read(_READ_QUERY, body)
-    if query.name not in _RESULTS:
+    if query.name not in QUERIES:
         raise InvalidRequest(f"There is no query {query.name[:40]!r}.")
-    if query.name in _STRUCTS and query.arguments:
-        query.arguments[0] = _read_struct(query.arguments[0], *_STRUCTS[query.name])
+    struct = _argument_struct(query.name)
+    if struct is not None and query.arguments:
+        query.arguments[0] = _read_struct(query.arguments[0], *struct)
     return query
 
 
@@ -294,39 +287,51 @@ _READ_INT = msgspec.msgpack.Decoder(int).decode
 
 # -- results ---
 
-_SPEC = RedriveSpec, "The redrive specification"
-_STRUCTS: dict[str, tuple[type[msgspec.Struct], str]] = {
-    "preview_redrive": _SPEC,
-    "start_redrive": _SPEC,
-    "preview_settings": (SettingsChanges, "The change of settings"),
-    "search_unsettled": (EventFilter, "The filter"),
+_COMMAND_OPERATIONS = (
+    "send_message",
+    "send_batch",
+    "receive_messages",
+    "ack_messages",
+    "nack_messages",
+    "extend_visibility",
+    "redrive_dead_letters",
+    "purge_topic",
+    "set_settings",
+    "set_topic_policy",
+    "pause_topic",
+    "resume_topic",
+)
+"""Operations that clients submit as commands."""
+_OTHER_RESULTS = {
+    "erase_messages": int,
+    "get_mode": str,
+    "measure": list[Metric],
+    "search_unsettled": SearchPage,
 }
-"""Queries whose first argument is a struct."""
-_RESULTS: dict[str, Callable[[msgspec.Raw], Any]] = {
-    name: msgspec.msgpack.Decoder(type_).decode
-    for name, type_ in {
-        "delete_old_events": int,
-        "erase_messages": int,
-        "explain_message": Explanation,
-        "get_backlog": Backlog,
-        "get_message": MessageDetail,
-        "get_mode": str,
-        "get_settings": MailboxSettings,
-        "get_topic_policy": TopicPolicy,
-        "list_dead_letters": list[DeadLetter],
-        "list_topics": list[TopicSummary],
-        "measure": list[Metric],
-        "peek_messages": list[PeekedMessage],
-        "preview_redrive": RedrivePreview,
-        "search_unsettled": SearchPage,
-        "preview_settings": SettingsPreview,
-        "start_redrive": RedriveReport,
-        "list_redrives": list[RedriveReport],
-        "get_redrive": RedriveReport,
-        "list_redrive_messages": RedriveMessages,
-        "change_redrive": RedriveReport,
-    }.items()
-}
+"""Results of the queries that are no operations."""
+_STRUCTS = {RedriveSpec: "The redrive specification", SettingsChanges: "The change of settings"}
+"""Arguments that are structs, as errors name them."""
+
+
+QUERIES = (OPERATIONS.keys() - {*_COMMAND_OPERATIONS, "search_messages"}) | _OTHER_RESULTS.keys()
+"""Names of the queries; `search_messages` asks the read models, or `search_unsettled`."""
+
+
+@cache
+def _result_decoder(query: str) -> Callable[[Any], Any]:
+    """Return the decoder of the result of a query."""
+    return msgspec.msgpack.Decoder(_OTHER_RESULTS.get(query) or OPERATIONS[query].result).decode
+
+
+@cache
+def _argument_struct(query: str) -> tuple[type[msgspec.Struct], str] | None:
+    """Return the struct that is the first argument of a query, and its name in errors."""
+    if query == "search_unsettled":
+        return EventFilter, "The filter"
+    parameters = OPERATIONS[query].parameters if query in OPERATIONS else ()
+    return next(((each.kind, _STRUCTS[each.kind]) for each in parameters[:1] if each.kind in _STRUCTS), None)
+
+
 _READ_DELIVERIES = msgspec.msgpack.Decoder(list[MessageDelivery]).decode
 _READ_TEXT = msgspec.msgpack.Decoder(str).decode
 _READ_HELLO = msgspec.msgpack.Decoder(Hello).decode
@@ -380,7 +385,7 @@ def read_answers(body: msgspec.Raw) -> list[Answer]:
 
 def read_result(query: str, body: msgspec.Raw) -> Any:
     """Return the result of a query."""
-    return _read(_RESULTS[query], body)
+    return _read(_result_decoder(query), body)
 
 
 def wire_error(error: PostroomError) -> WireError:

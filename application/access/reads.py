@@ -9,7 +9,7 @@ import msgspec
 from postroom.application.access.auditor import Auditor, audit_refusals, topics_of
 from postroom.application.access.guard import Guard
 from postroom.application.caller import Caller, call_as
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.query_results import (
     Backlog,
     DeadLetter,

@@ -11,7 +11,7 @@ from postroom.application.access.deliveries import Deliveries
 from postroom.application.access.guard import Guard
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.messages import check_receipt
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.arguments import check_items
 from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Operation

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from postroom.application.cluster.members_history import read_cutoffs, read_history, record_members
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import StaleMembers, Unavailable
 from postroom.domain.namespace.members import RESERVED_TOPIC, MembersRecord
 

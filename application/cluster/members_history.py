@@ -14,7 +14,7 @@ import msgspec
 from blake3 import blake3
 
 from postroom.application.messages import NewMessage
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.query_results import MessageDetail
 from postroom.domain.errors import BrokenLog, Forbidden, InvalidRequest, NotFound, PostroomError
 from postroom.domain.namespace.members import RESERVED_TOPIC, MembersRecord, check_members

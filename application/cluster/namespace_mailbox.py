@@ -16,7 +16,7 @@ from postroom.application.mailbox.settle import check_nack
 from postroom.application.mailbox.stream import StreamMessages
 from postroom.application.mailbox.valid_items import submit_valid
 from postroom.application.messages import NewMessage, Sent, check_receipt
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.ports.namespace_directory import NamespaceDirectory
 from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import InvalidRequest, NotFound, Rejected, StaleMembers, Unavailable

@@ -13,7 +13,7 @@ from postroom.application.cluster.members_history import (
     record_cutoffs,
     record_members,
 )
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.ports.namespace_directory import NamespaceDirectory
 from postroom.domain.errors import Forbidden, IdempotencyConflict, NotFound, StaleMembers, Unavailable
 from postroom.domain.namespace.members import (

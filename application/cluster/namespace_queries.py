@@ -12,7 +12,7 @@ import msgspec
 
 from postroom.application.cluster.namespace_members import Members, NamespaceMembers
 from postroom.application.cluster.namespace_search import search_mailboxes
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.ports.namespace_directory import NamespaceDirectory
 from postroom.application.query_results import (
     Backlog,

@@ -14,7 +14,7 @@ from postroom.application.cluster.receipt_homes import ReceiptHomes
 from postroom.application.mailbox.receive import make_receive
 from postroom.application.message_stream import MAX_WAIT_MS
 from postroom.application.messages import DeliverySettler, ReceivedMessage
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.ports.namespace_directory import NamespaceDirectory
 from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import PostroomError, Saturated, StaleMembers, Unavailable

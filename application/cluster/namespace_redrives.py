@@ -8,8 +8,7 @@ import msgspec
 import uuid_utils
 
 from postroom.application.cluster.namespace_members import Members
-from postroom.application.mailbox.redrive_client import check_job_id, check_spec
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox, check_spec
 from postroom.application.ports.namespace_directory import NamespaceDirectory
 from postroom.application.redrive_results import (
     Outcome,
@@ -21,7 +20,7 @@ from postroom.application.redrive_results import (
     check_page,
 )
 from postroom.domain.errors import InvalidRequest, NotFound
-from postroom.domain.names import check_uuid
+from postroom.domain.names import check_uuid, message_id
 from postroom.domain.namespace.members import RESERVED_TOPIC
 from postroom.domain.redrive.spec import JobAction, RedriveSpec, check_action
 
@@ -35,7 +34,7 @@ MAX_GROUPS = 100
 
 
 class NamespaceRedrives:
-    """The calls of `Redrives` over the mailboxes of a namespace."""
+    """The redrive jobs of `Mailbox` over the mailboxes of a namespace."""
 
     _directory: NamespaceDirectory
 
@@ -61,7 +60,9 @@ class NamespaceRedrives:
         Raises: InvalidRequest for a limit, if there are several mailboxes, and for the reserved topic.
         """
         checked = await self._check(check_spec(spec))
-        id_ = check_job_id(job_id, uuid_utils.uuid7)
+        id_ = message_id(uuid_utils.uuid7().bytes)
+        if job_id is not None:
+            id_ = check_uuid("The redrive job id", job_id)
         reports = await self._ask_all(
             lambda mailbox: mailbox.start_redrive(checked, job_id=id_, principal=principal)
         )

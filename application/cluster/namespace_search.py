@@ -7,7 +7,7 @@ from itertools import islice
 
 import msgspec
 
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.namespace.members import RESERVED_TOPIC

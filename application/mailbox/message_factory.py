@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -20,7 +20,7 @@ from postroom.domain.errors import FrameTooLarge, InvalidRequest
 from postroom.domain.integrity import hash_chain, payload_hash
 from postroom.domain.mailbox.commands import Send
 from postroom.domain.message import MAX_PRIORITY, Headers
-from postroom.domain.names import check_topic, external_id, mailbox_stream, message_stream
+from postroom.domain.names import check_topic, external_id, mailbox_stream, message_id, message_stream
 from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, SECOND_MS
 
 MAX_ATTRS_BYTES = 64 << 10
@@ -376,3 +376,10 @@ def _check_attrs(attrs: object) -> dict[str, bytes]:
             f"attrs must have up to {MAX_ATTRS_BYTES} bytes, names and values together; they had {size}."
         )
     return values
+
+
+def name_job(arguments: Mapping[str, Any], new_id: NewId) -> Mapping[str, Any]:
+    """Return the arguments with an id for a new job without one, so that the call may be repeated."""
+    if arguments.get("job_id", "") is None:
+        return {**arguments, "job_id": message_id(new_id().bytes)}
+    return arguments

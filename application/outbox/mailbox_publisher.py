@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from blake3 import blake3
 
 from postroom.application.messages import NewMessage
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.outbox.message import (
     AGGREGATE_ID,
     CAUSATION_ID,
@@ -13,7 +14,6 @@ from postroom.application.outbox.message import (
     TRACEPARENT,
 )
 from postroom.application.outbox.route import EVENT_ID
-from postroom.application.ports.mailbox import Mailbox
 from postroom.application.ports.publisher import NotStored, PublishAck
 from postroom.application.trace_context import read_context
 from postroom.domain.errors import InvalidRequest, Rejected, Saturated, Unavailable

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 
 
 class NamespaceDirectory(Protocol):

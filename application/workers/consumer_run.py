@@ -14,7 +14,7 @@ from postroom.application.backoff import OutageBackoff
 from postroom.application.correlation import correlate
 from postroom.application.messages import ReceivedMessage
 from postroom.application.metrics import new_histogram
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import logger, summarize
 from postroom.application.tracing import PROCESS, tracer
 from postroom.application.workers.consumer import Consumer

@@ -7,7 +7,7 @@ from functools import partial
 
 from postroom.application.backoff import OutageBackoff
 from postroom.application.messages import ReceivedMessage
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import logger
 from postroom.domain.errors import Fenced, MailboxClosed, Rejected, Saturated, Unavailable
 from postroom.domain.message import Receipt

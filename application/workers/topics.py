@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.workers.consumer import Consumer
 
 REFRESH_SECONDS = 1.0

@@ -9,7 +9,7 @@ import msgspec
 
 from postroom.application.background import cancel_and_wait
 from postroom.application.metrics import Metric
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import logger
 from postroom.application.workers.consumer import Consumer
 from postroom.application.workers.consumer_run import ConsumerRun

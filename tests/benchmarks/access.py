@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.capability.access import verify
 from postroom.domain.capability.rights import Caveat, MaxMessages, Operation, Operations, Topics
 from postroom.domain.capability.token import Token

@@ -28,8 +28,8 @@ from postroom.adapters.grpc.admin_client import ControlPlaneClient, connect_admi
 from postroom.adapters.grpc.cluster.v1 import cluster_pb2
 from postroom.adapters.grpc.metadata import MAILBOX_KEY
 from postroom.adapters.grpc.methods import METHODS, ROUTING
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.ports.control_plane import LeaseRequest
-from postroom.application.ports.mailbox import Mailbox
 from postroom.domain.errors import PostroomError
 from tests.benchmarks.figures import RUNS, Figures
 from tests.benchmarks.load.callers import open_grpc

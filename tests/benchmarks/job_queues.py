@@ -14,7 +14,7 @@ from postroom.adapters.compose import is_database
 from postroom.adapters.compose.connect import connect
 from postroom.application.background import cancel_and_wait
 from postroom.application.messages import NewMessage
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.workers.worker import Worker
 from tests.benchmarks.throughput import LIMITS, POLICY
 

@@ -16,7 +16,7 @@ from postroom.adapters.compose.serve import (
     unrestricted,
 )
 from postroom.adapters.compose.store import open_store
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from tests.benchmarks.figures import Figures
 from tests.benchmarks.load.callers import OpenCaller, open_grpc, open_http, open_local, open_own
 from tests.benchmarks.load.loops import Work, closed_loop, open_loop

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from postroom.application.messages import ReceivedMessage, Sent, read_receipt, write_receipt
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import (
     FrameTooLarge,
     IdempotencyConflict,

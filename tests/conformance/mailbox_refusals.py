@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest, NotFound, Rejected
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy

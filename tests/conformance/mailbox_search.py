@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import Forbidden, InvalidRequest
 from postroom.domain.message import Status
 from postroom.domain.search import EventFilter, FoundMessage, Order

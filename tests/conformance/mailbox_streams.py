@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from postroom.application.messages import ReceivedMessage
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import (
     InvalidRequest,
 )

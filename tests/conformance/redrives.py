@@ -2,7 +2,7 @@
 
 import pytest
 
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import IdempotencyConflict, InvalidRequest, NotFound
 from postroom.domain.redrive.spec import RedriveSpec
 from tests.support.waiting import until_answer

@@ -21,7 +21,7 @@ from postroom.adapters.compose.serve import (
 from postroom.adapters.sync_mailbox import SyncMailbox, SyncMessageStream
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.messages import ReceivedMessage
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.subject_policy import SubjectPolicy
 from tests.conformance.mailbox import MailboxConformance

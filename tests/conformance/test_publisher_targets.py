@@ -14,8 +14,8 @@ from postroom import ReceivedMessage, connect
 from postroom.adapters.kafka.publisher import KafkaPublisher
 from postroom.adapters.kafka.settings import KafkaSettings
 from postroom.application.cloudevents.message import KAFKA, MAILBOX
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.outbox.mailbox_publisher import JSON, MailboxPublisher
-from postroom.application.ports.mailbox import Mailbox
 from postroom.application.ports.publisher import Publisher
 from postroom.domain.errors import Unavailable
 from tests.conformance.publisher import PublisherConformance, Stored

@@ -14,6 +14,7 @@ from postroom.application.ingest.file_import import (
     time_us,
 )
 from postroom.application.messages import DeliveredMessage
+from postroom.application.operations.mailbox import OPERATIONS
 from postroom.domain.errors import InvalidRequest, PostroomError
 from tests.fuzz.target import Check
 
@@ -36,10 +37,11 @@ _ANSWERS = (
     answers.Deliveries,
     answers.SettleResults,
     answers.Detail,
-    answers.DeadLetters,
-    answers.PeekedMessages,
-    answers.Policy,
     answers.Problem,
+    *(
+        answers.answer_of(OPERATIONS[name])
+        for name in ("list_dead_letters", "peek_messages", "get_topic_policy")
+    ),
 )
 
 SEEDS = [

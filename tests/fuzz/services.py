@@ -3,7 +3,7 @@
 import asyncio
 
 from postroom.application.delivery_window import DeliveryWindows
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.service import Service, unrestricted
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.write_health import WriteHealth

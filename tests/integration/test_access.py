@@ -25,7 +25,7 @@ from postroom.adapters.compose.serve import (
 from postroom.adapters.grpc.methods import METHODS
 from postroom.adapters.grpc.status import DETAILS_KEY
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.service import OpenSession, Search, Session
 from postroom.domain.capability.rights import Operation
 from postroom.domain.errors import Forbidden, InvalidRequest, Saturated, Unauthenticated, Unavailable

@@ -11,7 +11,7 @@ from aiohttp import ClientSession
 from postroom.adapters.compose.remote import connect_remote
 from postroom.adapters.compose.testing import ManualClock, MemoryMailbox
 from postroom.application.messages import NewMessage
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.service import OpenSession, Search
 from postroom.domain.capability.rights import Operation, Quota
 from postroom.domain.errors import Forbidden, Saturated, Unauthenticated

@@ -13,7 +13,7 @@ from postroom.adapters.compose.projections import LocalRunner, rebuild_projectio
 from postroom.adapters.compose.queries import open_read_models, read_mailbox
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.messages import Sent
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.queries.browse_log import BrowseLog
 from postroom.application.queries.read_events import EventFilter as LogFilter
 from postroom.application.queries.read_events import ReadEvents

@@ -248,7 +248,7 @@ async def test_every_query_is_answered_over_every_transport(tmp_path: Path, tran
 
 
 def test_the_test_of_transports_has_every_query_of_the_local_protocol() -> None:
-    assert set(protocol._RESULTS) == set(QUERIES | LOCAL_QUERIES)
+    assert set(protocol.QUERIES) == set(QUERIES | LOCAL_QUERIES)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.application.messages import NewMessage
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.redrive_results import RedriveMessage, RedriveReport
 from postroom.domain.capability.rights import Operation
 from postroom.domain.commit import Commit

@@ -14,7 +14,7 @@ from postroom.adapters.compose.serve import (
     unrestricted,
 )
 from postroom.application.messages import NewMessage
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.redrive.spec import RedriveSpec
 from tests.support.redrives import EVERY_FIELD, FULL, add_dead_letters

@@ -23,7 +23,7 @@ from postroom.adapters.compose.serve import (
 from postroom.adapters.grpc.methods import METHODS
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.messages import Sent, read_receipt
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import (
     FrameTooLarge,
     InvalidRequest,

@@ -12,7 +12,7 @@ from postroom.adapters.compose.access import open_access, open_capabilities, ope
 from postroom.adapters.compose.remote import connect_remote
 from postroom.application.access.settings import MIN_CACHE_TTL_MS, AccessSettings
 from postroom.application.messages import NewMessage, ReceivedMessage
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.capability.rights import Operation, Rights
 from postroom.domain.capability.token import Token
 from postroom.domain.errors import Unauthenticated

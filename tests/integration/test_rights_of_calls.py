@@ -13,7 +13,7 @@ from postroom.adapters.compose.testing import ManualClock, MemoryMailbox
 from postroom.adapters.grpc.methods import METHODS
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.messages import write_receipt
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.service import OpenSession, Search
 from postroom.domain.capability.rights import Operation
 from postroom.domain.message import Receipt

@@ -19,7 +19,7 @@ from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.cluster.namespace_mailbox import NamespaceMailbox
 from postroom.application.mailbox.fold import fold
 from postroom.application.mailbox.stored_snapshots import usable_snapshots
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.workers.worker import Worker
 from postroom.domain.errors import Difference, InvalidRequest, SettingsConflict
 from postroom.domain.mailbox.decide import shard_of

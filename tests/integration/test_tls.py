@@ -18,7 +18,7 @@ from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.compose.connect import connect
 from postroom.adapters.compose.remote import ClientTls, connect_remote
 from postroom.adapters.compose.serve import HttpSettings, Protection, ServerTls, TlsFiles
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.support.stores import MAILBOX, message
 from tests.support.surfaces import served

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from postroom.application.access.guard import Guard
 from postroom.application.messages import ReceivedMessage
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.query_results import Backlog
 from postroom.domain.capability.rights import Topics
 from postroom.domain.errors import PostroomError

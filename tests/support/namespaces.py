@@ -10,7 +10,7 @@ from postroom.adapters.compose import open_mailbox
 from postroom.application.cluster.generation import current_generation
 from postroom.application.cluster.members_fence import MembersFence
 from postroom.application.cluster.namespace_mailbox import NamespaceMailbox
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import Unavailable
 
 FENCED = ("send_message", "send_batch", "set_topic_policy", "pause_topic", "resume_topic")

@@ -24,7 +24,7 @@ from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.adapters.local import protocol
 from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.application.messages import NewMessage
-from postroom.application.ports.mailbox import Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import Saturated, Unavailable
 from postroom.domain.mailbox.commands import Ack, Receive
 from postroom.domain.message import Receipt

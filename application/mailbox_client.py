@@ -2,57 +2,94 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from datetime import datetime
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from functools import partial
 from time import time_ns
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from postroom.application.mailbox.batches import MAX_ITEMS, split_batches
-from postroom.application.mailbox.message_factory import MessageFactory, NewId
+from postroom.application.mailbox.message_factory import MessageFactory, NewId, name_job
 from postroom.application.mailbox.outgoing import send_outgoing
 from postroom.application.mailbox.receive import make_receive, record_receive
-from postroom.application.mailbox.redrive_client import RedriveClient
 from postroom.application.mailbox.settle import check_nack
 from postroom.application.mailbox.valid_items import submit_valid
 from postroom.application.message_stream import HEARTBEAT_MS, MAX_WAIT_MS, MessageStream, check_stream
 from postroom.application.messages import MessageDelivery, NewMessage, ReceivedMessage, Sent, check_receipt
-from postroom.application.ports.mailbox_transport import MailboxTransport
-from postroom.application.query_results import (
-    Backlog,
-    DeadLetter,
-    Explanation,
-    MessageDetail,
-    Moment,
-    PeekedMessage,
-)
-from postroom.application.tracing import ACK, EXTEND, NACK, REDRIVE, REMOTE_SEND, Operation, tracer
-from postroom.domain.arguments import check_int, check_items, check_optional_text, check_text, check_type
+from postroom.application.operations.mailbox import OPERATIONS, Mailbox
+from postroom.application.operations.operation import Arguments, Operation, derive
+from postroom.application.tracing import ACK, EXTEND, NACK, REDRIVE, REMOTE_SEND, tracer
+from postroom.application.tracing import Operation as SpanKind
+from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import MailboxClosed, Rejected, Saturated, Unavailable
 from postroom.domain.mailbox.commands import Receive
-from postroom.domain.mailbox.counts import TopicSummary
-from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.message import Receipt
-from postroom.domain.names import check_topic
-from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy, check_visibility
+from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, check_visibility
 from postroom.domain.search import EventFilter, SearchPage, filter_of_mailbox
-from postroom.domain.settings import (
-    MailboxSettings,
-    PolicyChanges,
-    SettingsChanges,
-    check_changes,
-    check_policy_changes,
-)
 
 T = TypeVar("T")
 
-MAX_LIMIT = 1_000
 JITTER = 0.25
 MAX_SILENT_HEARTBEATS = 3
 
 
-class MailboxClient(RedriveClient):
+SPANS = ("redrive_dead_letters",)
+"""Operations that have a span of their own, besides sends and settlements."""
+
+
+class MailboxTransport(Protocol):
+    """Port: one attempt of each call of `Mailbox`, with arguments that are valid.
+
+    Every call raises the error that the server reported, or Unavailable with a retry time when the server
+    can't be reached. A call that is cancelled may have taken effect.
+    """
+
+    @property
+    def where(self) -> str:
+        """Return the server's address, for errors."""
+
+    @property
+    def max_batch_bytes(self) -> int:
+        """Return the size of the payloads and attributes that one batch may have."""
+
+    async def get_name(self) -> str:
+        """Return the name of the mailbox that the server serves."""
+
+    async def send(self, message: NewMessage) -> Sent:
+        """Send a message."""
+
+    async def send_batch(self, messages: Sequence[NewMessage]) -> list[Sent | Rejected]:
+        """Send messages; return an answer for each, in their order."""
+
+    async def receive(self, command: Receive, wait_ms: int) -> list[MessageDelivery]:
+        """Receive messages; wait up to `wait_ms` for one."""
+
+    def stream(self, command: Receive, heartbeat_ms: int) -> AsyncGenerator[list[MessageDelivery], None]:
+        """Yield messages as they come, at most `command.max_messages` of them unsettled at a time.
+
+        A batch comes at least every `heartbeat_ms`, if need be an empty one. The server makes ready what is
+        unsettled when the generator is closed. It never ends by itself.
+
+        Raises: as every call, when the server refuses or ends the stream.
+        """
+
+    async def ack(self, receipts: Sequence[Receipt]) -> list[Rejected | None]:
+        """Settle deliveries."""
+
+    async def nack(
+        self, receipts: Sequence[Receipt], reason: str | None, delay_ms: int | None
+    ) -> list[Rejected | None]:
+        """Fail deliveries."""
+
+    async def extend(self, receipts: Sequence[Receipt], visibility_ms: int) -> list[Rejected | None]:
+        """Extend deliveries."""
+
+    async def ask(self, operation: Operation, arguments: Arguments) -> Any:
+        """Return the result of any other operation."""
+
+
+@derive(Mailbox)
+class MailboxClient(Mailbox):
     """`Mailbox` over a transport.
 
     A call that is refused for now is repeated after the pause that the server asks for, and one that did not
@@ -174,124 +211,20 @@ class MailboxClient(RedriveClient):
             EXTEND, receipts, lambda valid: self._transport.extend(valid, visibility_ms)
         )
 
-    async def redrive_dead_letters(
-        self,
-        topic: str,
-        /,
-        *,
-        limit: int = 100,
-        reason: str | None = None,
-        message_ids: Sequence[str] | None = None,
-    ) -> int:
-        """Redrive dead letters; see `Mailbox.redrive_dead_letters`."""
-        check_topic(topic)
-        check_int("limit", limit, 1)
-        check_optional_text("reason", reason)
-        ids = None if message_ids is None else check_items("message_ids", message_ids)
-        only = None if ids is None else [_check_id(id_) for id_ in ids]
-        with tracer().span(REDRIVE, (topic,)):
-            return await self._repeat(
-                lambda: self._transport.redrive(topic, limit, reason, only), is_idempotent=False
-            )
-
-    async def purge_topic(self, topic: str, /, *, dead: bool = True, ready: bool = False) -> int:
-        """Remove messages of a topic; see `Mailbox.purge_topic`."""
-        check_topic(topic)
-        check_type("dead", dead, bool)
-        check_type("ready", ready, bool)
-        return await self._repeat(lambda: self._transport.purge(topic, dead, ready), is_idempotent=False)
-
-    async def set_topic_policy(self, topic: str, policy: TopicPolicy | PolicyChanges, /) -> None:
-        """Set the policy of a topic; see `Mailbox.set_topic_policy`."""
-        check_topic(topic)
-        checked = check_policy_changes(policy)
-        await self._repeat(lambda: self._transport.set_topic_policy(topic, checked))
-
-    async def get_settings(self) -> MailboxSettings:
-        """Return the settings; see `Mailbox.get_settings`."""
-        return await self._repeat(self._transport.get_settings)
-
-    async def preview_settings(
-        self, changes: SettingsChanges, /, *, replace: bool = False
-    ) -> SettingsPreview:
-        """Return what a change of settings would do; see `Mailbox.preview_settings`."""
-        checked = check_changes(changes), check_type("replace", replace, bool)
-        return await self._repeat(lambda: self._transport.preview_settings(*checked))
-
-    async def set_settings(self, changes: SettingsChanges, /, *, replace: bool = False) -> bool:
-        """Change the settings; see `Mailbox.set_settings`."""
-        checked = check_changes(changes), check_type("replace", replace, bool)
-        return await self._repeat(lambda: self._transport.set_settings(*checked))
-
-    async def pause_topic(self, topic: str, /) -> None:
-        """Pause a topic; see `Mailbox.pause_topic`."""
-        check_topic(topic)
-        await self._repeat(lambda: self._transport.pause_topic(topic))
-
-    async def resume_topic(self, topic: str, /) -> None:
-        """Resume a topic; see `Mailbox.resume_topic`."""
-        check_topic(topic)
-        await self._repeat(lambda: self._transport.resume_topic(topic))
-
-    async def delete_old_events(self, older_than: int, /) -> int:
-        """Remove settled records; see `Mailbox.delete_old_events`."""
-        check_int("older_than", older_than)
-        return await self._repeat(lambda: self._transport.delete_old_events(older_than))
-
-    async def get_message(self, id_: str, /) -> MessageDetail:
-        """Return a message with its history; see `Mailbox.get_message`."""
-        _check_id(id_)
-        return await self._repeat(lambda: self._transport.get_message(id_))
-
-    async def explain_message(self, id_: str, /) -> Explanation:
-        """Return the explanation of a message; see `Mailbox.explain_message`."""
-        _check_id(id_)
-        return await self._repeat(lambda: self._transport.explain_message(id_))
-
-    async def get_backlog(self, topic: str | None = None, /, *, at: Moment | None = None) -> Backlog:
-        """Return the unsettled messages; see `Mailbox.get_backlog`."""
-        check_optional_text("topic", topic)
-        _check_moment(at)
-        return await self._repeat(lambda: self._transport.get_backlog(topic, at))
-
-    async def list_dead_letters(
-        self,
-        topic: str | None = None,
-        /,
-        *,
-        reason: str | None = None,
-        limit: int = 100,
-        cursor: int = 0,
-        at: Moment | None = None,
-    ) -> list[DeadLetter]:
-        """Return a page of dead letters; see `Mailbox.list_dead_letters`."""
-        check_optional_text("topic", topic)
-        check_optional_text("reason", reason)
-        check_int("limit", limit, 1, MAX_LIMIT)
-        check_int("cursor", cursor)
-        _check_moment(at)
-        return await self._repeat(lambda: self._transport.list_dead_letters(topic, reason, limit, cursor, at))
-
-    async def get_topic_policy(self, topic: str, /) -> TopicPolicy:
-        """Return the policy of a topic; see `Mailbox.get_topic_policy`."""
-        check_topic(topic)
-        # Servers before ADR 0098 return none for a topic that has the default policy.
-        return await self._repeat(lambda: self._transport.get_topic_policy(topic)) or TopicPolicy()
-
-    async def list_topics(self) -> list[TopicSummary]:
-        """Return the topics; see `Mailbox.list_topics`."""
-        return await self._repeat(self._transport.list_topics)
-
-    async def peek_messages(self, topic: str, /, *, limit: int = 10) -> list[PeekedMessage]:
-        """Return ready messages; see `Mailbox.peek_messages`."""
-        check_topic(topic)
-        check_int("limit", limit, 1, MAX_LIMIT)
-        return await self._repeat(lambda: self._transport.peek_messages(topic, limit))
-
     async def search_messages(self, filter_: EventFilter, /) -> SearchPage:
         """Return a page of the messages that match; see `Mailbox.search_messages`."""
-        checked = filter_of_mailbox(filter_, self._name)
-        return await self._repeat(lambda: self._transport.search_messages(checked))
+        arguments = {"filter_": filter_of_mailbox(filter_, self._name)}
+        page: SearchPage = await self._call(OPERATIONS["search_messages"], arguments)
+        return page
+
+    async def _call(self, operation: Operation, arguments: Arguments) -> Any:
+        named = name_job(arguments, self._new_id)
+
+        async def ask() -> Any:
+            return await self._transport.ask(operation, named)
+
+        with tracer().span(REDRIVE, (named["topic"],)) if operation.name in SPANS else nullcontext():
+            return await self._repeat(ask, is_idempotent=operation.is_repeatable)
 
     async def _stream(self, command: Receive, heartbeat_ms: int) -> AsyncIterator[list[ReceivedMessage]]:
         """Yield the deliveries of one stream after the other, while the server can be reached."""
@@ -337,7 +270,7 @@ class MailboxClient(RedriveClient):
 
     async def _settle(
         self,
-        operation: Operation,
+        operation: SpanKind,
         receipts: Sequence[Receipt],
         settle: Callable[[list[Receipt]], Awaitable[list[Rejected | None]]],
     ) -> list[Rejected | None]:
@@ -382,12 +315,3 @@ class MailboxClient(RedriveClient):
                 if not is_repeatable or loop.time() + pause >= deadline:
                     raise
                 await asyncio.sleep(pause)
-
-
-def _check_id(id_: object) -> str:
-    return check_text("The message id", id_, 1)
-
-
-def _check_moment(at: object) -> None:
-    if at is not None and not isinstance(at, datetime):
-        check_int("at", at)

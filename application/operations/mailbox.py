@@ -1,13 +1,21 @@
-"""Port: a mailbox as its users see it, whether this process owns it or calls go to another."""
+"""Port: a mailbox as its users see it, whether this process owns it or calls go to another.
+
+The methods of `Mailbox` are the table of operations; `operation.py` has what is derived from them.
+"""
+
+from __future__ import annotations  # `help` shows the names of the types, not their bounds
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from datetime import datetime
+from functools import partial
+from typing import Annotated, Protocol
+
+from msgspec import Meta
 
 from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
 from postroom.application.messages import NewMessage, ReceivedMessage, Sent
-from postroom.application.ports.redrives import Redrives
-from postroom.application.ports.settings import Settings
+from postroom.application.operations.operation import BY_SERVER, Check, operation, read_operations
 from postroom.application.query_results import (
     Backlog,
     DeadLetter,
@@ -16,15 +24,55 @@ from postroom.application.query_results import (
     Moment,
     PeekedMessage,
 )
+from postroom.application.redrive_results import Outcome, RedriveMessages, RedrivePreview, RedriveReport
+from postroom.domain.arguments import MAX_INT, MAX_PAGE, MAX_TEXT_CHARS, check_int, check_text, check_type
+from postroom.domain.capability.rights import Operation as Right
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.counts import TopicSummary
+from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.message import Receipt
+from postroom.domain.names import check_topic, check_uuid
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy
+from postroom.domain.redrive.spec import JobAction, RedriveSpec, check_action
 from postroom.domain.search import EventFilter, SearchPage
-from postroom.domain.settings import PolicyChanges
+from postroom.domain.settings import (
+    MailboxSettings,
+    PolicyChanges,
+    SettingsChanges,
+    check_changes,
+    check_policy_changes,
+)
 
 
-class Mailbox(Redrives, Settings, Protocol):
+def check_spec(spec: object) -> RedriveSpec:
+    """Return a specification whose fields are valid, or raise InvalidRequest."""
+    return check_type("The redrive specification", spec, RedriveSpec).validate()
+
+
+def check_moment(at: object) -> Moment:
+    """Return a past moment, or raise InvalidRequest."""
+    return at if isinstance(at, datetime) else check_int("at", at)
+
+
+Topic = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT_CHARS), Check(check_topic)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
+MessageId = Annotated[
+    str,
+    Meta(min_length=1, max_length=MAX_TEXT_CHARS),
+    Check(partial(check_text, "The message id", minimum=1)),
+]
+JobId = Annotated[str, Check(partial(check_uuid, "The redrive job id"))]
+Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
+Position = Annotated[int, Meta(ge=0, le=MAX_INT)]
+At = Annotated[Moment, Check(check_moment)]
+Spec = Annotated[RedriveSpec, Check(check_spec)]
+Changes = Annotated[SettingsChanges, Check(check_changes)]
+Policy = Annotated[TopicPolicy | PolicyChanges, Check(check_policy_changes)]
+Action = Annotated[JobAction, Check(check_action)]
+Principal = Annotated[Text | None, BY_SERVER]
+
+
+class Mailbox(Protocol):
     """The commands and queries of one mailbox; every adapter passes `tests/conformance/mailbox.py`.
 
     All of them raise InvalidRequest for an argument of a wrong type or out of range, Saturated when a limit
@@ -38,6 +86,7 @@ class Mailbox(Redrives, Settings, Protocol):
     def name(self) -> str:
         """Return the name of the mailbox, `namespace@proxy`."""
 
+    @operation(Right.SEND, "POST /v1/send")
     async def send_message(self, message: NewMessage, /) -> Sent:
         """Send a message and return when it is durable (svc-mailbox I-1, I-2).
 
@@ -45,9 +94,11 @@ class Mailbox(Redrives, Settings, Protocol):
         Raises: FrameTooLarge, IdempotencyConflict.
         """
 
+    @operation(Right.SEND, "POST /v1/send")
     async def send_batch(self, messages: Sequence[NewMessage], /) -> list[Sent | Rejected]:
         """Send messages and return an answer for each, in their order."""
 
+    @operation(Right.RECV, "POST /v1/recv")
     async def receive_messages(
         self,
         topic: str | Sequence[str],
@@ -104,6 +155,7 @@ class Mailbox(Redrives, Settings, Protocol):
             can't be reached for the time of a call ends the stream with Unavailable.
         """
 
+    @operation(Right.ACK, "POST /v1/ack")
     async def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:
         """Settle deliveries; acks are final and idempotent (svc-mailbox I-3).
 
@@ -111,6 +163,7 @@ class Mailbox(Redrives, Settings, Protocol):
             again or is dead, NotFound when it is unknown, InvalidRequest for an invalid receipt.
         """
 
+    @operation(Right.NACK, "POST /v1/nack")
     async def nack_messages(
         self, receipts: Sequence[Receipt], /, *, reason: str | None = None, delay_ms: int | None = None
     ) -> list[Rejected | None]:
@@ -124,6 +177,7 @@ class Mailbox(Redrives, Settings, Protocol):
         Returns: as `ack_messages`.
         """
 
+    @operation(Right.EXTEND, "POST /v1/extend")
     async def extend_visibility(
         self, receipts: Sequence[Receipt], visibility_ms: int, /
     ) -> list[Rejected | None]:
@@ -132,14 +186,15 @@ class Mailbox(Redrives, Settings, Protocol):
         Returns: as `ack_messages`.
         """
 
+    @operation(Right.REDRIVE, "POST /v1/dlq/reprocess", is_repeatable=False, answer="redriven")
     async def redrive_dead_letters(
         self,
-        topic: str,
+        topic: Topic,
         /,
         *,
-        limit: int = 100,
-        reason: str | None = None,
-        message_ids: Sequence[str] | None = None,
+        limit: Annotated[int, Meta(ge=1)] = 100,
+        reason: Text | None = None,
+        message_ids: Sequence[MessageId] | None = None,
     ) -> int:
         """Redrive dead letters of a topic, oldest first (svc-mailbox I-4, C-4).
 
@@ -152,14 +207,16 @@ class Mailbox(Redrives, Settings, Protocol):
         Raises: NotFound for an unknown topic.
         """
 
-    async def purge_topic(self, topic: str, /, *, dead: bool = True, ready: bool = False) -> int:
+    @operation(Right.ADMIN, "POST /v1/topics/{topic}/purge", is_repeatable=False, answer="removed")
+    async def purge_topic(self, topic: Topic, /, *, dead: bool = True, ready: bool = False) -> int:
         """Remove the dead letters of a topic, its ready messages, or both.
 
         Returns: number of removed messages.
         Raises: NotFound for an unknown topic.
         """
 
-    async def set_topic_policy(self, topic: str, policy: TopicPolicy | PolicyChanges, /) -> None:
+    @operation(Right.ADMIN, "PUT /v1/topics/{topic}/policy")
+    async def set_topic_policy(self, topic: Topic, policy: Policy, /) -> None:
         """Set the policy of a topic, in its own section; it applies from now on (svc-mailbox P-9).
 
         Another number of shards waits until the topic holds no messages (ADR 0098).
@@ -169,7 +226,29 @@ class Mailbox(Redrives, Settings, Protocol):
                 default policy, as does one that is None. A `TopicPolicy` sets all fields.
         """
 
-    async def pause_topic(self, topic: str, /) -> None:
+    @operation(Right.READ_HEADERS, "GET /v1/settings", answer="settings")
+    async def get_settings(self) -> MailboxSettings:
+        """Return the settings of the mailbox: limits, default policy, and sections of topics."""
+
+    @operation(Right.ADMIN, "POST /v1/settings/preview")
+    async def preview_settings(self, changes: Changes, /, *, replace: bool = False) -> SettingsPreview:
+        """Return what `set_settings` would do: the settings after it, and what would expire at once."""
+
+    @operation(Right.ADMIN, "PUT /v1/settings", answer="changed")
+    async def set_settings(self, changes: Changes, /, *, replace: bool = False) -> bool:
+        """Change the settings of the mailbox; they apply from now on, and stay whoever owns it.
+
+        The changes are decided by the owner on the settings as they are then, so concurrent ones are not
+        lost. `preview_settings` tells what would expire at once.
+
+        Arguments:
+            replace: everything that the changes leave out becomes the default.
+
+        Returns: whether that changed anything.
+        """
+
+    @operation(Right.ADMIN, "PUT /v1/topics/{topic}/pause")
+    async def pause_topic(self, topic: Topic, /) -> None:
         """Stop the delivery of a topic's messages until it is resumed; idempotent.
 
         Receives return only messages of their other topics, and waiting ones keep waiting. Deliveries in
@@ -179,42 +258,112 @@ class Mailbox(Redrives, Settings, Protocol):
         Raises: NotFound for an unknown topic.
         """
 
-    async def resume_topic(self, topic: str, /) -> None:
+    @operation(Right.ADMIN, "PUT /v1/topics/{topic}/resume")
+    async def resume_topic(self, topic: Topic, /) -> None:
         """Deliver the messages of a topic again, to waiting receivers at once; idempotent.
 
         Raises: NotFound for an unknown topic.
         """
 
-    async def delete_old_events(self, older_than: int, /) -> int:
+    @operation(Right.ADMIN, "POST /v1/log/delete", answer="removed")
+    async def delete_old_events(self, older_than: Position, /) -> int:
         """Remove the settled records written before log time `older_than` (µs); return how many."""
 
-    async def get_message(self, id_: str, /) -> MessageDetail:
+    @operation(Right.REDRIVE, "POST /v1/redrives/preview")
+    async def preview_redrive(self, spec: Spec, /) -> RedrivePreview:
+        """Return counts and samples of the dead letters that a job would select now."""
+
+    @operation(Right.REDRIVE, "POST /v1/redrives")
+    async def start_redrive(
+        self, spec: Spec, /, *, job_id: JobId | None = None, principal: Principal = None
+    ) -> RedriveReport:
+        """Start a job on what is dead-lettered now; later failures never join.
+
+        Arguments:
+            job_id: a UUID, preferably a UUIDv7: starting it again with the same specification changes
+                nothing. None generates one.
+            principal: who starts it, for the record; a server enters that of the caller's capability.
+
+        Raises: IdempotencyConflict when a job with this id has another specification, Saturated when too
+            many jobs have not ended.
+        """
+
+    @operation(Right.REDRIVE, "GET /v1/redrives", answer="jobs")
+    async def list_redrives(self) -> list[RedriveReport]:
+        """Return the jobs that have not ended and the last 100 that have, newest first."""
+
+    @operation(Right.REDRIVE, "GET /v1/redrives/{job_id}")
+    async def get_redrive(self, job_id: JobId, /) -> RedriveReport:
+        """Return a job with its progress; raises NotFound for an unknown one."""
+
+    @operation(Right.REDRIVE, "GET /v1/redrives/{job_id}/messages")
+    async def list_redrive_messages(
+        self,
+        job_id: JobId,
+        /,
+        *,
+        outcome: Outcome | None = None,
+        cursor: Text | None = None,
+        limit: Limit = 100,
+    ) -> RedriveMessages:
+        """Return a page of the messages of a job, in its order, with what it did with each.
+
+        Arguments:
+            outcome: only those that were `redriven`, `archived`, `purged`, `skipped` or `undone`.
+            cursor: `next_cursor` of the previous page.
+            limit: maximum number of messages, 1 to 1,000.
+
+        Raises: NotFound for an unknown job.
+        """
+
+    @operation(Right.REDRIVE, "PUT /v1/redrives/{job_id}/{action}")
+    async def change_redrive(
+        self, job_id: JobId, action: Action, /, *, principal: Principal = None
+    ) -> RedriveReport:
+        """Pause, resume, cancel or undo a job, and return it; idempotent.
+
+        What a job did before it was cancelled stays done. `undo` stops it, and makes the messages that it
+        redrove dead letters again, but for those that were received or removed since.
+
+        Arguments:
+            action: `pause`, `resume`, `cancel` or `undo`.
+            principal: as of `start_redrive`.
+
+        Raises: NotFound for an unknown job; InvalidRequest for a job that has ended, and for the undoing of
+            one that archives or purges.
+        """
+
+    @operation(Right.READ_HEADERS, "GET /v1/messages/{id_}")
+    async def get_message(self, id_: MessageId, /) -> MessageDetail:
         """Return a message with its history.
 
         Raises: NotFound when the log has no such message, or retention removed it.
         """
 
-    async def explain_message(self, id_: str, /) -> Explanation:
+    @operation(Right.READ_HEADERS, "GET /v1/messages/{id_}/explanation")
+    async def explain_message(self, id_: MessageId, /) -> Explanation:
         """Return a message's history as sentences, its deliveries and its current state.
 
         Raises: NotFound when the log has no such message, or retention removed it.
         """
 
-    async def get_backlog(self, topic: str | None = None, /, *, at: Moment | None = None) -> Backlog:
+    @operation(Right.READ_HEADERS, "GET /v1/backlog")
+    async def get_backlog(self, topic: Text | None = None, /, *, at: At | None = None) -> Backlog:
         """Return the unsettled messages of one topic or of all, by shard, now or at a past moment.
 
         Raises: NotFound when retention removed the moment, InvalidRequest when it is in the future.
         """
 
+    @operation(Right.READ_HEADERS, "GET /v1/dlq", answer="items")
     async def list_dead_letters(
         self,
-        topic: str | None = None,
+        topic: Text | None = None,
         /,
         *,
-        reason: str | None = None,
-        limit: int = 100,
-        cursor: int = 0,
-        at: Moment | None = None,
+        reason: Text | None = None,
+        limit: Limit = 100,
+        cursor: Position = 0,
+        at: At | None = None,
     ) -> list[DeadLetter]:
         """Return up to `limit` dead letters, oldest message first.
 
@@ -225,15 +374,19 @@ class Mailbox(Redrives, Settings, Protocol):
             at: a past moment; None is now.
         """
 
-    async def get_topic_policy(self, topic: str, /) -> TopicPolicy:
+    @operation(Right.READ_HEADERS, "GET /v1/topics/{topic}/policy", answer="policy")
+    async def get_topic_policy(self, topic: Topic, /) -> TopicPolicy:
         """Return the policy of a topic, which need not exist."""
 
+    @operation(Right.READ_HEADERS, "GET /v1/topics", answer="topics")
     async def list_topics(self) -> list[TopicSummary]:
         """Return the topics that hold messages or idempotency keys, have a section, or are paused."""
 
-    async def peek_messages(self, topic: str, /, *, limit: int = 10) -> list[PeekedMessage]:
+    @operation(Right.READ_PAYLOAD, "GET /v1/peek", answer="messages")
+    async def peek_messages(self, topic: Topic, /, *, limit: Limit = 10) -> list[PeekedMessage]:
         """Return up to `limit` ready messages, 1 to 1,000, without receiving them; also of a paused topic."""
 
+    @operation(Right.READ_HEADERS, "GET /v1/messages")
     async def search_messages(self, filter_: EventFilter, /) -> SearchPage:
         """Return a page of the messages of this mailbox that match (RFC-037 `QueryEvents`).
 
@@ -243,3 +396,7 @@ class Mailbox(Redrives, Settings, Protocol):
 
         Raises: NotFound before the first rebuild; InvalidRequest for a filter that names another mailbox.
         """
+
+
+OPERATIONS = read_operations(Mailbox)
+"""The operations of a mailbox by name."""

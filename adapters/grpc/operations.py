@@ -1,0 +1,148 @@
+"""Operations of a mailbox as methods of `postroom.v1`: by the names of their arguments and of the fields.
+
+What the contract names otherwise, and what is no field of the same type, stands in the tables here.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, get_args, get_origin
+
+import msgspec
+from google.protobuf.message import Message
+
+from postroom.adapters.grpc import messages
+from postroom.adapters.grpc.methods import METHODS
+from postroom.application.operations.mailbox import OPERATIONS
+from postroom.application.operations.operation import Arguments, Operation, Parameter
+from postroom.domain.policy import TopicPolicy
+from postroom.domain.redrive.spec import RedriveSpec
+from postroom.domain.search import SearchPage
+from postroom.domain.settings import SettingsChanges
+
+METHOD_NAMES = {
+    "redrive_dead_letters": "redrive",
+    "purge_topic": "purge",
+    "get_message": "get",
+    "explain_message": "explain",
+    "get_backlog": "backlog",
+    "peek_messages": "peek",
+    "search_messages": "query",
+}
+"""Methods of the contract that are not named as their operations."""
+BY_METHOD = {METHOD_NAMES.get(name, name): each for name, each in OPERATIONS.items()}
+"""Operations by the names of their methods."""
+_FIELDS = {"id_": "message_id", "older_than": "older_than_us", "message_ids": "only", "items": "dead_letters"}
+"""Fields that are not named as the argument or answer."""
+
+
+class _Codec(NamedTuple):
+    """How an argument is written into a request, and read from its field if it is set."""
+
+    write: Callable[[Any, Any], None]
+    read: Callable[[Any], Any]
+
+
+def _write_changes(changes: SettingsChanges, request: Any) -> None:
+    messages.write_result(changes, request.changes)
+
+
+def _write_spec(spec: RedriveSpec, request: Any) -> None:
+    messages.write_result(spec, request.spec)
+
+
+def _write_policy(policy: Mapping[str, int | bool | None], request: Any) -> None:
+    request.unset.extend(name for name, value in policy.items() if value is None)
+    messages.write_fields(policy, request.policy)
+
+
+def _write_ids(ids: list[str], request: Any) -> None:
+    request.only.message_ids.extend(ids)
+    request.only.SetInParent()
+
+
+_CODECS = {
+    "at": _Codec(lambda at, request: messages.write_moment(at, request.at), messages.read_moment),
+    "changes": _Codec(_write_changes, lambda field: messages.read_struct(field, SettingsChanges)),
+    "message_ids": _Codec(_write_ids, lambda field: list(field.message_ids)),
+    "policy": _Codec(_write_policy, messages.set_fields),
+    "spec": _Codec(_write_spec, messages.read_spec),
+}
+"""Arguments that are messages of the contract."""
+
+
+def write_request(operation: Operation, arguments: Arguments) -> Any:
+    """Return the request of a method with these arguments."""
+    if operation.name == "search_messages":
+        return messages.write_filter(arguments["filter_"])
+    request = METHODS[METHOD_NAMES.get(operation.name, operation.name)].request()
+    for parameter in operation.parameters:
+        value = arguments[parameter.name]
+        if value is None or not parameter.is_sent:
+            continue
+        if parameter.name in _CODECS:
+            _CODECS[parameter.name].write(value, request)
+        else:
+            setattr(request, _FIELDS.get(parameter.name, parameter.name), value)
+    return request
+
+
+def read_arguments(operation: Operation, request: Any) -> dict[str, Any]:
+    """Return the arguments that a request has; the operation checks them.
+
+    Raises: InvalidRequest for a moment, specification or settings that can't be read.
+    """
+    present = {field.name for field, _ in request.ListFields()}
+    arguments = {
+        parameter.name: _read_argument(parameter, request)
+        for parameter in operation.parameters
+        if parameter.is_sent
+        and (parameter.is_required or _FIELDS.get(parameter.name, parameter.name) in present)
+    }
+    if "policy" in arguments:
+        arguments["policy"] |= dict.fromkeys(request.unset)
+    return arguments
+
+
+def _read_argument(parameter: Parameter, request: Any) -> Any:
+    field = getattr(request, _FIELDS.get(parameter.name, parameter.name))
+    return _CODECS[parameter.name].read(field) if parameter.name in _CODECS else field
+
+
+def write_answer(operation: Operation, result: Any) -> Any:
+    """Return the response of a method with a result."""
+    response = METHODS[METHOD_NAMES.get(operation.name, operation.name)].response()
+    field = _answer_field(operation, response)
+    if result is None:
+        return response
+    if isinstance(result, list):
+        for each in result:
+            messages.write_result(each, getattr(response, field).add())
+    elif isinstance(result, msgspec.Struct):
+        messages.write_result(result, getattr(response, field) if field else response)
+    else:
+        setattr(response, field, result)
+    return response
+
+
+def read_answer(operation: Operation, response: Any) -> Any:
+    """Return the result in a response of a method."""
+    kind, field = operation.result, _answer_field(operation, response)
+    if kind is SearchPage:
+        items = tuple(messages.read_item(item) for item in response.items)
+        return SearchPage(items, response.next_cursor if response.HasField("next_cursor") else None)
+    if kind is type(None):
+        return None
+    if get_origin(kind) is list:
+        return [messages.read_result(each, get_args(kind)[0]) for each in getattr(response, field)]
+    if not field:
+        return messages.read_result(response, kind)
+    value = getattr(response, field)
+    if kind is TopicPolicy:  # whose fields may be absent
+        return TopicPolicy(**messages.set_fields(value))
+    return messages.read_result(value, kind) if isinstance(value, Message) else kind(value)
+
+
+def _answer_field(operation: Operation, response: Any) -> str:
+    """Return the field with the result; "" if the response has its fields."""
+    if "job" in response.DESCRIPTOR.fields_by_name:
+        return "job"
+    return _FIELDS.get(operation.answer, operation.answer)

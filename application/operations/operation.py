@@ -1,0 +1,243 @@
+"""The table of operations: what each method of a port takes and returns, and what is derived from it.
+
+The signature of a method, with the bounds of its arguments in `Annotated`, is the only place where they are
+written. Checks, codecs, routes and clients are made from it (ADR 0112).
+"""
+
+import inspect
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import cached_property, partial, wraps
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import msgspec
+
+from postroom.domain.arguments import MAX_INT, check_choice, check_int, check_items, check_text, check_type
+from postroom.domain.capability.rights import Operation as Right
+
+F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
+C = TypeVar("C", bound=type[Any])
+
+Arguments = Mapping[str, Any]
+"""The arguments of a call by name: all of them, each checked."""
+
+
+class Check(NamedTuple):
+    """Metadata of an argument with rules besides its type and bounds.
+
+    Arguments:
+        check: returns the value to use, or raises InvalidRequest.
+    """
+
+    check: Callable[[Any], Any]
+
+
+BY_SERVER = "entered by the server"
+"""Metadata of an argument that a client does not send: a server takes it from the capability of the call."""
+
+
+class Parameter(NamedTuple):
+    """A parameter of an operation.
+
+    Arguments:
+        type: its type with bounds; `kind` is the type alone.
+        default: `inspect.Parameter.empty` if it has none.
+        is_sent: whether network clients send it.
+        check: returns the value to use, or raises InvalidRequest.
+    """
+
+    name: str
+    type: Any
+    kind: Any
+    default: Any
+    is_positional: bool
+    is_sent: bool
+    check: Callable[[Any], Any]
+
+    @property
+    def is_required(self) -> bool:
+        """Return whether it has no default."""
+        return self.default is inspect.Parameter.empty
+
+
+class Operation:
+    """An operation: a method of a port, and how surfaces offer it.
+
+    Arguments:
+        method: the method; its docstring describes the operation.
+        right: what a capability must allow.
+        verb, path: its HTTP route; placeholders of the path are names of arguments.
+        is_repeatable: whether a client may repeat a call whose outcome is unknown.
+        answer: name of the field of an answer that holds the result; "" if the result is the answer.
+    """
+
+    def __init__(
+        self, method: Callable[..., Any], right: Right, route: str, *, is_repeatable: bool, answer: str
+    ) -> None:
+        self.method = method
+        self.name = method.__name__
+        self.right = right
+        self.verb, _, self.path = route.partition(" ")
+        self.is_repeatable = is_repeatable
+        self.answer = answer
+
+    # Type hints are read at the first call: most processes use few operations, and reading takes long.
+
+    @cached_property
+    def _hints(self) -> dict[str, Any]:
+        return get_type_hints(self.method, include_extras=True)
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Return the parameters, in the order of the signature."""
+        parameters = list(inspect.signature(self.method).parameters.values())[1:]
+        return tuple(_read_parameter(each, self._hints[each.name]) for each in parameters)
+
+    @property
+    def result(self) -> Any:
+        """Return the type of the result."""
+        return self._hints["return"]
+
+    @cached_property
+    def positional(self) -> tuple[str, ...]:
+        """Return the names of the positional parameters."""
+        return tuple(each.name for each in self.parameters if each.is_positional)
+
+    @cached_property
+    def bind(self) -> Callable[..., dict[str, Any]]:
+        """Return a function with the signature of the method that returns all arguments by name, checked.
+
+        It raises InvalidRequest naming the first argument that is of a wrong type or out of bounds. It is
+        compiled, as `__init__` of a dataclass is: a loop over the parameters would take three times as long.
+        """
+        signature = inspect.signature(self.method)
+        parameters, scope, values = [], dict[str, Any](), list[str]()
+        for number, each in enumerate(self.parameters):
+            default: Any = each.default
+            if not each.is_required:
+                scope[f"default_{number}"] = default
+                default = _Expression(f"default_{number}")
+            kind = signature.parameters[each.name].kind
+            parameters.append(inspect.Parameter(each.name, kind, default=default))
+            scope[f"check_{number}"] = each.check
+            values.append(f"{each.name!r}: check_{number}({each.name})")
+        shown = inspect.Signature(parameters)
+        exec(f"def {self.name}{shown}: return {{{', '.join(values)}}}", scope)
+        compiled: Callable[..., dict[str, Any]] = scope[self.name]
+        return compiled
+
+    def check(self, values: Mapping[str, object]) -> dict[str, Any]:
+        """Return all arguments of a call that has these by name; raises as `bind`."""
+        rest = dict(values)
+        return self.bind(*[rest.pop(name) for name in self.positional if name in rest], **rest)
+
+
+class _Expression(str):
+    """Text that `inspect.Signature` writes as it is."""
+
+    __repr__ = str.__str__
+
+
+Call = Callable[[Operation, Arguments], Coroutine[Any, Any, Any]]
+"""What answers operations: the owner, or what calls it."""
+
+
+class Answers(Protocol):
+    """An object that answers operations."""
+
+    async def _call(self, operation: Operation, arguments: Arguments) -> Any:
+        """Return the result of an operation."""
+
+
+def operation(right: Right, route: str, *, is_repeatable: bool = True, answer: str = "") -> Callable[[F], F]:
+    """Mark a method of a port as an operation; see `Operation`."""
+
+    def mark(method: F) -> F:
+        made = Operation(method, right, route, is_repeatable=is_repeatable, answer=answer)
+        method.__operation__ = made  # type: ignore[attr-defined] # functions have attributes
+        return method
+
+    return mark
+
+
+def read_operations(port: type) -> dict[str, Operation]:
+    """Return the operations of a port by name, in the order of its methods."""
+    return {
+        name: method.__operation__ for name, method in vars(port).items() if hasattr(method, "__operation__")
+    }
+
+
+def derive(port: type) -> Callable[[C], C]:
+    """Give a class the operations of a port that it does not define: they check arguments and `_call`."""
+
+    def fill(kind: C) -> C:
+        for name, operation in read_operations(port).items():
+            if getattr(kind, name, None) is operation.method:
+                setattr(kind, name, _derived(operation))
+        return kind
+
+    return fill
+
+
+def _derived(operation: Operation) -> Callable[..., Any]:
+    @wraps(operation.method)
+    async def call(self: Answers, /, *arguments: object, **options: object) -> Any:
+        return await self._call(operation, operation.bind(*arguments, **options))
+
+    return call
+
+
+def _read_parameter(parameter: inspect.Parameter, hint: Any) -> Parameter:
+    is_sent = True
+    if get_origin(hint) is Annotated and BY_SERVER in hint.__metadata__:
+        is_sent, hint = False, get_args(hint)[0]
+    return Parameter(
+        parameter.name,
+        hint,
+        get_args(hint)[0] if get_origin(hint) is Annotated else hint,
+        parameter.default,
+        parameter.kind is parameter.POSITIONAL_ONLY,
+        is_sent,
+        _check_of(parameter.name, hint),
+    )
+
+
+def _check_of(name: str, hint: Any) -> Callable[[Any], Any]:
+    """Return the check of an argument: its `Check`, or one of its type and bounds."""
+    kind, metadata = (get_args(hint)[0], hint.__metadata__) if get_origin(hint) is Annotated else (hint, ())
+    for each in metadata:
+        if isinstance(each, Check):
+            return each.check
+    choices = get_args(kind)
+    if get_origin(kind) in (Union, UnionType) and NoneType in choices:
+        (other,) = (each for each in choices if each is not NoneType)
+        return partial(_check_optional, _check_of(name, other))
+    if get_origin(kind) is Literal:
+        return lambda value: check_choice(name, value, choices)
+    if get_origin(kind) is Sequence:
+        return partial(_check_all, name, _check_of(name, choices[0]))
+    bounds = next((each for each in metadata if isinstance(each, msgspec.Meta)), msgspec.Meta())
+    if kind is int:
+        return lambda value: check_int(name, value, int(bounds.ge or 0), int(bounds.le or MAX_INT))
+    if kind is str:
+        return lambda value: check_text(name, value, bounds.min_length or 0, bounds.max_length or MAX_INT)
+    return lambda value: check_type(name, value, kind)
+
+
+def _check_optional(check: Callable[[Any], Any], value: object) -> Any:
+    return None if value is None else check(value)
+
+
+def _check_all(name: str, check: Callable[[Any], Any], values: object) -> list[Any]:
+    return [check(each) for each in check_items(name, values)]

@@ -1,0 +1,308 @@
+"""Operations of a mailbox for code without an event loop; written by scripts/sync_operations.py."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Sequence
+from typing import Annotated, Any, TypeVar
+
+from msgspec import Meta
+
+from postroom.application.messages import NewMessage, Sent
+from postroom.application.operations.mailbox import (
+    Action,
+    At,
+    Changes,
+    JobId,
+    Limit,
+    Mailbox,
+    MessageId,
+    Policy,
+    Position,
+    Principal,
+    Spec,
+    Text,
+    Topic,
+)
+from postroom.application.query_results import Backlog, DeadLetter, Explanation, MessageDetail, PeekedMessage
+from postroom.application.redrive_results import Outcome, RedriveMessages, RedrivePreview, RedriveReport
+from postroom.domain.errors import Rejected
+from postroom.domain.mailbox.counts import TopicSummary
+from postroom.domain.mailbox.settings_effects import SettingsPreview
+from postroom.domain.message import Receipt
+from postroom.domain.policy import TopicPolicy
+from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.settings import MailboxSettings
+
+T = TypeVar("T")
+
+
+class SyncOperations(ABC):
+    """The operations of `Mailbox` as functions that return when they are done."""
+
+    @property
+    @abstractmethod
+    def _open(self) -> Mailbox:
+        """Return the mailbox."""
+
+    @abstractmethod
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine."""
+
+    def send_message(self, message: NewMessage, /) -> Sent:
+        """Send a message and return when it is durable (svc-mailbox I-1, I-2).
+
+        Returns: its id, and whether the send was a duplicate.
+        Raises: FrameTooLarge, IdempotencyConflict.
+        """
+        return self._run(self._open.send_message(message))
+
+    def send_batch(self, messages: Sequence[NewMessage], /) -> list[Sent | Rejected]:
+        """Send messages and return an answer for each, in their order."""
+        return self._run(self._open.send_batch(messages))
+
+    def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:
+        """Settle deliveries; acks are final and idempotent (svc-mailbox I-3).
+
+        Returns: for each, None if it is settled, else the error: StaleReceipt when the message was delivered
+            again or is dead, NotFound when it is unknown, InvalidRequest for an invalid receipt.
+        """
+        return self._run(self._open.ack_messages(receipts))
+
+    def nack_messages(
+        self, receipts: Sequence[Receipt], /, *, reason: str | None = None, delay_ms: int | None = None
+    ) -> list[Rejected | None]:
+        """Fail deliveries: each is retried after a backoff, or dead-lettered (svc-mailbox P-7).
+
+        Arguments:
+            reason: the error, stored up to 1,000 characters; the dead letter's `last_error` if this was the
+                last attempt.
+            delay_ms: delay to use instead of the policy's backoff.
+
+        Returns: as `ack_messages`.
+        """
+        return self._run(self._open.nack_messages(receipts, reason=reason, delay_ms=delay_ms))
+
+    def extend_visibility(self, receipts: Sequence[Receipt], visibility_ms: int, /) -> list[Rejected | None]:
+        """Hide received messages for `visibility_ms` from now on (svc-mailbox P-9).
+
+        Returns: as `ack_messages`.
+        """
+        return self._run(self._open.extend_visibility(receipts, visibility_ms))
+
+    def redrive_dead_letters(
+        self,
+        topic: Topic,
+        /,
+        *,
+        limit: Annotated[int, Meta(ge=1)] = 100,
+        reason: Text | None = None,
+        message_ids: Sequence[MessageId] | None = None,
+    ) -> int:
+        """Redrive dead letters of a topic, oldest first (svc-mailbox I-4, C-4).
+
+        Arguments:
+            limit: maximum number of messages.
+            reason: redrive only those dead-lettered for this reason.
+            message_ids: redrive only these.
+
+        Returns: number of redriven messages; below `limit` when there are no more or the shards are full.
+        Raises: NotFound for an unknown topic.
+        """
+        return self._run(
+            self._open.redrive_dead_letters(topic, limit=limit, reason=reason, message_ids=message_ids)
+        )
+
+    def purge_topic(self, topic: Topic, /, *, dead: bool = True, ready: bool = False) -> int:
+        """Remove the dead letters of a topic, its ready messages, or both.
+
+        Returns: number of removed messages.
+        Raises: NotFound for an unknown topic.
+        """
+        return self._run(self._open.purge_topic(topic, dead=dead, ready=ready))
+
+    def set_topic_policy(self, topic: Topic, policy: Policy, /) -> None:
+        """Set the policy of a topic, in its own section; it applies from now on (svc-mailbox P-9).
+
+        Another number of shards waits until the topic holds no messages (ADR 0098).
+
+        Arguments:
+            policy: a mapping sets the fields that it names; the others go on following the globs and the
+                default policy, as does one that is None. A `TopicPolicy` sets all fields.
+        """
+        self._run(self._open.set_topic_policy(topic, policy))
+
+    def get_settings(self) -> MailboxSettings:
+        """Return the settings of the mailbox: limits, default policy, and sections of topics."""
+        return self._run(self._open.get_settings())
+
+    def preview_settings(self, changes: Changes, /, *, replace: bool = False) -> SettingsPreview:
+        """Return what `set_settings` would do: the settings after it, and what would expire at once."""
+        return self._run(self._open.preview_settings(changes, replace=replace))
+
+    def set_settings(self, changes: Changes, /, *, replace: bool = False) -> bool:
+        """Change the settings of the mailbox; they apply from now on, and stay whoever owns it.
+
+        The changes are decided by the owner on the settings as they are then, so concurrent ones are not
+        lost. `preview_settings` tells what would expire at once.
+
+        Arguments:
+            replace: everything that the changes leave out becomes the default.
+
+        Returns: whether that changed anything.
+        """
+        return self._run(self._open.set_settings(changes, replace=replace))
+
+    def pause_topic(self, topic: Topic, /) -> None:
+        """Stop the delivery of a topic's messages until it is resumed; idempotent.
+
+        Receives return only messages of their other topics, and waiting ones keep waiting. Deliveries in
+        flight can be settled; sends, delays, redrives, expiry and dead-lettering continue. The pause is
+        recorded in the log, so it outlasts the owner.
+
+        Raises: NotFound for an unknown topic.
+        """
+        self._run(self._open.pause_topic(topic))
+
+    def resume_topic(self, topic: Topic, /) -> None:
+        """Deliver the messages of a topic again, to waiting receivers at once; idempotent.
+
+        Raises: NotFound for an unknown topic.
+        """
+        self._run(self._open.resume_topic(topic))
+
+    def delete_old_events(self, older_than: Position, /) -> int:
+        """Remove the settled records written before log time `older_than` (µs); return how many."""
+        return self._run(self._open.delete_old_events(older_than))
+
+    def preview_redrive(self, spec: Spec, /) -> RedrivePreview:
+        """Return counts and samples of the dead letters that a job would select now."""
+        return self._run(self._open.preview_redrive(spec))
+
+    def start_redrive(
+        self, spec: Spec, /, *, job_id: JobId | None = None, principal: Principal = None
+    ) -> RedriveReport:
+        """Start a job on what is dead-lettered now; later failures never join.
+
+        Arguments:
+            job_id: a UUID, preferably a UUIDv7: starting it again with the same specification changes
+                nothing. None generates one.
+            principal: who starts it, for the record; a server enters that of the caller's capability.
+
+        Raises: IdempotencyConflict when a job with this id has another specification, Saturated when too
+            many jobs have not ended.
+        """
+        return self._run(self._open.start_redrive(spec, job_id=job_id, principal=principal))
+
+    def list_redrives(self) -> list[RedriveReport]:
+        """Return the jobs that have not ended and the last 100 that have, newest first."""
+        return self._run(self._open.list_redrives())
+
+    def get_redrive(self, job_id: JobId, /) -> RedriveReport:
+        """Return a job with its progress; raises NotFound for an unknown one."""
+        return self._run(self._open.get_redrive(job_id))
+
+    def list_redrive_messages(
+        self,
+        job_id: JobId,
+        /,
+        *,
+        outcome: Outcome | None = None,
+        cursor: Text | None = None,
+        limit: Limit = 100,
+    ) -> RedriveMessages:
+        """Return a page of the messages of a job, in its order, with what it did with each.
+
+        Arguments:
+            outcome: only those that were `redriven`, `archived`, `purged`, `skipped` or `undone`.
+            cursor: `next_cursor` of the previous page.
+            limit: maximum number of messages, 1 to 1,000.
+
+        Raises: NotFound for an unknown job.
+        """
+        return self._run(
+            self._open.list_redrive_messages(job_id, outcome=outcome, cursor=cursor, limit=limit)
+        )
+
+    def change_redrive(
+        self, job_id: JobId, action: Action, /, *, principal: Principal = None
+    ) -> RedriveReport:
+        """Pause, resume, cancel or undo a job, and return it; idempotent.
+
+        What a job did before it was cancelled stays done. `undo` stops it, and makes the messages that it
+        redrove dead letters again, but for those that were received or removed since.
+
+        Arguments:
+            action: `pause`, `resume`, `cancel` or `undo`.
+            principal: as of `start_redrive`.
+
+        Raises: NotFound for an unknown job; InvalidRequest for a job that has ended, and for the undoing of
+            one that archives or purges.
+        """
+        return self._run(self._open.change_redrive(job_id, action, principal=principal))
+
+    def get_message(self, id_: MessageId, /) -> MessageDetail:
+        """Return a message with its history.
+
+        Raises: NotFound when the log has no such message, or retention removed it.
+        """
+        return self._run(self._open.get_message(id_))
+
+    def explain_message(self, id_: MessageId, /) -> Explanation:
+        """Return a message's history as sentences, its deliveries and its current state.
+
+        Raises: NotFound when the log has no such message, or retention removed it.
+        """
+        return self._run(self._open.explain_message(id_))
+
+    def get_backlog(self, topic: Text | None = None, /, *, at: At | None = None) -> Backlog:
+        """Return the unsettled messages of one topic or of all, by shard, now or at a past moment.
+
+        Raises: NotFound when retention removed the moment, InvalidRequest when it is in the future.
+        """
+        return self._run(self._open.get_backlog(topic, at=at))
+
+    def list_dead_letters(
+        self,
+        topic: Text | None = None,
+        /,
+        *,
+        reason: Text | None = None,
+        limit: Limit = 100,
+        cursor: Position = 0,
+        at: At | None = None,
+    ) -> list[DeadLetter]:
+        """Return up to `limit` dead letters, oldest message first.
+
+        Arguments:
+            reason: only dead letters with this reason.
+            limit: 1 to 1,000.
+            cursor: `position` of the last dead letter of the previous page.
+            at: a past moment; None is now.
+        """
+        return self._run(
+            self._open.list_dead_letters(topic, reason=reason, limit=limit, cursor=cursor, at=at)
+        )
+
+    def get_topic_policy(self, topic: Topic, /) -> TopicPolicy:
+        """Return the policy of a topic, which need not exist."""
+        return self._run(self._open.get_topic_policy(topic))
+
+    def list_topics(self) -> list[TopicSummary]:
+        """Return the topics that hold messages or idempotency keys, have a section, or are paused."""
+        return self._run(self._open.list_topics())
+
+    def peek_messages(self, topic: Topic, /, *, limit: Limit = 10) -> list[PeekedMessage]:
+        """Return up to `limit` ready messages, 1 to 1,000, without receiving them; also of a paused topic."""
+        return self._run(self._open.peek_messages(topic, limit=limit))
+
+    def search_messages(self, filter_: EventFilter, /) -> SearchPage:
+        """Return a page of the messages of this mailbox that match (RFC-037 `QueryEvents`).
+
+        The read models are searched, which know what a rebuild or a follower has processed; of a mailbox in
+        memory, the unsettled messages. Answers over HTTP, and to callers who may not read payloads, have no
+        envelopes.
+
+        Raises: NotFound before the first rebuild; InvalidRequest for a filter that names another mailbox.
+        """
+        return self._run(self._open.search_messages(filter_))
