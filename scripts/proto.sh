@@ -4,8 +4,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-# Through these links the generated modules get the names they are imported by: postroom.domain..., not domain...
-source=tests/typing
+# The links in postroom/ give the generated modules the names they are imported by: postroom.domain..., not domain...
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 
@@ -14,19 +13,19 @@ fail() {
     exit 1
 }
 
-protos=$(cd "$source" && find -L postroom -name '*.proto' | LC_ALL=C sort)
+protos=$(find -L postroom -name '*.proto' | LC_ALL=C sort)
 for proto in $protos; do
     name=${proto%.proto}
     mkdir -p "$out/${name%/*}"
-    .venv/bin/python-grpc-tools-protoc -I "$source" --python_out="$out" --pyi_out="$out" \
-        --include_imports --descriptor_set_out="$out/$name.binpb" "$source/$proto"
+    .venv/bin/python-grpc-tools-protoc -I . --python_out="$out" --pyi_out="$out" \
+        --include_imports --descriptor_set_out="$out/$name.binpb" "$proto"
     .venv/bin/buf lint "$out/$name.binpb" --config buf.yaml
-    [ ! -e "$source/$name.binpb" ] || .venv/bin/buf breaking "$out/$name.binpb" --against "$source/$name.binpb" \
+    [ ! -e "$name.binpb" ] || .venv/bin/buf breaking "$out/$name.binpb" --against "$name.binpb" \
         --config buf.yaml || fail "${proto#postroom/} breaks its clients; add to it instead of changing it."
     for generated in "${name}_pb2.py" "${name}_pb2.pyi" "$name.binpb"; do
-        cmp -s "$out/$generated" "$source/$generated" && continue
+        cmp -s "$out/$generated" "$generated" && continue
         [ "${1:-}" != --check ] ||
             fail "${generated#postroom/} is not what ${proto#postroom/} generates: run 'make proto' and commit the result."
-        cp "$out/$generated" "$source/$generated"
+        cp "$out/$generated" "$generated"
     done
 done

@@ -49,19 +49,31 @@ class Side(msgspec.Struct, frozen=True):
     Attributes:
         name: `old` or `new`.
         folder: its worktree.
+        imports: a folder whose only package is its `postroom`.
     """
 
     name: str
     folder: Path
+    imports: Path
+
+    @classmethod
+    def of(cls, name: str, folder: Path, links: Path) -> "Side":
+        """Return the side of a worktree, and link to its package below a folder."""
+        old = folder / "tests" / "typing" / "postroom"  # before there was a folder `postroom`
+        imports = links / f"{name}-imports"
+        imports.mkdir()
+        (imports / "postroom").symlink_to(old if old.exists() else folder / "postroom")
+        return cls(name, folder, imports)
 
     def python(self) -> str:
         """Return its interpreter: that of its environment, or else this one."""
         own = self.folder / ".venv" / "bin" / "python"
         return str(own) if own.exists() else sys.executable
 
-    def environment(self) -> dict[str, str]:
-        """Return the environment in which `postroom` is its code."""
-        return {**os.environ, "PYTHONPATH": str(self.folder / "tests" / "typing")}
+    def environment(self, tests: Path = ROOT) -> dict[str, str]:
+        """Return the environment in which `postroom` is its code, and `tests` that of a worktree."""
+        path = os.pathsep.join(map(str, (self.imports, tests)))
+        return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
     def check(self) -> None:
         """Check that its code is what is measured.
@@ -137,7 +149,7 @@ def compare(
 
     Raises: InvalidRequest when a side can't be measured; RuntimeError when a measurement fails.
     """
-    sides = (Side("old", old.resolve()), Side("new", ROOT))
+    sides = (Side.of("old", old.resolve(), folder), Side.of("new", ROOT, folder))
     for side in sides:
         side.check()
     results: dict[str, dict[str, list[Figure]]] = {side.name: {} for side in sides}
@@ -180,11 +192,12 @@ def compared(old: dict[str, list[Figure]], new: dict[str, list[Figure]]) -> list
 
 def _measure(side: Side, name: str, options: Sequence[str], folder: Path) -> list[Figure]:
     output = folder / "figures.json"
+    tests = side.folder if _is_own(name) else ROOT
     name = OLD_NAMES.get(name, name) if side.name == "old" else name
     finished = subprocess.run(
         [side.python(), "-m", "tests.benchmarks", name, "--json", "--output", str(output), *options],
-        cwd=side.folder if _is_own(name) else ROOT,
-        env=side.environment(),
+        cwd=tests,
+        env=side.environment(tests),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

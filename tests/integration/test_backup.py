@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from postroom import MailboxOutbox
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.audit import open_audit_log, read_audit_log
 from postroom.adapters.compose.backup import back_up, verify_backup
@@ -19,7 +20,6 @@ from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.compose.restore import restore
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
-from postroom.adapters.python_api import MailboxOutbox
 from postroom.application.access.audit import ALLOWED, AuditEntry
 from postroom.application.access.read_audit import AuditFilter
 from postroom.application.backup.manifest import Manifest

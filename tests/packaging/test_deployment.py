@@ -159,7 +159,7 @@ def test_what_the_image_copies_exists_and_is_all_of_the_package() -> None:
         for source in arguments.split()[:-1]
     ]
     assert [source for source in copied if not (ROOT / source).exists()] == []
-    assert {"domain", "application", "projections", "adapters", "pyproject.toml"} <= set(copied)
+    assert {"postroom", "domain", "application", "projections", "adapters", "pyproject.toml"} <= set(copied)
 
 
 def test_the_image_installs_only_pinned_packages_by_hash() -> None:

@@ -184,7 +184,7 @@ namespaces:
 def third_party_imports() -> dict[str, set[str]]:
     """Return the top-level modules of others that the product imports, and where."""
     found: dict[str, set[str]] = {}
-    for layer in ("domain", "application", "projections", "adapters"):
+    for layer in ("postroom", "domain", "application", "projections", "adapters"):
         for file in (ROOT / layer).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text("utf-8"))):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

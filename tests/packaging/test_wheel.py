@@ -9,8 +9,6 @@ from pathlib import Path
 
 from tests.packaging.conftest import ROOT, TIMEOUT_SECONDS, run
 
-LAYERS = ("domain", "application", "adapters", "projections")
-
 IMPORT_EVERYTHING = """
 import importlib, json, pathlib
 import domain
@@ -27,36 +25,22 @@ print(json.dumps({"domain": domain.__file__, "owner": domain.OWNER, "postroom": 
 """
 
 
-def sources() -> set[str]:
-    """Return every file of the layers, but for caches, as paths below the root of the checkout."""
-    return {
-        str(file.relative_to(ROOT))
-        for layer in LAYERS
-        for file in (ROOT / layer).rglob("*")
-        if file.is_file() and "__pycache__" not in file.parts
-    }
-
-
 def packaged() -> set[str]:
-    """Return the path of every source in the package: the public API is at its top."""
-    api = {
-        "adapters/python_api.py": "__init__.py",
-        "adapters/py.typed": "py.typed",
-        "adapters/spark.py": "spark.py",
-        "adapters/testing.py": "testing.py",
-    }
-    return {
-        # Spark looks for modules of such names beside the package.
-        source.removeprefix("adapters/")
-        if source.startswith("adapters/pyspark_")
-        else f"postroom/{api.get(source, source)}"
-        for source in sources()
+    """Return every file of the layers and of the package, but for caches, as paths in the package."""
+    top = [*(ROOT / "postroom").glob("*.*"), *ROOT.glob("pyspark_*.py")]
+    layers = (ROOT / layer for layer in ("domain", "application", "adapters", "projections"))
+    return {str(file.relative_to(ROOT)) for file in top} | {
+        f"postroom/{file.relative_to(ROOT)}"
+        for layer in layers
+        for file in layer.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
     }
 
 
 def test_the_wheel_holds_every_file_of_every_layer_and_nothing_else(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert names == packaged()
+    assert {"postroom/testing.py", "postroom/adapters/cli/main.py", "pyspark_postroom_events.py"} < names
 
 
 def test_the_wheel_holds_no_tests_benchmarks_or_test_servers(wheel: Path) -> None:

@@ -11,7 +11,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (RO
 _CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+?)$", re.MULTILINE)
-_FOLDERS = "adapters|application|domain|projections|scripts|tests"
+_FOLDERS = "adapters|application|domain|postroom|projections|scripts|tests"
 _SOURCE = re.compile(rf"(?<![\w/])((?:{_FOLDERS})/[\w/.-]+\.(?:py|sh))\b")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("domain", "application", "projections", "adapters")
+PRODUCT = ("postroom", "domain", "application", "projections", "adapters")
 REPLACED_NAMES = {
     "Course": "MessageHistory",
     "DeadLetterOffice": "DeadLetterAdmin",

@@ -1,6 +1,6 @@
 """Make the store of a version of Postroom, to be kept as a fixture.
 
-    PYTHONPATH=CHECKOUT/tests/typing python make_store.py STORE
+    PYTHONPATH=CHECKOUT python make_store.py STORE
 
 runs with the version in CHECKOUT; STORE is the path of a new SQLite file, or the URL of a database that this
 version has migrated. Freeze a store whenever `FORMAT` grows, before the version that reads the new format is

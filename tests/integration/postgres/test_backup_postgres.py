@@ -9,12 +9,12 @@ from typing import Any
 import psycopg
 import pytest
 
+from postroom import MailboxOutbox
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.backup import back_up, verify_backup
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.compose.restore import restore
 from postroom.adapters.postgres.migrate import migrate
-from postroom.adapters.python_api import MailboxOutbox
 from postroom.domain.errors import (
     Fenced,
     InvalidRequest,

@@ -1,7 +1,6 @@
 """The public API of Postroom: what `from postroom import ...` gives.
 
-Packaging maps this file to `postroom/__init__.py`. Importing it loads nothing else: the module of a name is
-imported when the name is first used (PEP 562).
+Importing it loads nothing else: the module of a name is imported when the name is first used (PEP 562).
 """
 
 from importlib import import_module

@@ -1,7 +1,4 @@
-"""Lets Spark find `postroom_events` without `register`: it imports installed modules named `pyspark_...`.
-
-Packaging maps this file to a module of its own, beside the package `postroom`.
-"""
+"""Lets Spark find `postroom_events` without `register`: it imports modules named `pyspark_...`."""
 
 try:
     from postroom.adapters.compose.spark import PostroomEvents as DefaultSource

@@ -1,1 +1,0 @@
-../../../adapters/spark.py

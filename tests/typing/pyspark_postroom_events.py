@@ -1,1 +1,0 @@
-../../adapters/pyspark_postroom_events.py
