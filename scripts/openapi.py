@@ -14,7 +14,7 @@ from typing import Any
 from postroom.adapters.http_server.api import make_routes
 from postroom.adapters.http_server.handlers import MessageHandlers
 from postroom.adapters.http_server.openapi import make_document
-from postroom.adapters.http_server.queries import OperatorHandlers, QueryHandlers, StateHandlers
+from postroom.adapters.http_server.queries import QueryHandlers, StateHandlers
 
 COPY = Path(__file__).parents[1] / "docs" / "reference" / "openapi.json"
 Schema = dict[str, Any]
@@ -23,7 +23,7 @@ Schema = dict[str, Any]
 def main(arguments: list[str]) -> int:
     """Return the exit code."""
     # The document has the names of the handlers only, so their classes do.
-    routes = make_routes(MessageHandlers, QueryHandlers, OperatorHandlers, StateHandlers)  # type: ignore[arg-type]
+    routes = make_routes(MessageHandlers, QueryHandlers, StateHandlers)  # type: ignore[arg-type]
     text = json.dumps(make_document(routes), indent=1, sort_keys=True) + "\n"
     saved = COPY.read_text() if COPY.exists() else text
     changes = list(breaking_changes(json.loads(saved), json.loads(text)))

@@ -30,7 +30,7 @@ METHOD_NAMES = {
 """Methods of the contract that are not named as their operations."""
 BY_METHOD = {METHOD_NAMES.get(name, name): each for name, each in OPERATIONS.items()}
 """Operations by the names of their methods."""
-_FIELDS = {"id_": "message_id", "older_than": "older_than_us", "message_ids": "only", "items": "dead_letters"}
+_FIELDS = {"msg_id": "message_id", "message_ids": "only", "items": "dead_letters"}
 """Fields that are not named as the argument or answer."""
 
 
@@ -81,7 +81,7 @@ def write_request(operation: Operation, arguments: Arguments) -> Any:
         if parameter.name in _CODECS:
             _CODECS[parameter.name].write(value, request)
         else:
-            setattr(request, _FIELDS.get(parameter.name, parameter.name), value)
+            setattr(request, _field(parameter), value)
     return request
 
 
@@ -94,8 +94,7 @@ def read_arguments(operation: Operation, request: Any) -> dict[str, Any]:
     arguments = {
         parameter.name: _read_argument(parameter, request)
         for parameter in operation.parameters
-        if parameter.is_sent
-        and (parameter.is_required or _FIELDS.get(parameter.name, parameter.name) in present)
+        if parameter.is_sent and (parameter.is_required or _field(parameter) in present)
     }
     if "policy" in arguments:
         arguments["policy"] |= dict.fromkeys(request.unset)
@@ -103,7 +102,7 @@ def read_arguments(operation: Operation, request: Any) -> dict[str, Any]:
 
 
 def _read_argument(parameter: Parameter, request: Any) -> Any:
-    field = getattr(request, _FIELDS.get(parameter.name, parameter.name))
+    field = getattr(request, _field(parameter))
     return _CODECS[parameter.name].read(field) if parameter.name in _CODECS else field
 
 
@@ -139,6 +138,11 @@ def read_answer(operation: Operation, response: Any) -> Any:
     if kind is TopicPolicy:  # whose fields may be absent
         return TopicPolicy(**messages.set_fields(value))
     return messages.read_result(value, kind) if isinstance(value, Message) else kind(value)
+
+
+def _field(parameter: Parameter) -> str:
+    """Return the field of an argument in requests."""
+    return _FIELDS.get(parameter.sent_as, parameter.sent_as)
 
 
 def _answer_field(operation: Operation, response: Any) -> str:

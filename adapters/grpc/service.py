@@ -20,7 +20,6 @@ from postroom.application.delivery_window import DeliveryWindow, extended_receip
 from postroom.application.mailbox.valid_items import submit_valid
 from postroom.application.messages import NewMessage, ReceivedMessage, read_receipt
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.operations.operation import Operation
 from postroom.application.service import Service, Session
 from postroom.domain.arguments import check_int
 from postroom.domain.errors import (
@@ -54,11 +53,6 @@ class Call(NamedTuple):
     def mailbox(self) -> Mailbox:
         """Return the mailbox as the caller may use it."""
         return self.session.mailbox
-
-    async def ask(self, operation: Operation, arguments: dict[str, Any]) -> Any:
-        """Return the result of an operation of the mailbox."""
-        positional = [arguments.pop(each) for each in operation.positional if each in arguments]
-        return await getattr(self.mailbox, operation.name)(*positional, **arguments)
 
 
 CHUNK_BYTES = 64 << 10
@@ -219,7 +213,7 @@ class MailboxService:
         if own is not None:
             return await own(request, call)
         operation = BY_METHOD[name]
-        ask = partial(call.ask, operation, read_arguments(operation, request))
+        ask = partial(operation.ask, call.mailbox, read_arguments(operation, request))
         if name not in FENCED:
             return write_answer(operation, await ask())
         async with self._fence.admit(_generation(call)):

@@ -88,8 +88,6 @@ _PLAIN_CRITERIA = (
 """Fields of a filter that are parameters of the same name."""
 
 
-_FIELDS = {"older_than": "older_than_us"}
-"""Fields of bodies that are not named as the argument."""
 BODIES = ("set_topic_policy", "preview_redrive")
 """Operations whose only argument is the body."""
 
@@ -170,7 +168,7 @@ class HttpTransport:
         if operation.name == "search_messages":
             query = _search_query(arguments["filter_"])
             return (await self._call("GET", operation.path, answers.FoundMessages, query=query)).to_page()
-        values = {each.name: arguments[each.name] for each in operation.parameters if each.is_sent}
+        values = {each.sent_as: arguments[each.name] for each in operation.parameters if each.is_sent}
         path = "/".join(
             _segment(values.pop(each[1:-1])) if each.startswith("{") else each
             for each in operation.path.split("/")
@@ -180,7 +178,7 @@ class HttpTransport:
         kind = answers.answer_of(operation)
         if operation.verb == "GET":
             return answers.result_of(operation, await self._call("GET", path, kind, query=values))
-        body: object = {_FIELDS.get(name, name): value for name, value in values.items()} or None
+        body: object = values or None
         if operation.name in BODIES:
             (body,) = values.values()
         return answers.result_of(operation, await self._call(operation.verb, path, kind, body=body))

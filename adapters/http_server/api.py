@@ -5,11 +5,9 @@ from typing import Any
 
 from postroom.adapters.http_server import query_schemas, schemas
 from postroom.adapters.http_server.handlers import MessageHandlers
-from postroom.adapters.http_server.queries import OperatorHandlers, QueryHandlers, StateHandlers
-from postroom.adapters.http_server.redrives import redrive_routes
+from postroom.adapters.http_server.operations import derive_job_actions, derive_routes
+from postroom.adapters.http_server.queries import QueryHandlers, StateHandlers
 from postroom.adapters.http_server.routes import Route
-from postroom.application.query_results import Explanation
-from postroom.domain.mailbox.settings_effects import SettingsPreview
 
 _ID = "0199d2c4-6f00-7a10-8c21-3b5b0f6f9e01"
 _RECEIPT = "r.AZnSxG8AehCMITtbD2-eAQAAAAIAAAAAAAE"
@@ -37,9 +35,7 @@ _OK = {"ok": True}
 _RESULTS = {"results": [{"ok": True}]}
 
 
-def make_routes(
-    messages: MessageHandlers, queries: QueryHandlers, operators: OperatorHandlers, state: StateHandlers
-) -> Sequence[Route]:
+def make_routes(messages: MessageHandlers, queries: QueryHandlers, state: StateHandlers) -> Sequence[Route]:
     """Return the routes."""
     return (
         Route(
@@ -75,19 +71,27 @@ def make_routes(
             examples=({"topic": "orders", "max_messages": 10}, None),
         ),
         *_settling(messages),
-        Route(
-            "POST",
-            "/v1/dlq/reprocess",
-            operators.redrive,
-            "Redrive dead letters, oldest first.",
-            query_schemas.Redriven,
-            query_schemas.Redrive,
-            refusals=(404,),
-            examples=({"topic": "orders", "limit": 100}, {"redriven": 3}),
-        ),
         *_queries(queries),
-        *_operators(operators),
-        *redrive_routes(),
+        *derive_routes(
+            "redrive_dead_letters",
+            "explain_message",
+            "peek_messages",
+            "get_topic_policy",
+            "set_topic_policy",
+            "get_settings",
+            "set_settings",
+            "preview_settings",
+            "pause_topic",
+            "resume_topic",
+            "purge_topic",
+            "delete_old_events",
+            "preview_redrive",
+            "start_redrive",
+            "list_redrives",
+            "get_redrive",
+            "list_redrive_messages",
+        ),
+        *derive_job_actions(),
         *_state(state),
     )
 
@@ -176,14 +180,6 @@ def _queries(queries: QueryHandlers) -> Sequence[Route]:
         ),
         Route(
             "GET",
-            "/v1/messages/{msg_id}/explanation",
-            queries.explain,
-            "Return a message's history as sentences.",
-            Explanation,
-            refusals=(404,),
-        ),
-        Route(
-            "GET",
             "/v1/backlog",
             queries.backlog,
             "Count unsettled messages by topic and shard, now or at a past moment.",
@@ -215,98 +211,6 @@ def _queries(queries: QueryHandlers) -> Sequence[Route]:
             queries.topics,
             "List the topics with their policies, counts, and whether they are paused.",
             query_schemas.Topics,
-        ),
-        Route(
-            "GET",
-            "/v1/peek",
-            queries.peek,
-            "Return the next ready messages of a topic without receiving them.",
-            query_schemas.PeekedMessages,
-            query=query_schemas.PeekQuery,
-        ),
-    )
-
-
-def _operators(operators: OperatorHandlers) -> Sequence[Route]:
-    return (
-        Route(
-            "GET",
-            "/v1/topics/{topic}/policy",
-            operators.get_policy,
-            "Return the policy set for a topic.",
-            query_schemas.Policy,
-        ),
-        Route(
-            "PUT",
-            "/v1/topics/{topic}/policy",
-            operators.set_policy,
-            "Set fields of the policy of a topic; missing ones stay as they are, and null unsets one.",
-            schemas.Ok,
-            query_schemas.PolicyChanges,
-            examples=({"visibility_ms": 30_000, "max_attempts": 10}, _OK),
-        ),
-        Route(
-            "GET",
-            "/v1/settings",
-            operators.get_settings,
-            "Return the settings of the mailbox: limits, default policy, and sections of topics.",
-            query_schemas.Settings,
-        ),
-        Route(
-            "PUT",
-            "/v1/settings",
-            operators.set_settings,
-            "Change settings of the mailbox; they stay whoever owns it.",
-            query_schemas.Changed,
-            query_schemas.ChangeSettings,
-            examples=({"changes": {"topics": {"payments.*": {"max_attempts": 3}}}}, {"changed": True}),
-        ),
-        Route(
-            "POST",
-            "/v1/settings/preview",
-            operators.preview_settings,
-            "Return what a change of settings would do at once, without making it.",
-            SettingsPreview,
-            query_schemas.ChangeSettings,
-            examples=({"changes": {"default_policy": {"dead_capacity": 1_000}}}, None),
-        ),
-        Route(
-            "PUT",
-            "/v1/topics/{topic}/pause",
-            operators.pause,
-            "Deliver no more messages of a topic; idempotent.",
-            schemas.Ok,
-            refusals=(404,),
-            examples=(None, _OK),
-        ),
-        Route(
-            "PUT",
-            "/v1/topics/{topic}/resume",
-            operators.resume,
-            "Deliver the messages of a topic again; idempotent.",
-            schemas.Ok,
-            refusals=(404,),
-            examples=(None, _OK),
-        ),
-        Route(
-            "POST",
-            "/v1/topics/{topic}/purge",
-            operators.purge,
-            "Remove the dead letters of a topic, its ready messages, or both.",
-            query_schemas.Removed,
-            query_schemas.Purge,
-            body_is_optional=True,
-            refusals=(404,),
-            examples=({"dead": True}, {"removed": 3}),
-        ),
-        Route(
-            "POST",
-            "/v1/log/delete",
-            operators.delete_old_events,
-            "Remove settled records that were written before a time.",
-            query_schemas.Removed,
-            query_schemas.DeleteOldEvents,
-            examples=({"older_than_us": 1_700_000_000_000_000}, {"removed": 1_200}),
         ),
     )
 

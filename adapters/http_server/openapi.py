@@ -11,7 +11,7 @@ from postroom.adapters.http_server import problems, schemas
 from postroom.adapters.http_server.routes import Route
 from postroom.application.cloudevents.message import STRUCTURED
 
-VERSION = "1.4.0"
+VERSION = "1.5.0"
 """Version of the contract: a new call or an optional field raises the middle number."""
 DESCRIPTION = (
     "Send, receive and settle messages of one mailbox. Payloads are base64. Every answer has `X-Corr-Id`: "

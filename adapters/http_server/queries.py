@@ -67,10 +67,6 @@ class QueryHandlers:
             query_schemas.Detail(**facts, envelope_b64=without_auth_token(detail.item.envelope_blob))
         )
 
-    async def explain(self, call: Call) -> Reply:
-        """Return a message's history as sentences."""
-        return json_reply(await call.mailbox.explain_message(call.path["msg_id"]))
-
     async def backlog(self, call: Call) -> Reply:
         """Count unsettled messages, and for callers of all topics those that transactions recorded."""
         topic, at = call.query.topic, call.query.at
@@ -121,70 +117,6 @@ class QueryHandlers:
     async def topics(self, call: Call) -> Reply:
         """List the topics."""
         return json_reply(query_schemas.Topics(await call.mailbox.list_topics(), self._dlq_profile))
-
-    async def peek(self, call: Call) -> Reply:
-        """Return the next ready messages without receiving them."""
-        messages = await call.mailbox.peek_messages(call.query.topic, limit=call.query.limit)
-        return json_reply(query_schemas.PeekedMessages(messages))
-
-
-class OperatorHandlers:
-    """Handlers of what operators do."""
-
-    async def redrive(self, call: Call) -> Reply:
-        """Redrive dead letters."""
-        body: query_schemas.Redrive = call.body
-        redriven = await call.mailbox.redrive_dead_letters(
-            body.topic, limit=body.limit, reason=body.reason, message_ids=body.message_ids
-        )
-        return json_reply(query_schemas.Redriven(redriven))
-
-    async def purge(self, call: Call) -> Reply:
-        """Purge a topic."""
-        body: query_schemas.Purge = call.body
-        removed = await call.mailbox.purge_topic(call.path["topic"], dead=body.dead, ready=body.ready)
-        return json_reply(query_schemas.Removed(removed))
-
-    async def get_policy(self, call: Call) -> Reply:
-        """Return the policy of a topic."""
-        policy = await call.mailbox.get_topic_policy(call.path["topic"])
-        return json_reply(query_schemas.Policy(policy))
-
-    async def set_policy(self, call: Call) -> Reply:
-        """Set fields of the policy of a topic."""
-        await call.mailbox.set_topic_policy(call.path["topic"], msgspec.to_builtins(call.body))
-        return json_reply(schemas.Ok())
-
-    async def get_settings(self, call: Call) -> Reply:
-        """Return the settings of the mailbox."""
-        return json_reply(query_schemas.Settings(await call.mailbox.get_settings()))
-
-    async def preview_settings(self, call: Call) -> Reply:
-        """Return what a change of settings would do."""
-        body: query_schemas.ChangeSettings = call.body
-        return json_reply(await call.mailbox.preview_settings(body.changes, replace=body.replace))
-
-    async def set_settings(self, call: Call) -> Reply:
-        """Change settings."""
-        body: query_schemas.ChangeSettings = call.body
-        changed = await call.mailbox.set_settings(body.changes, replace=body.replace)
-        return json_reply(query_schemas.Changed(changed))
-
-    async def pause(self, call: Call) -> Reply:
-        """Pause a topic."""
-        await call.mailbox.pause_topic(call.path["topic"])
-        return json_reply(schemas.Ok())
-
-    async def resume(self, call: Call) -> Reply:
-        """Resume a topic."""
-        await call.mailbox.resume_topic(call.path["topic"])
-        return json_reply(schemas.Ok())
-
-    async def delete_old_events(self, call: Call) -> Reply:
-        """Remove old settled records."""
-        return json_reply(
-            query_schemas.Removed(await call.mailbox.delete_old_events(call.body.older_than_us))
-        )
 
 
 class StateHandlers:

@@ -6,47 +6,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from postroom.adapters.http_server.schemas import MAX_BATCH, Limit, Name, Position, Text
+from postroom.adapters.http_server.schemas import Limit, Name, Position, Text
 from postroom.application import query_results
 from postroom.application.outbox.recorded import RecordedMessages
-from postroom.application.query_results import DeadLetter, DlqProfile, PeekedMessage
+from postroom.application.query_results import DeadLetter, DlqProfile
 from postroom.domain.mailbox.counts import TopicSummary
-from postroom.domain.policy import TopicPolicy
-from postroom.domain.settings import MailboxSettings, SettingsChanges
-
-
-class Redrive(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Dead letters to redrive, oldest first: of a topic, with a reason, or with these ids."""
-
-    topic: Name
-    limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
-    reason: Text | None = None
-    message_ids: Annotated[list[Name], Meta(max_length=MAX_BATCH)] | None = None
-
-
-class Redriven(msgspec.Struct, frozen=True):
-    """Number of dead letters that were redriven."""
-
-    redriven: int
-
-
-class Purge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to remove from a topic: dead letters, ready messages, or both."""
-
-    dead: bool = True
-    ready: bool = False
-
-
-class Removed(msgspec.Struct, frozen=True):
-    """Number of messages or records that were removed."""
-
-    removed: int
-
-
-class DeleteOldEvents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Remove settled records written before a time, µs since 1970 UTC."""
-
-    older_than_us: Position
 
 
 class DeadLettersQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,13 +38,6 @@ class BacklogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     topic: Name | None = None
     at: Position | datetime | None = None
-
-
-class PeekQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Parameters of a look at the next ready messages."""
-
-    topic: Name
-    limit: Limit = 10
 
 
 class MessagesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -260,54 +217,11 @@ class DeadLetterGroups(msgspec.Struct, frozen=True):
     next_cursor: str | None
 
 
-class PeekedMessages(msgspec.Struct, frozen=True):
-    """Ready messages; the payload is null where its stored bytes do not match their hash."""
-
-    messages: list[PeekedMessage]
-
-
 class Topics(msgspec.Struct, frozen=True):
     """Topics that hold messages or idempotency keys, have a policy, or are paused."""
 
     topics: list[TopicSummary]
     dlq_profile: DlqProfile
-
-
-class Policy(msgspec.Struct, frozen=True):
-    """Policy set for a topic; null when the default policy applies."""
-
-    policy: TopicPolicy | None
-
-
-PolicyChanges = msgspec.defstruct(
-    "PolicyChanges",
-    [
-        (each.name, each.type | None | msgspec.UnsetType, msgspec.UNSET)
-        for each in msgspec.structs.fields(TopicPolicy)
-    ],
-    frozen=True,
-    forbid_unknown_fields=True,
-    namespace={"__doc__": "Fields of the policy of a topic; null for one that follows the default again."},
-)
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """Settings of the mailbox, which are the same whoever owns it."""
-
-    settings: MailboxSettings
-
-
-class ChangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Change of settings; `replace` gives everything that it leaves out its default."""
-
-    changes: SettingsChanges
-    replace: bool = False
-
-
-class Changed(msgspec.Struct, frozen=True):
-    """Whether a change of settings changed anything."""
-
-    changed: bool
 
 
 class Ready(msgspec.Struct, frozen=True):

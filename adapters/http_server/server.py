@@ -15,7 +15,7 @@ from postroom.adapters.http_server.connection import Connection, State
 from postroom.adapters.http_server.handlers import MessageHandlers
 from postroom.adapters.http_server.mount import Mount, MountedApp
 from postroom.adapters.http_server.openapi import make_document
-from postroom.adapters.http_server.queries import OperatorHandlers, QueryHandlers, StateHandlers
+from postroom.adapters.http_server.queries import QueryHandlers, StateHandlers
 from postroom.adapters.http_server.routes import Router
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.adapters.http_server.site import Site
@@ -133,7 +133,7 @@ def make_app(
     messages = MessageHandlers(service, limits)
     routes = [
         route._replace(is_public=True) if route.path == "/metrics" and limits.open_metrics else route
-        for route in make_routes(messages, QueryHandlers(service), OperatorHandlers(), state)
+        for route in make_routes(messages, QueryHandlers(service), state)
     ]
     state.contract = msgspec.json.encode(make_document(routes))
     return App(

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
 from postroom.application.messages import NewMessage, ReceivedMessage, Sent
-from postroom.application.operations.operation import BY_SERVER, Check, operation, read_operations
+from postroom.application.operations.operation import BY_SERVER, Check, SentAs, operation, read_operations
 from postroom.application.query_results import (
     Backlog,
     DeadLetter,
@@ -60,11 +60,13 @@ MessageId = Annotated[
     str,
     Meta(min_length=1, max_length=MAX_TEXT_CHARS),
     Check(partial(check_text, "The message id", minimum=1)),
+    SentAs("msg_id"),
 ]
+Before = Annotated[int, Meta(ge=0, le=MAX_INT), SentAs("older_than_us")]
 JobId = Annotated[str, Check(partial(check_uuid, "The redrive job id"))]
 Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 Position = Annotated[int, Meta(ge=0, le=MAX_INT)]
-At = Annotated[Moment, Check(check_moment)]
+At = Annotated[Position | datetime, Check(check_moment)]
 Spec = Annotated[RedriveSpec, Check(check_spec)]
 Changes = Annotated[SettingsChanges, Check(check_changes)]
 Policy = Annotated[TopicPolicy | PolicyChanges, Check(check_policy_changes)]
@@ -266,7 +268,7 @@ class Mailbox(Protocol):
         """
 
     @operation(Right.ADMIN, "POST /v1/log/delete", answer="removed")
-    async def delete_old_events(self, older_than: Position, /) -> int:
+    async def delete_old_events(self, older_than: Before, /) -> int:
         """Remove the settled records written before log time `older_than` (µs); return how many."""
 
     @operation(Right.REDRIVE, "POST /v1/redrives/preview")
@@ -333,14 +335,14 @@ class Mailbox(Protocol):
             one that archives or purges.
         """
 
-    @operation(Right.READ_HEADERS, "GET /v1/messages/{id_}")
+    @operation(Right.READ_HEADERS, "GET /v1/messages/{msg_id}")
     async def get_message(self, id_: MessageId, /) -> MessageDetail:
         """Return a message with its history.
 
         Raises: NotFound when the log has no such message, or retention removed it.
         """
 
-    @operation(Right.READ_HEADERS, "GET /v1/messages/{id_}/explanation")
+    @operation(Right.READ_HEADERS, "GET /v1/messages/{msg_id}/explanation")
     async def explain_message(self, id_: MessageId, /) -> Explanation:
         """Return a message's history as sentences, its deliveries and its current state.
 

@@ -5,6 +5,7 @@ written. Checks, codecs, routes and clients are made from it (ADR 0112).
 """
 
 import inspect
+import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cached_property, partial, wraps
 from types import NoneType, UnionType
@@ -43,6 +44,12 @@ class Check(NamedTuple):
     check: Callable[[Any], Any]
 
 
+class SentAs(NamedTuple):
+    """Metadata of an argument that the contracts of network surfaces name otherwise."""
+
+    name: str
+
+
 BY_SERVER = "entered by the server"
 """Metadata of an argument that a client does not send: a server takes it from the capability of the call."""
 
@@ -53,7 +60,7 @@ class Parameter(NamedTuple):
     Arguments:
         type: its type with bounds; `kind` is the type alone.
         default: `inspect.Parameter.empty` if it has none.
-        is_sent: whether network clients send it.
+        is_sent: whether network clients send it; `sent_as` is its name there.
         check: returns the value to use, or raises InvalidRequest.
     """
 
@@ -63,6 +70,7 @@ class Parameter(NamedTuple):
     default: Any
     is_positional: bool
     is_sent: bool
+    sent_as: str
     check: Callable[[Any], Any]
 
     @property
@@ -115,6 +123,25 @@ class Operation:
         return tuple(each.name for each in self.parameters if each.is_positional)
 
     @cached_property
+    def summary(self) -> str:
+        """Return the first sentence of its documentation, without the clauses that it quotes."""
+        sentence = (inspect.getdoc(self.method) or "").split("\n\n")[0].replace("\n", " ")
+        return re.sub(r" \((?:svc-mailbox|RFC|SDS)[^)]*\)", "", sentence)
+
+    @cached_property
+    def raised(self) -> frozenset[str]:
+        """Return the names of the errors that its documentation says it raises."""
+        return frozenset(
+            re.findall(r"\b[A-Z]\w+", (inspect.getdoc(self.method) or "").partition("Raises: ")[2])
+        )
+
+    async def ask(self, mailbox: object, arguments: Arguments) -> Any:
+        """Call the method of a mailbox with these arguments, which it checks."""
+        rest = dict(arguments)
+        positional = [rest.pop(name) for name in self.positional if name in rest]
+        return await getattr(mailbox, self.name)(*positional, **rest)
+
+    @cached_property
     def bind(self) -> Callable[..., dict[str, Any]]:
         """Return a function with the signature of the method that returns all arguments by name, checked.
 
@@ -136,11 +163,6 @@ class Operation:
         exec(f"def {self.name}{shown}: return {{{', '.join(values)}}}", scope)
         compiled: Callable[..., dict[str, Any]] = scope[self.name]
         return compiled
-
-    def check(self, values: Mapping[str, object]) -> dict[str, Any]:
-        """Return all arguments of a call that has these by name; raises as `bind`."""
-        rest = dict(values)
-        return self.bind(*[rest.pop(name) for name in self.positional if name in rest], **rest)
 
 
 class _Expression(str):
@@ -209,13 +231,18 @@ def _read_parameter(parameter: inspect.Parameter, hint: Any) -> Parameter:
         parameter.default,
         parameter.kind is parameter.POSITIONAL_ONLY,
         is_sent,
+        next((each.name for each in _metadata(hint) if isinstance(each, SentAs)), parameter.name),
         _check_of(parameter.name, hint),
     )
 
 
+def _metadata(hint: Any) -> tuple[Any, ...]:
+    return hint.__metadata__ if get_origin(hint) is Annotated else ()
+
+
 def _check_of(name: str, hint: Any) -> Callable[[Any], Any]:
     """Return the check of an argument: its `Check`, or one of its type and bounds."""
-    kind, metadata = (get_args(hint)[0], hint.__metadata__) if get_origin(hint) is Annotated else (hint, ())
+    kind, metadata = get_args(hint)[0] if get_origin(hint) is Annotated else hint, _metadata(hint)
     for each in metadata:
         if isinstance(each, Check):
             return each.check

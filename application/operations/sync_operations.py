@@ -12,6 +12,7 @@ from postroom.application.messages import NewMessage, Sent
 from postroom.application.operations.mailbox import (
     Action,
     At,
+    Before,
     Changes,
     JobId,
     Limit,
@@ -171,7 +172,7 @@ class SyncOperations(ABC):
         """
         self._run(self._open.resume_topic(topic))
 
-    def delete_old_events(self, older_than: Position, /) -> int:
+    def delete_old_events(self, older_than: Before, /) -> int:
         """Remove the settled records written before log time `older_than` (µs); return how many."""
         return self._run(self._open.delete_old_events(older_than))
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from postroom.adapters.http_server import query_schemas
+from postroom.adapters.http_server.operations import derive_routes
 from postroom.adapters.http_server.parameters import parse_query
 from postroom.adapters.sockets.address import is_loopback_name
 from postroom.application.messages import read_receipt, write_receipt
@@ -27,7 +28,7 @@ _QUERIES = (
     query_schemas.BacklogQuery,
     query_schemas.DeadLettersQuery,
     query_schemas.MessagesQuery,
-    query_schemas.PeekQuery,
+    *(each.query for each in derive_routes("peek_messages")),
     None,
 )
 

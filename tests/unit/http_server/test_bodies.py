@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.adapters.http_server import query_schemas, schemas
+from postroom.adapters.http_server.operations import derive_routes
 from postroom.adapters.http_server.parameters import parse_query
 from postroom.adapters.http_server.strict_json import decode
 from postroom.adapters.sockets.address import is_loopback_name
@@ -19,13 +20,13 @@ KINDS: list[Any] = [
     schemas.Recv,
     schemas.Nack,
     schemas.ExtendMany,
-    query_schemas.Redrive,
+    *(each.body for each in derive_routes("redrive_dead_letters", "start_redrive")),
 ]
 QUERIES: list[Any] = [
     query_schemas.MessagesQuery,
     query_schemas.DeadLettersQuery,
     query_schemas.BacklogQuery,
-    query_schemas.PeekQuery,
+    *(each.query for each in derive_routes("peek_messages")),
 ]
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)

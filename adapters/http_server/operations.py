@@ -1,0 +1,158 @@
+"""Routes of operations, derived from the table of operations: the body or the parameters, and the answer."""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from postroom.adapters.http_server.call import Call, Reply, json_reply
+from postroom.adapters.http_server.routes import Route
+from postroom.adapters.http_server.schemas import MAX_BATCH, Name, Ok
+from postroom.application.operations.mailbox import OPERATIONS
+from postroom.application.operations.operation import Operation, Parameter
+from postroom.domain.policy import TopicPolicy
+from postroom.domain.redrive.spec import JOB_ACTIONS, JobAction
+
+PolicyChanges = msgspec.defstruct(
+    "PolicyChanges",
+    [
+        (each.name, each.type | None | msgspec.UnsetType, msgspec.UNSET)
+        for each in msgspec.structs.fields(TopicPolicy)
+    ],
+    frozen=True,
+    forbid_unknown_fields=True,
+    namespace={"__doc__": "Fields of the policy of a topic; null for one that follows the default again."},
+)
+_BODIES = {"set_topic_policy": "policy", "preview_redrive": "spec"}
+"""Arguments that are the body, by operation."""
+_TYPES = {
+    ("redrive_dead_letters", "limit"): Annotated[int, Meta(ge=1, le=1_000_000)],
+    ("redrive_dead_letters", "message_ids"): Annotated[list[Name], Meta(max_length=MAX_BATCH)] | None,
+    ("peek_messages", "topic"): Name,
+    ("set_topic_policy", "policy"): PolicyChanges,
+}
+"""Types of arguments with other bounds in the contract."""
+_STATUSES = {"NotFound": 404, "IdempotencyConflict": 409}
+_JOB = "01890a5d-ac96-774b-bcce-b302099a8057"
+_SPEC: dict[str, Any] = {"topics": ["orders.*"], "reasons": ["max_attempts"], "rate": 100}
+_OK = {"ok": True}
+_EXAMPLES: dict[str, tuple[Any, Any]] = {
+    "redrive_dead_letters": ({"topic": "orders", "limit": 100}, {"redriven": 3}),
+    "set_topic_policy": ({"visibility_ms": 30_000, "max_attempts": 10}, _OK),
+    "set_settings": ({"changes": {"topics": {"payments.*": {"max_attempts": 3}}}}, {"changed": True}),
+    "preview_settings": ({"changes": {"default_policy": {"dead_capacity": 1_000}}}, None),
+    "pause_topic": (None, _OK),
+    "resume_topic": (None, _OK),
+    "purge_topic": ({"dead": True}, {"removed": 3}),
+    "delete_old_events": ({"older_than_us": 1_700_000_000_000_000}, {"removed": 1_200}),
+    "preview_redrive": (_SPEC, None),
+    "start_redrive": ({"job_id": _JOB, "spec": _SPEC}, None),
+}
+"""Examples of body and answer."""
+_ACTIONS: dict[JobAction, str] = {
+    "pause": "Pause a redrive job; idempotent.",
+    "resume": "Resume a redrive job; idempotent.",
+    "cancel": "Cancel a redrive job; what it did stays done. Idempotent.",
+    "undo": "Make the messages of a redrive job dead letters again if nobody received them; idempotent.",
+}
+
+
+def derive_routes(*names: str) -> Sequence[Route]:
+    """Return the routes of operations."""
+    return [_derive(OPERATIONS[name]) for name in names]
+
+
+def derive_job_actions() -> Sequence[Route]:
+    """Return a route for each action on a redrive job."""
+    changing = OPERATIONS["change_redrive"]
+    return [
+        _derive(changing, {"action": action})._replace(
+            path=changing.path.replace("{action}", action), summary=_ACTIONS[action]
+        )
+        for action in JOB_ACTIONS
+    ]
+
+
+def _derive(operation: Operation, fixed: dict[str, Any] | None = None) -> Route:
+    """Return the route of an operation.
+
+    Arguments:
+        fixed: arguments that a part of the path stands for.
+    """
+    names = {each.sent_as: each.name for each in operation.parameters}
+    rest = [
+        each
+        for each in operation.parameters
+        if each.is_sent and f"{{{each.sent_as}}}" not in operation.path and each.name not in (fixed or {})
+    ]
+    answer = _answer_type(operation)
+    own = _BODIES.get(operation.name)
+
+    async def handle(call: Call) -> Reply:
+        sent = call.body if call.query is None else call.query
+        values: dict[str, Any] = {} if fixed is None else dict(fixed)
+        values |= {names[name]: value for name, value in call.path.items()}
+        if own is not None:
+            values[own] = msgspec.to_builtins(sent) if isinstance(sent, PolicyChanges) else sent
+        elif sent is not None:
+            values |= {names[name]: getattr(sent, name) for name in sent.__struct_fields__}
+        result = await operation.ask(call.mailbox, values)
+        return json_reply(Ok() if result is None else answer(result) if operation.answer else result)
+
+    handle.__name__ = operation.name if fixed is None else operation.name.replace("change", *fixed.values())
+    fields = _struct(operation, rest) if own is None and rest else None
+    body = _TYPES.get((operation.name, own or ""), rest[0].kind if rest else None) if own else fields
+    is_query = operation.verb == "GET"
+    return Route(
+        operation.verb,
+        operation.path,
+        handle,
+        operation.summary,
+        answer,
+        None if is_query else body,
+        fields if is_query else None,
+        body_is_optional=own is None and not any(each.is_required for each in rest),
+        refusals=tuple(status for name, status in _STATUSES.items() if name in operation.raised),
+        examples=_EXAMPLES.get(operation.name, (None, None)),
+    )
+
+
+def _answer_type(operation: Operation) -> Any:
+    if operation.result is type(None):
+        return Ok
+    if not operation.answer:
+        return operation.result
+    kind = operation.result
+    return msgspec.defstruct(
+        f"{_title(operation)}Answer",
+        [(operation.answer, kind)],
+        frozen=True,
+        namespace={"__doc__": f"Answer of {operation.name}."},
+    )
+
+
+def _struct(operation: Operation, parameters: Sequence[Parameter]) -> Any:
+    return msgspec.defstruct(
+        _title(operation),
+        [
+            (each.sent_as, _type(operation, each))
+            if each.is_required
+            else (each.sent_as, _type(operation, each), each.default)
+            for each in parameters
+        ],
+        frozen=True,
+        forbid_unknown_fields=True,
+        kw_only=True,
+        namespace={"__doc__": operation.summary},
+    )
+
+
+def _type(operation: Operation, parameter: Parameter) -> Any:
+    """Return the type of an argument in the contract."""
+    return _TYPES.get((operation.name, parameter.name), parameter.type)
+
+
+def _title(operation: Operation) -> str:
+    return re.sub(r"(?:^|_)(\w)", lambda match: match[1].upper(), operation.name)
