@@ -53,7 +53,7 @@ def lower_a_maximum(document: Any) -> None:
 
 
 def change_a_type(document: Any) -> None:
-    document["components"]["schemas"]["Redrive"]["properties"]["limit"] = {"type": "string"}
+    document["components"]["schemas"]["RedriveDeadLetters"]["properties"]["limit"] = {"type": "string"}
 
 
 def require_a_body(document: Any) -> None:
