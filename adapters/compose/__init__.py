@@ -37,6 +37,7 @@ from postroom.application.mailbox.handlers import CommandHandlers
 from postroom.application.mailbox.memory_bound import MemoryBound
 from postroom.application.mailbox.ownership_watch import watch_ownership
 from postroom.application.mailbox.retention import DeleteOldEvents, Retention
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLog
 from postroom.application.ports.log_archive import LogArchive
@@ -62,8 +63,8 @@ from postroom.domain.settings import UNCHANGED, SettingsChanges
 OWNERSHIP_WAIT_MS = 2_000
 
 
-class Postroom(CommandHandlers, OwnerQueries):
-    """A mailbox that this process owns; see `Mailbox`."""
+class OwnerHandlers(CommandHandlers, OwnerQueries):
+    """The handlers of all operations of a mailbox that this process owns."""
 
     def __init__(
         self,
@@ -85,6 +86,10 @@ class Postroom(CommandHandlers, OwnerQueries):
         self.get_redrive = self.redrives.get_redrive
         self.list_redrive_messages = self.redrives.list_redrive_messages
         self.change_redrive = self.redrives.change_redrive
+
+
+class Postroom(OwnerHandlers, Mailbox):
+    """A mailbox that this process owns; see `Mailbox`."""
 
 
 class OwnerSettings(NamedTuple):

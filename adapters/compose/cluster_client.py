@@ -123,7 +123,7 @@ class _Directory:
 
     def _client(self, name: str, timeout_ms: int) -> MailboxClient:
         if (name, timeout_ms) not in self._clients:
-            self._clients[name, timeout_ms] = MailboxClient(  # type: ignore[abstract] # the rest is derived
+            self._clients[name, timeout_ms] = MailboxClient(
                 self.transport(name), name, timeout_ms, uuid_utils.uuid7
             )
         return self._clients[name, timeout_ms]

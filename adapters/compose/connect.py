@@ -215,9 +215,7 @@ async def share_mailbox(
         protection = await asyncio.to_thread(open_protection, checked.erasure)
     try:
         await owner.open()
-        shared = SharedMailbox(  # type: ignore[abstract] # the rest is derived
-            owner, SystemClock().wall, uuid_utils.uuid7, make_search(place, protection)
-        )
+        shared = SharedMailbox(owner, SystemClock().wall, uuid_utils.uuid7, make_search(place, protection))
         if checked.mode is not None:
             await shared.check_mode(checked.mode)
         if protection is not None:

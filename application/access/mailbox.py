@@ -2,7 +2,8 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TypeVar, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -18,6 +19,8 @@ from postroom.application.mailbox.stream import StreamMessages
 from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
 from postroom.application.messages import NewMessage, ReceivedMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.operations.operation import Arguments, derive
+from postroom.application.operations.operation import Operation as OperationOf
 from postroom.application.service import Search
 from postroom.domain.arguments import check_items
 from postroom.domain.capability.rights import Operation
@@ -26,12 +29,22 @@ from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.mailbox.topic_decisions import unknown_topic
 from postroom.domain.names import check_topic
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, MailboxLimits, TopicPolicy
-from postroom.domain.settings import PolicyChanges, SettingsChanges, check_changes
+from postroom.domain.settings import SettingsChanges, check_changes
 
 T = TypeVar("T")
 
 
-class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedReads):
+CRITERIA = {
+    "purge_topic": "purge",
+    "set_topic_policy": "policy",
+    "pause_topic": "pause",
+    "resume_topic": "resume",
+}
+"""Names of changes of topics in the audit log, where they are not those of the operations."""
+
+
+@derive(Mailbox)
+class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedReads, Mailbox):
     """`Mailbox` that checks each call against a capability before the mailbox itself gets it.
 
     A capability that is limited to topics gets the same answer for what does not exist as for what is of
@@ -187,36 +200,6 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
             int,
         )
 
-    async def purge_topic(self, topic: str, /, *, dead: bool = True, ready: bool = False) -> int:
-        """Remove messages of a topic; see `Mailbox.purge_topic`."""
-        return await self._change_topic(
-            Operation.ADMIN,
-            topic,
-            lambda: self._mailbox.purge_topic(topic, dead=dead, ready=ready),
-            "purge",
-            int,
-        )
-
-    async def set_topic_policy(self, topic: str, policy: TopicPolicy | PolicyChanges, /) -> None:
-        """Set the policy of a topic; see `Mailbox.set_topic_policy`."""
-        await self._change_topic(
-            Operation.ADMIN, topic, lambda: self._mailbox.set_topic_policy(topic, policy), "policy"
-        )
-
-    async def pause_topic(self, topic: str, /) -> None:
-        """Pause a topic; see `Mailbox.pause_topic`."""
-        await self._change_topic(Operation.ADMIN, topic, lambda: self._mailbox.pause_topic(topic), "pause")
-
-    async def resume_topic(self, topic: str, /) -> None:
-        """Resume a topic; see `Mailbox.resume_topic`."""
-        await self._change_topic(Operation.ADMIN, topic, lambda: self._mailbox.resume_topic(topic), "resume")
-
-    async def delete_old_events(self, older_than: int, /) -> int:
-        """Remove settled records of all topics; see `Mailbox.delete_old_events`."""
-        return await self._change_mailbox(
-            lambda: self._mailbox.delete_old_events(older_than), "delete_old_events"
-        )
-
     async def preview_settings(
         self, changes: SettingsChanges, /, *, replace: bool = False
     ) -> SettingsPreview:
@@ -236,6 +219,17 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
             _fields_of(changes),
             is_whole=bool(replace),
         )
+
+    async def _call(self, operation: OperationOf, arguments: Arguments) -> Any:
+        """Make a call of an operation that needs no more than its right, and its topic if it names one."""
+        topic = arguments.get("topic")
+        if operation.right not in (Operation.ADMIN, Operation.REDRIVE):
+            return await self._read(topic, operation, arguments)
+        change = partial(operation.ask, self._mailbox, arguments)
+        name = CRITERIA.get(operation.name, operation.name)
+        if topic is None:
+            return await self._change_mailbox(change, name)
+        return await self._change_topic(operation.right, topic, change, name, _count)
 
     async def _change_mailbox(
         self,
@@ -324,6 +318,10 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
         self, topic: Sequence[str], *, is_stream: bool, **options: int | str | None
     ) -> list[ReceivedMessage]:
         return await self.receive_messages(topic, **options)  # type: ignore[arg-type] # options of StreamMessages
+
+
+def _count(result: object) -> int:
+    return result if type(result) is int else 0
 
 
 def _fields_of(changes: object) -> dict[str, Sequence[str]]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -10,6 +11,7 @@ from postroom.application.access.auditor import Auditor, audit_refusals, topics_
 from postroom.application.access.guard import Guard
 from postroom.application.caller import Caller, call_as
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.operations.operation import Arguments, Operation
 from postroom.application.query_results import (
     Backlog,
     DeadLetter,
@@ -21,16 +23,14 @@ from postroom.application.query_results import (
 from postroom.application.service import Search
 from postroom.domain.arguments import check_int, check_text
 from postroom.domain.capability.access import uncovered_topic
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Operation as Right
 from postroom.domain.envelope.build import without_payload
 from postroom.domain.errors import NotFound
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.names import MAX_ID_CHARS, check_topic
-from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
-from postroom.domain.settings import MailboxSettings
 
-READ_HEADERS, READ_PAYLOAD = Operation.READ_HEADERS, Operation.READ_PAYLOAD
+READ_HEADERS, READ_PAYLOAD = Right.READ_HEADERS, Right.READ_PAYLOAD
 PAGE = 1_000
 """Number of past dead letters that are read at a time to find those of covered topics."""
 
@@ -137,17 +137,12 @@ class AuthorizedReads:
         return page[:limit]
 
     @audit_refusals(READ_HEADERS)
-    async def get_topic_policy(self, topic: str, /) -> TopicPolicy:
-        """Return the policy of a topic; see `Mailbox.get_topic_policy`."""
-        await self._begin_read(check_topic(topic))
-        return await self._mailbox.get_topic_policy(topic)
-
-    @audit_refusals(READ_HEADERS)
-    async def get_settings(self) -> MailboxSettings:
-        """Return the settings, which name topics; see `Mailbox.get_settings`."""
-        await self._begin_read(None)
-        self._guard.check_all_topics()
-        return await self._mailbox.get_settings()
+    async def _read(self, topic: str | None, operation: Operation, arguments: Arguments) -> Any:
+        """Return the answer of a query about one topic, or about the mailbox with all its topics."""
+        await self._begin_read(topic, operation.right)
+        if topic is None:
+            self._guard.check_all_topics()
+        return await operation.ask(self._mailbox, arguments)
 
     @audit_refusals(READ_HEADERS)
     async def list_topics(self) -> list[TopicSummary]:
@@ -191,8 +186,8 @@ class AuthorizedReads:
         self._guard.count_bytes(len(each.payload or b"") for each in messages)
         return messages
 
-    async def _begin_read(self, topic: str | None) -> None:
-        await self._guard.check(READ_HEADERS)
+    async def _begin_read(self, topic: str | None, right: Right = READ_HEADERS) -> None:
+        await self._guard.check(right)
         if topic is not None:
             self._guard.check_topics(_check_topics([topic]))
         self._guard.charge()

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from postroom.application.cluster.generation import use_generation
 from postroom.application.cluster.namespace_members import Members, NamespaceMembers, pause_topic
-from postroom.application.cluster.namespace_queries import NamespaceQueries
+from postroom.application.cluster.namespace_queries import NamespaceQueries, merge_topics
 from postroom.application.cluster.namespace_receiver import NamespaceReceiver
 from postroom.application.cluster.namespace_redrives import NamespaceRedrives
 from postroom.application.cluster.receipt_homes import ReceiptHomes
@@ -17,6 +18,7 @@ from postroom.application.mailbox.stream import StreamMessages
 from postroom.application.mailbox.valid_items import submit_valid
 from postroom.application.messages import NewMessage, Sent, check_receipt
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.operations.operation import Arguments, Operation, derive
 from postroom.application.ports.namespace_directory import NamespaceDirectory
 from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import InvalidRequest, NotFound, Rejected, StaleMembers, Unavailable
@@ -29,7 +31,21 @@ from postroom.domain.settings import PolicyChanges, SettingsChanges, check_polic
 STALE_PAUSE_SECONDS = 0.05
 
 
-class NamespaceMailbox(NamespaceQueries, NamespaceRedrives):
+MERGES: dict[str, Callable[[list[Any]], Any]] = {"list_topics": merge_topics}
+"""How the answers of the mailboxes become one, by operation; `merge_answers` is for others."""
+
+
+def merge_answers(answers: Sequence[Any]) -> Any:
+    """Return the sum of numbers, lists in one, or else the answer of the oldest mailbox."""
+    first, *others = answers
+    if type(first) is int or isinstance(first, list):
+        for each in others:
+            first = first + each
+    return first
+
+
+@derive(Mailbox)
+class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
     """`Mailbox` over the mailboxes of a namespace; its name is that of the namespace.
 
     A message is sent to the mailbox that its sticky key hashes to, or its topic's name without one. A receive
@@ -52,8 +68,11 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives):
         self._receiver = NamespaceReceiver(
             directory, self._get_members, self.refresh, self._homes, self, self._timeout
         )
-        self.receive_messages = self._receiver.receive_messages
-        self.stream_messages = StreamMessages(self._receiver.receive_messages, self.nack_messages, windows)
+        receive = self._receiver.receive_messages
+        self.receive_messages = receive  # type: ignore[method-assign] # it has the signature of the method
+        self.stream_messages = StreamMessages(  # type: ignore[method-assign] # as above
+            receive, self.nack_messages, windows
+        )
 
     @property
     def name(self) -> str:
@@ -287,9 +306,9 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives):
         check_topic(topic)
         await self._at_each_that_has_it(lambda mailbox: mailbox.resume_topic(topic))
 
-    async def delete_old_events(self, older_than: int, /) -> int:
-        """Remove settled records of all mailboxes; see `Mailbox.delete_old_events`."""
-        return sum(await self._ask_all(lambda mailbox: mailbox.delete_old_events(older_than)))
+    async def _call(self, operation: Operation, arguments: Arguments) -> Any:
+        answers = await self._ask_all(lambda mailbox: operation.ask(mailbox, arguments))
+        return MERGES.get(operation.name, merge_answers)(answers)
 
     async def _at_all(self, call: Callable[[Mailbox], Awaitable[None]]) -> None:
         """Make a call of all mailboxes, also of those that were added meanwhile."""

@@ -27,9 +27,8 @@ from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.domain.mailbox.counts import TopicCount, TopicSummary
 from postroom.domain.mailbox.settings_effects import Effect, SettingsEffect, SettingsPreview
 from postroom.domain.namespace.members import RESERVED_TOPIC
-from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
-from postroom.domain.settings import MailboxSettings, SettingsChanges
+from postroom.domain.settings import SettingsChanges
 
 T = TypeVar("T")
 
@@ -106,14 +105,6 @@ class NamespaceQueries:
             ]
         return letters
 
-    async def get_topic_policy(self, topic: str, /) -> TopicPolicy:
-        """Return the policy of a topic in the oldest mailbox; see `Mailbox.get_topic_policy`."""
-        return (await self._ask_all(lambda mailbox: mailbox.get_topic_policy(topic)))[0]
-
-    async def get_settings(self) -> MailboxSettings:
-        """Return the settings of the oldest mailbox; see `Mailbox.get_settings`."""
-        return (await self._ask_all(lambda mailbox: mailbox.get_settings()))[0]
-
     async def preview_settings(
         self, changes: SettingsChanges, /, *, replace: bool = False
     ) -> SettingsPreview:
@@ -124,10 +115,6 @@ class NamespaceQueries:
             counts[each.topic, each.effect] += each.count
         effects = [SettingsEffect(topic, effect, count) for (topic, effect), count in counts.items()]
         return msgspec.structs.replace(previews[0], effects=effects)
-
-    async def list_topics(self) -> list[TopicSummary]:
-        """Return the topics of all mailboxes; see `Mailbox.list_topics`."""
-        return merge_topics(await self._ask_all(lambda mailbox: mailbox.list_topics()))
 
     async def peek_messages(self, topic: str, /, *, limit: int = 10) -> list[PeekedMessage]:
         """Return ready messages of all mailboxes by send time; see `Mailbox.peek_messages`."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -74,7 +74,7 @@ Action = Annotated[JobAction, Check(check_action)]
 Principal = Annotated[Text | None, BY_SERVER]
 
 
-class Mailbox(Protocol):
+class Mailbox:
     """The commands and queries of one mailbox; every adapter passes `tests/conformance/mailbox.py`.
 
     All of them raise InvalidRequest for an argument of a wrong type or out of range, Saturated when a limit
