@@ -18,7 +18,6 @@ EXTRAS = {
     "confluent_kafka": "kafka",
     "cronsim": "schedule",
     "cryptography": "postgres",
-    "deltalake": "delta",
     "duckdb": "reports",
     "eventsourcing": "postgres",
     "grpc": "grpc",

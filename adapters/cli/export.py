@@ -20,37 +20,31 @@ if TYPE_CHECKING:
 def export(
     session: Session,
     criteria: "EventFilter",
-    format_: Annotated[str, Argument(metavar="parquet|delta|csv|json", help="File format.")],
-    folder: Annotated[str, Argument(metavar="FOLDER", help="Target folder; created if missing.")],
-    by: Annotated[
-        str, Option(metavar="topic|day", help="Partition by day and topic, or by day only.")
-    ] = "topic",
+    format_: Annotated[str, Argument(metavar="parquet|csv|json", help="File format.")],
+    file: Annotated[str, Argument(metavar="FILE", help="Target file; its folder is created if missing.")],
     envelope: Annotated[bool, Option("--envelope/--no-envelope", help="Include the envelopes.")] = True,
     payload: Annotated[bool, Option("--payload", help="Include payloads that are not encrypted.")] = False,
-    overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing export.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace an export of the same format.")] = False,
 ) -> int | None:
     """Export the messages that a search finds, as of the read models.
 
-    The export appears in the folder only when it is complete; a failure leaves the folder as it was.
+    The file appears only when it is complete; a failure leaves it as it was.
     """
     from postroom.adapters.compose.export import Format, export_messages
 
     if format_ not in get_args(Format):
         raise WrongUsage(f"Unknown format {format_!r}; expected one of {', '.join(get_args(Format))}.")
-    if by not in ("topic", "day"):
-        raise WrongUsage(f"Unknown --by {by!r}; expected topic or day.")
     start = time.monotonic()
 
     def rate(messages: int) -> float:
         return messages / max(time.monotonic() - start, 0.001)
 
-    with session.out.progress(f"Exporting to {folder}") as advance:
+    with session.out.progress(f"Exporting to {file}") as advance:
         source, size = export_messages(
             session.existing_store(),
             criteria,
             cast("Format", format_),
-            folder,
-            by_topic=by == "topic",
+            file,
             envelope=envelope,
             payload=payload,
             overwrite=overwrite,
@@ -58,11 +52,10 @@ def export(
         )
     if session.out.as_json:
         facts = {
-            "folder": folder,
+            "file": file,
             "format": format_,
             "messages": source.messages,
-            "files": size.files,
-            "bytes": size.bytes,
+            "bytes": size,
             "version": source.version,
             "positions": source.positions,
             "filter": source.filter,
@@ -71,8 +64,7 @@ def export(
         session.out.json(facts)
     else:
         session.out.line(
-            f"{pluralize(source.messages, 'message')} in {pluralize(size.files, 'file')} "
-            f"({pluralize(size.bytes, 'byte')}) in {folder}, "
+            f"{pluralize(source.messages, 'message')} ({pluralize(size, 'byte')}) in {file}, "
             f"of version {source.version} of the read models; {rate(source.messages):,.0f} messages/s"
         )
     return None if source.messages else NOTHING

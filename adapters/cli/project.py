@@ -62,9 +62,7 @@ def rebuild(
     ] = False,
     into: Annotated[
         str | None,
-        Option(
-            metavar="TARGET", help="Write to parquet:, delta:, clickhouse: or chdb: instead of the store."
-        ),
+        Option(metavar="TARGET", help="Write to parquet:, clickhouse: or chdb: instead of the store."),
     ] = None,
     archive: Archive = None,
     restart: Annotated[

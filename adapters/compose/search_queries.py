@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
-from postroom.adapters.compose.export_process import END, FAILURE, HEADER, ExportFailure, ExportJob
+from postroom.adapters.compose.export import END, FAILURE, HEADER, ExportFailure, ExportJob
 from postroom.application.background import wait_uncancelled
 from postroom.application.ports.facets import BARS, Facets, SuggestionField, Timeline
 from postroom.application.ports.read_models import ReadModels
@@ -85,7 +85,7 @@ class StoreSearchQueries:
         self._exports += 1
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "postroom.adapters.compose.export_process", stdin=PIPE, stdout=PIPE
+                sys.executable, "-m", "postroom.adapters.compose.export", stdin=PIPE, stdout=PIPE
             )
             try:
                 parts = _read_parts(process, msgspec.msgpack.encode(job))

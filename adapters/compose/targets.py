@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 _EXTRAS = {
     "parquet": "views",
-    "delta": "delta",
     "chdb": "clickhouse",
     "clickhouse": "clickhouse",
     "clickhouses": "clickhouse",
@@ -25,15 +24,15 @@ def open_target(into: str) -> ReadModelStore:
     """Return the read model store in a target for other tools.
 
     Arguments:
-        into: `parquet:FOLDER`, `delta:FOLDER`, `chdb:FOLDER`, or
-            `clickhouse://user:password@host:port/database`, with `clickhouses` for TLS.
+        into: `parquet:FOLDER`, `chdb:FOLDER`, or `clickhouse://user:password@host:port/database`, with
+            `clickhouses` for TLS.
 
     Raises: InvalidRequest for any other address. MissingExtra when a library is not installed.
     """
     kind, _, place = check_path("into", into).partition(":")
     if kind not in _EXTRAS or not place.strip("/"):
         raise InvalidRequest(
-            f"Read models can't be built into {kind}:...; name parquet:FOLDER, delta:FOLDER, chdb:FOLDER or "
+            f"Read models can't be built into {kind}:...; name parquet:FOLDER, chdb:FOLDER or "
             "clickhouse://user@host:8123/database."
         )
     with explain_missing_extra(_EXTRAS[kind]):
@@ -64,10 +63,6 @@ def _target(kind: str, place: str, into: str) -> Target:
         from postroom.adapters.parquet.read_model_target import ParquetTarget
 
         return ParquetTarget(place)
-    if kind == "delta":
-        from postroom.adapters.delta.read_model_target import DeltaTarget
-
-        return DeltaTarget(place)
     from postroom.adapters.clickhouse.database import open_database
     from postroom.adapters.clickhouse.read_model_target import ClickHouseTarget
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from operator import attrgetter
-from pathlib import Path
 from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from postroom.application.ports.export import ExportedMessage
+from postroom.application.queries.export_messages import ExportedMessage
 from postroom.domain.message import Headers
 
 _TEXT, _BYTES, _LONG = pa.string(), pa.binary(), pa.int64()
@@ -34,32 +33,23 @@ _UNIQUE = ("message_id", "envelope", "payload")
 """Columns of mostly distinct values, written without a dictionary."""
 
 
-def export_schema(envelope: bool, payload: bool, by_topic: bool) -> pa.Schema:
-    """Return the columns of an export's files.
-
-    Arguments:
-        envelope, payload: whether to include these columns.
-        by_topic: whether topic is a partition column, and so omitted from the files.
-    """
-    included = {"envelope": envelope, "payload": payload, "topic": not by_topic}
-    return pa.schema(
-        pa.field(name, kind, nullable=name not in _REQUIRED)
-        for name, kind in _COLUMNS.items()
-        if included.get(name, True)
-    )
-
-
 class ParquetFile:
     """A Parquet file of messages that is being written.
 
     Arguments:
-        target: a path, or an open file, which the caller closes.
+        file: the caller closes it.
+        envelope, payload: include these columns.
     """
 
-    def __init__(self, target: Path | BinaryIO, schema: pa.Schema) -> None:
-        self._schema = schema
-        repeating = [name for name in schema.names if name not in _UNIQUE]
-        self._writer = pq.ParquetWriter(target, schema, compression="zstd", use_dictionary=repeating)
+    def __init__(self, file: BinaryIO, envelope: bool, payload: bool) -> None:
+        included = {"envelope": envelope, "payload": payload}
+        self._schema = pa.schema(
+            pa.field(name, kind, nullable=name not in _REQUIRED)
+            for name, kind in _COLUMNS.items()
+            if included.get(name, True)
+        )
+        repeating = [name for name in self._schema.names if name not in _UNIQUE]
+        self._writer = pq.ParquetWriter(file, self._schema, compression="zstd", use_dictionary=repeating)
 
     def write(self, messages: Sequence[ExportedMessage]) -> None:
         """Add messages as a row group."""

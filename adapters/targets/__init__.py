@@ -1,1 +1,1 @@
-"""Read models for other tools: the base of the Parquet, Delta Lake and ClickHouse targets."""
+"""Read models for other tools: the base of the Parquet and ClickHouse targets."""

@@ -1,16 +1,43 @@
-"""`ExportMessages`: write the messages that match a filter to files for other tools."""
+"""`ExportMessages`: read the messages that match a filter for a file for other tools."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from postroom.application.ports.export import Export, ExportedMessage, ExportSize, ExportSource
 from postroom.application.ports.read_models import ReadModels
 from postroom.domain.envelope.build import open_envelope, without_auth_token
 from postroom.domain.search import EventFilter, FoundMessage
 
 PAGING = ("order", "limit", "offset", "cursor")
+
+
+class ExportedMessage(NamedTuple):
+    """A message to export.
+
+    Arguments:
+        envelope: without the publisher's auth token; None if envelopes are not exported.
+        payload: None if payloads are not exported, or this one is encrypted.
+    """
+
+    message: FoundMessage
+    envelope: bytes | None
+    payload: bytes | None
+
+
+class ExportSource(msgspec.Struct, frozen=True):
+    """Origin of an export.
+
+    Arguments:
+        filter: the fields of the `EventFilter` that were set.
+        version: version of the read models. positions: by mailbox, the last log position in them.
+        messages: the number of messages.
+    """
+
+    filter: Mapping[str, Any]
+    version: int
+    positions: Mapping[str, int]
+    messages: int
 
 
 class ExportMessages:
@@ -28,24 +55,26 @@ class ExportMessages:
         self._payload = payload
 
     def __call__(
-        self, filter_: EventFilter, export: Export, progress: Callable[[int], None] = lambda _: None
-    ) -> tuple[ExportSource, ExportSize]:
-        """Write every message that matches; return the source of the export and its size.
+        self,
+        filter_: EventFilter,
+        write: Callable[[Sequence[ExportedMessage]], None],
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> ExportSource:
+        """Write every message that matches; return the source of the export.
 
         Arguments:
+            write: writes messages, oldest first.
             progress: called with the number of messages written so far.
 
-        Raises: NotFound before the first rebuild, Unavailable when the read models can't be read or the files
-            can't be written.
+        Raises: NotFound before the first rebuild, Unavailable when the read models can't be read.
         """
         messages = 0
         with self._read_models.scan(filter_) as scan:
             for page in scan.pages:
-                export.write([self._to_export(message) for message in page])
+                write([self._to_export(message) for message in page])
                 messages += len(page)
                 progress(messages)
-        source = ExportSource(_criteria(filter_), scan.version, scan.positions, messages)
-        return source, export.complete(source)
+        return ExportSource(_criteria(filter_), scan.version, scan.positions, messages)
 
     def _to_export(self, message: FoundMessage) -> ExportedMessage:
         blob = message.envelope_blob

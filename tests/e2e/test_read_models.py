@@ -118,8 +118,8 @@ def test_read_models_in_clickhouse_answer_like_those_of_the_store(filled: Postro
     live(filled.store, "other@local", POISON)
     filled.ok("project", "follow", "--once", "--into", "chdb:models")
     assert filled.ok("stats", "--json", "--from", "chdb:models").json["total_events"] == 2
-    refused = filled("project", "follow", "--once", "--into", "delta:models", "--json")
-    assert "delta:... can't be followed; name clickhouse://" in refused.error["message"]
+    refused = filled("project", "follow", "--once", "--into", "parquet:models", "--json")
+    assert "parquet:... can't be followed; name clickhouse://" in refused.error["message"]
     refused = filled("backlog", "--from", "chdb:models", "--at", "5", "--json")
     assert "omit --at and --archive" in refused.error["message"]
     refused = filled("search", "--from", "parquet:models", "--json")

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,9 +11,6 @@ from postroom.adapters.compose.export import Format, export_messages
 from postroom.application.messages import NewMessage
 from postroom.domain.search import EventFilter
 from tests.projections import histories
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 TOPICS = ["007", "a/b:c=%2F", "Ünïcode.ÄRGER", "shop", "shop"]
 PAGE = (Path(__file__).parents[2] / "docs" / "export.md").read_text("utf-8")
@@ -26,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = folder / "store.db"
     histories.send(store, "main@test", [NewMessage(topic=topic, payload=b"") for topic in TOPICS])
     histories.build_without_spark(store)
-    names: dict[Format, str] = {"parquet": "messages", "delta": "messages.delta", "json": "messages.json"}
+    names: dict[Format, str] = {"parquet": "messages.parquet", "json": "messages.json"}
     for format_, name in names.items():
         export_messages(str(store), EventFilter(), format_, folder / name)
     return folder
@@ -37,17 +34,18 @@ def test_every_message_of_an_export_is_read_with_its_topic(
     folder: Path, example: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     if "pyspark" in example:
-        session: SparkSession = request.getfixturevalue("spark")
-        setting = "spark.sql.sources.partitionColumnTypeInference.enabled"
-        before = str(session.conf.get(setting))
-        request.addfinalizer(lambda: session.conf.set(setting, before))
+        request.getfixturevalue("spark")
     monkeypatch.chdir(folder)
     names: dict[str, Any] = {}
-    exec(example.replace('"messages"', f'"{folder}/messages"'), names)
+    exec(
+        example.replace('"messages.parquet"', f'"{folder}/messages.parquet"'), names
+    )
     rows = names["rows"]
     topics = rows["topic"].to_list() if hasattr(rows, "columns") else [row["topic"] for row in rows]
     assert Counter(topics) == Counter(TOPICS)
+    if "PARTITION_BY" in example:
+        assert len(list(folder.glob("messages/day=*/topic=*/data_0.parquet"))) == len(set(TOPICS))
 
 
-def test_the_page_shows_how_five_tools_read_exports() -> None:
-    assert len(EXAMPLES) == 5
+def test_the_page_shows_how_four_tools_read_exports() -> None:
+    assert len(EXAMPLES) == 4
