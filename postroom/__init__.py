@@ -320,7 +320,7 @@ _NAMES = {
     "application.outbox.new_event": "NewEvent",
     "application.outbox.settings": "OutboxSettings",
     "application.ports.event_handler": "HandlerRequest",
-    "application.ports.mailbox": "Mailbox",
+    "application.operations.mailbox": "Mailbox",
     "application.ports.source": "SourceMessage",
     "application.queries.simulate_policy": "Simulation",
     "application.queries.verify": "Verification",

@@ -37,9 +37,7 @@ def test_every_message_of_an_export_is_read_with_its_topic(
         request.getfixturevalue("spark")
     monkeypatch.chdir(folder)
     names: dict[str, Any] = {}
-    exec(
-        example.replace('"messages.parquet"', f'"{folder}/messages.parquet"'), names
-    )
+    exec(example.replace('"messages.parquet"', f'"{folder}/messages.parquet"'), names)
     rows = names["rows"]
     topics = rows["topic"].to_list() if hasattr(rows, "columns") else [row["topic"] for row in rows]
     assert Counter(topics) == Counter(TOPICS)
