@@ -20,9 +20,9 @@ BY_HAND = ("receive_messages",)
 """Operations whose results differ: `SyncMailbox` defines them."""
 
 
-def make() -> str:
-    """Return the module: the signatures and docstrings of the port, without coroutines."""
-    module = ast.parse(PORT.read_text())
+def make(source: str) -> str:
+    """Return the module: the signatures and docstrings of the port's source, without coroutines."""
+    module = ast.parse(source)
     port = next(node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Mailbox")
     base = ast.parse(
         "class SyncOperations(ABC):\n"
@@ -73,7 +73,7 @@ def _imports(module: ast.Module, code: str) -> str:
 def main() -> None:
     """Write the file; with `--check`, end with 1 if it is not what would be written."""
     ruff = Path(sys.executable).with_name("ruff")
-    text = make()
+    text = make(PORT.read_text())
     for arguments in (["check", "--fix", "--select", "I,F401,UP", "--quiet"], ["format", "--quiet"]):
         text = subprocess.run(
             [ruff, *arguments, "--stdin-filename", TARGET, "-"],
@@ -88,4 +88,5 @@ def main() -> None:
         sys.exit(f"{TARGET.relative_to(ROOT)} is not up to date; run `make sync-operations`.")
 
 
-main()
+if __name__ == "__main__":
+    main()

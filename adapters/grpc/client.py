@@ -189,6 +189,8 @@ class GrpcTransport:
     async def ask(self, operation: Operation, arguments: Arguments) -> Any:
         """Return the result of an operation."""
         method = METHOD_NAMES.get(operation.name, operation.name)
+        if method not in self._calls:
+            raise InvalidRequest(f"The contract postroom.v1 has no method {method}; call it over HTTP.")
         return read_answer(operation, await self._call(method, write_request(operation, arguments)))
 
     async def _settle(self, call: str, request: Any) -> list[Rejected | None]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from postroom.adapters.http_server import query_schemas, schemas
 from postroom.adapters.http_server.handlers import MessageHandlers
-from postroom.adapters.http_server.operations import derive_job_actions, derive_routes
+from postroom.adapters.http_server.operations import derive_routes
 from postroom.adapters.http_server.queries import QueryHandlers, StateHandlers
 from postroom.adapters.http_server.routes import Route
 
@@ -36,8 +36,8 @@ _RESULTS = {"results": [{"ok": True}]}
 
 
 def make_routes(messages: MessageHandlers, queries: QueryHandlers, state: StateHandlers) -> Sequence[Route]:
-    """Return the routes."""
-    return (
+    """Return the routes: those that are written here, and those of all other operations."""
+    written = (
         Route(
             "POST",
             "/v1/send",
@@ -72,28 +72,9 @@ def make_routes(messages: MessageHandlers, queries: QueryHandlers, state: StateH
         ),
         *_settling(messages),
         *_queries(queries),
-        *derive_routes(
-            "redrive_dead_letters",
-            "explain_message",
-            "peek_messages",
-            "get_topic_policy",
-            "set_topic_policy",
-            "get_settings",
-            "set_settings",
-            "preview_settings",
-            "pause_topic",
-            "resume_topic",
-            "purge_topic",
-            "delete_old_events",
-            "preview_redrive",
-            "start_redrive",
-            "list_redrives",
-            "get_redrive",
-            "list_redrive_messages",
-        ),
-        *derive_job_actions(),
         *_state(state),
     )
+    return (*written, *derive_routes(written))
 
 
 def _settling(messages: MessageHandlers) -> Sequence[Route]:

@@ -59,17 +59,20 @@ _ACTIONS: dict[JobAction, str] = {
 }
 
 
-def derive_routes(*names: str) -> Sequence[Route]:
-    """Return the routes of operations."""
-    return [_derive(OPERATIONS[name]) for name in names]
+def derive_routes(written: Sequence[Route] = ()) -> Sequence[Route]:
+    """Return the routes of the operations that have none among those that are written by hand."""
+    taken = {(each.method, each.path) for each in written}
+    rest = [each for each in OPERATIONS.values() if (each.verb, each.path) not in taken]
+    return [route for operation in rest for route in _derive_all(operation)]
 
 
-def derive_job_actions() -> Sequence[Route]:
-    """Return a route for each action on a redrive job."""
-    changing = OPERATIONS["change_redrive"]
+def _derive_all(operation: Operation) -> list[Route]:
+    """Return the route of an operation, or one for each action on redrive jobs."""
+    if operation.name != "change_redrive":
+        return [_derive(operation)]
     return [
-        _derive(changing, {"action": action})._replace(
-            path=changing.path.replace("{action}", action), summary=_ACTIONS[action]
+        _derive(operation, {"action": action})._replace(
+            path=operation.path.replace("{action}", action), summary=_ACTIONS[action]
         )
         for action in JOB_ACTIONS
     ]

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from postroom.adapters.http_server import query_schemas
-from postroom.adapters.http_server.operations import derive_routes
+from postroom.adapters.http_server.api import make_routes
+from postroom.adapters.http_server.handlers import MessageHandlers
 from postroom.adapters.http_server.parameters import parse_query
+from postroom.adapters.http_server.queries import QueryHandlers, StateHandlers
 from postroom.adapters.sockets.address import is_loopback_name
 from postroom.application.messages import read_receipt, write_receipt
 from postroom.domain.capability.access import combine
@@ -24,13 +25,8 @@ from postroom.domain.names import (
 from postroom.domain.search import Cursor
 from tests.fuzz.target import Check
 
-_QUERIES = (
-    query_schemas.BacklogQuery,
-    query_schemas.DeadLettersQuery,
-    query_schemas.MessagesQuery,
-    *(each.query for each in derive_routes("peek_messages")),
-    None,
-)
+_ROUTES = make_routes(MessageHandlers, QueryHandlers, StateHandlers)  # type: ignore[arg-type] # not called
+_QUERIES = (*(each.query for each in _ROUTES if each.query is not None), None)
 
 _IDENTIFIER = Identifier(
     key_id=bytes(8), nonce=bytes(16), principal="shop", epoch=1, issued_at=1_700_000_000_000, rights=Rights()

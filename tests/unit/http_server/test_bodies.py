@@ -9,25 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.adapters.http_server import query_schemas, schemas
-from postroom.adapters.http_server.operations import derive_routes
+from postroom.adapters.http_server.api import make_routes
+from postroom.adapters.http_server.handlers import MessageHandlers
 from postroom.adapters.http_server.parameters import parse_query
+from postroom.adapters.http_server.queries import QueryHandlers, StateHandlers
 from postroom.adapters.http_server.strict_json import decode
 from postroom.adapters.sockets.address import is_loopback_name
 from postroom.domain.errors import InvalidRequest
 
-KINDS: list[Any] = [
-    schemas.SendBody,
-    schemas.Recv,
-    schemas.Nack,
-    schemas.ExtendMany,
-    *(each.body for each in derive_routes("redrive_dead_letters", "start_redrive")),
-]
-QUERIES: list[Any] = [
-    query_schemas.MessagesQuery,
-    query_schemas.DeadLettersQuery,
-    query_schemas.BacklogQuery,
-    *(each.query for each in derive_routes("peek_messages")),
-]
+# Routes know the types of bodies and parameters; their handlers are not called.
+ROUTES = make_routes(MessageHandlers, QueryHandlers, StateHandlers)  # type: ignore[arg-type]
+KINDS: list[Any] = [each.body for each in ROUTES if each.body is not None]
+QUERIES: list[Any] = [each.query for each in ROUTES if each.query is not None]
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 names = st.text(max_size=5) | st.sampled_from(
