@@ -6,7 +6,7 @@ import msgspec
 
 from postroom.application.messages import rfc3339
 from postroom.application.query_results import DeadLetter
-from postroom.domain.arguments import check_choice, check_int, check_optional_text
+from postroom.domain.arguments import MAX_PAGE, check_choice, check_int, check_optional_text
 from postroom.domain.names import message_id
 from postroom.domain.redrive.job import RedriveJob
 from postroom.domain.redrive.spec import RedriveSpec
@@ -121,9 +121,6 @@ def report_of(mailbox: str, job: RedriveJob) -> RedriveReport:
         rfc3339(job.started_at) or "",
         rfc3339(job.changed_at) or "",
     )
-
-
-MAX_PAGE = 1_000
 
 
 def check_page(outcome: object, cursor: object, limit: object) -> None:

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
-from postroom.domain.arguments import check_type
+from postroom.domain.arguments import MAX_PAGE, check_type
 from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.envelope.text import payload_text
 from postroom.domain.errors import InvalidRequest
@@ -36,7 +36,6 @@ __all__ = [
     "topic_matches",
 ]
 
-MAX_LIMIT = 1_000
 DEFAULT_LIMIT = 100
 MAX_VALUES = 100
 MAX_TEXT_CHARS = 1_000
@@ -237,8 +236,8 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             parse_words(self.match)
 
     def _check_page(self) -> None:
-        if not 1 <= self.limit <= MAX_LIMIT:
-            raise InvalidRequest(f"The limit is {self.limit}; give 1 to {MAX_LIMIT} messages a page.")
+        if not 1 <= self.limit <= MAX_PAGE:
+            raise InvalidRequest(f"The limit is {self.limit}; give 1 to {MAX_PAGE} messages a page.")
         if not 0 <= self.offset <= MAX_INTEGER:
             raise InvalidRequest(f"The offset is {self.offset}; give 0 or more messages to skip.")
         if self.cursor is not None:

@@ -118,11 +118,11 @@ def backlog(
 
 def _show_stored_backlog(session: Session, topic: str | None, source: str) -> None:
     from postroom.adapters.compose.queries import open_read_models
-    from postroom.application.ports.paging import MAX_LIMIT
     from postroom.application.ports.read_models import BacklogFilter, ShardBacklog
+    from postroom.domain.arguments import MAX_PAGE
 
     criteria = BacklogFilter(
-        mailbox=session.settings.mailbox, topics=() if topic is None else (topic,), limit=MAX_LIMIT
+        mailbox=session.settings.mailbox, topics=() if topic is None else (topic,), limit=MAX_PAGE
     )
     shards: list[ShardBacklog] = []
     with closing(open_read_models(session.existing_store(), source)) as models:

@@ -8,10 +8,9 @@ from postroom.application.access.audit import AuditEntry
 from postroom.application.access.audit_records import REMOVALS, EntriesRemoved, to_entry, to_removal
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.verify import VerifyLog
-from postroom.domain.arguments import check_int
+from postroom.domain.arguments import MAX_PAGE, check_int
 from postroom.domain.search import topic_matches
 
-MAX_LIMIT = 1_000
 RECORDS_PER_READ = 1_000
 
 
@@ -88,7 +87,7 @@ class ReadAudit:
         Raises: InvalidRequest for a limit out of bounds, Unavailable when the log can't be read, BrokenLog
             for a record that was altered so that it can't be read.
         """
-        check_int("limit", limit, 1, MAX_LIMIT)
+        check_int("limit", limit, 1, MAX_PAGE)
         criteria = filter_ or AuditFilter()
         entries: list[AuditEntry] = []
         for count, (position, entry) in enumerate(self._backwards(criteria, cursor)):

@@ -22,7 +22,7 @@ from postroom.application.query_results import (
     Moment,
     PeekedMessage,
 )
-from postroom.domain.arguments import MAX_INT, check_int, check_type
+from postroom.domain.arguments import MAX_INT, MAX_PAGE, check_int, check_type
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.domain.mailbox.counts import TopicCount, TopicSummary
 from postroom.domain.mailbox.settings_effects import Effect, SettingsEffect, SettingsPreview
@@ -34,7 +34,6 @@ T = TypeVar("T")
 
 PLACE_BITS = 40
 """Of a cursor of dead letters: the bits of the position; those above are the number of the mailbox."""
-MAX_LIMIT = 1_000
 
 
 class NamespaceQueries:
@@ -87,7 +86,7 @@ class NamespaceQueries:
 
         Their positions are cursors of the namespace: 2^40 times the number of the mailbox, plus the position.
         """
-        check_int("limit", limit, 1, MAX_LIMIT)
+        check_int("limit", limit, 1, MAX_PAGE)
         number, position = divmod(check_int("cursor", cursor, 0, MAX_INT), 1 << PLACE_BITS)
         letters: list[DeadLetter] = []
         for place, name in enumerate((await self._get_members()).by_age):

@@ -5,10 +5,10 @@ from typing import Self
 
 import msgspec
 
+from postroom.domain.arguments import MAX_PAGE
 from postroom.domain.errors import InvalidRequest
 
 DEFAULT_LIMIT = 100
-MAX_LIMIT = 1_000
 
 
 class PageCursor(msgspec.Struct, frozen=True, array_like=True):
@@ -29,5 +29,5 @@ class PageCursor(msgspec.Struct, frozen=True, array_like=True):
 
 def check_limit(limit: int) -> None:
     """Raise InvalidRequest unless a page may have so many rows."""
-    if not 1 <= limit <= MAX_LIMIT:
-        raise InvalidRequest(f"The limit is {limit}; give 1 to {MAX_LIMIT} rows a page.")
+    if not 1 <= limit <= MAX_PAGE:
+        raise InvalidRequest(f"The limit is {limit}; give 1 to {MAX_PAGE} rows a page.")

@@ -7,13 +7,11 @@ from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.time_travel import StateAt
 from postroom.application.query_results import DeadLetter, Moment
-from postroom.domain.arguments import check_int, check_optional_text
+from postroom.domain.arguments import MAX_PAGE, check_int, check_optional_text
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.mailbox.events import LogTruncated
 from postroom.domain.message import Message, MessageSent
 from postroom.domain.names import mailbox_stream, message_id
-
-MAX_LIMIT = 1_000
 
 
 class ListDeadLetters:
@@ -45,8 +43,8 @@ class ListDeadLetters:
         check_optional_text("topic", topic)
         check_optional_text("reason", reason)
         check_int("cursor", cursor)
-        if not 1 <= check_int("limit", limit) <= MAX_LIMIT:
-            raise InvalidRequest(f"limit must be between 1 and {MAX_LIMIT}; it was {limit}.")
+        if not 1 <= check_int("limit", limit) <= MAX_PAGE:
+            raise InvalidRequest(f"limit must be between 1 and {MAX_PAGE}; it was {limit}.")
         mailbox, _ = self._state_at(at)
         dead = sorted(
             (

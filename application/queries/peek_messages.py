@@ -9,7 +9,7 @@ from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.time_travel import StateAt
 from postroom.application.query_results import PeekedMessage
-from postroom.domain.arguments import check_int
+from postroom.domain.arguments import MAX_PAGE, check_int
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.commands import Receive, Sweep
@@ -20,7 +20,6 @@ from postroom.domain.message import Message, MessageSent
 from postroom.domain.names import check_topic, describe_choices, message_id
 from postroom.domain.record import Record
 
-MAX_LIMIT = 1_000
 UNBOUNDED_BYTES = 1 << 62
 
 
@@ -54,8 +53,8 @@ class PeekMessages:
 
         Raises: InvalidRequest when `limit` is not within 1 to 1,000, or for a malformed topic.
         """
-        if not 1 <= check_int("limit", limit) <= MAX_LIMIT:
-            raise InvalidRequest(f"limit must be between 1 and {MAX_LIMIT}; it was {limit}.")
+        if not 1 <= check_int("limit", limit) <= MAX_PAGE:
+            raise InvalidRequest(f"limit must be between 1 and {MAX_PAGE}; it was {limit}.")
         command = Receive((check_topic(topic),), limit, UNBOUNDED_BYTES)
         mailbox, now = self._state_at(None)
         swept = mailbox if self._is_swept else _swept(mailbox, now)
