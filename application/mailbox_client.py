@@ -18,8 +18,7 @@ from postroom.application.message_stream import HEARTBEAT_MS, MAX_WAIT_MS, Messa
 from postroom.application.messages import MessageDelivery, NewMessage, ReceivedMessage, Sent, check_receipt
 from postroom.application.operations.mailbox import OPERATIONS, Mailbox
 from postroom.application.operations.operation import Arguments, Operation, derive
-from postroom.application.tracing import ACK, EXTEND, NACK, REDRIVE, REMOTE_SEND, tracer
-from postroom.application.tracing import Operation as SpanKind
+from postroom.application.tracing import ACK, EXTEND, NACK, REDRIVE, REMOTE_SEND, MessagingOperation, tracer
 from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import MailboxClosed, Rejected, Saturated, Unavailable
 from postroom.domain.mailbox.commands import Receive
@@ -270,7 +269,7 @@ class MailboxClient(Mailbox):
 
     async def _settle(
         self,
-        operation: SpanKind,
+        operation: MessagingOperation,
         receipts: Sequence[Receipt],
         settle: Callable[[list[Receipt]], Awaitable[list[Rejected | None]]],
     ) -> list[Rejected | None]:

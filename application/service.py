@@ -15,7 +15,7 @@ from postroom.application.query_results import DlqProfile, MessageDetail
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.write_health import WriteHealth
 from postroom.domain.capability.access import Access
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.search import EventFilter, SearchPage
 
 T = TypeVar("T")
@@ -41,19 +41,19 @@ class Grant(NamedTuple):
     """
 
     principal: str | None
-    operations: frozenset[Operation]
+    operations: frozenset[Right]
     expires: int | None
     covers_all_topics: bool
     covers: Callable[[str], bool]
-    check: Callable[[Operation], Awaitable[None]]
+    check: Callable[[Right], Awaitable[None]]
     access: Access | None = None
 
 
-async def _permit(operation: Operation) -> None:
+async def _permit(operation: Right) -> None:
     pass
 
 
-UNRESTRICTED = Grant(None, frozenset(Operation), None, True, lambda topic: True, _permit)
+UNRESTRICTED = Grant(None, frozenset(Right), None, True, lambda topic: True, _permit)
 """The grant of an unrestricted caller."""
 
 
@@ -62,7 +62,7 @@ class AuditedCall(Protocol):
 
     async def __call__(
         self,
-        operation: Operation,
+        operation: Right,
         call: Callable[[], Awaitable[T]],
         count: Callable[[T], int],
         *,
@@ -74,7 +74,7 @@ class AuditedCall(Protocol):
 
 
 async def call_unaudited(
-    operation: Operation, call: Callable[[], Awaitable[T]], count: Callable[[T], int], **labels: object
+    operation: Right, call: Callable[[], Awaitable[T]], count: Callable[[T], int], **labels: object
 ) -> T:
     """Return the result of `call` without a record: unrestricted callers are not audited (ADR 0051)."""
     return await call()
@@ -96,7 +96,7 @@ class Session(NamedTuple):
 
     mailbox: Mailbox
     search: Search
-    require: Callable[[Operation], None]
+    require: Callable[[Right], None]
     read_headers: Callable[[str], Awaitable[MessageDetail]]
     grant: Grant = UNRESTRICTED
     audit: AuditedCall = call_unaudited

@@ -13,7 +13,7 @@ from postroom.application.trace_context import TraceContext
 Kind = Literal["producer", "consumer", "client", "server"]
 
 
-class Operation(NamedTuple):
+class MessagingOperation(NamedTuple):
     """Messaging operation, by the semantic conventions of OpenTelemetry.
 
     Arguments:
@@ -26,18 +26,18 @@ class Operation(NamedTuple):
     kind: Kind
 
 
-SEND: Final = Operation("send", "send", "producer")
-REMOTE_SEND: Final = Operation("send", "send", "client")
+SEND: Final = MessagingOperation("send", "send", "producer")
+REMOTE_SEND: Final = MessagingOperation("send", "send", "client")
 """A send by a client; the server's is the one that the message refers to."""
-RELAY: Final = Operation("relay", "send", "client")
-PUBLISH: Final = Operation("publish", "send", "producer")
-RECEIVE: Final = Operation("receive", "receive", "client")
-PROCESS: Final = Operation("process", "process", "consumer")
-INGEST: Final = Operation("ingest", "process", "consumer")
-ACK: Final = Operation("ack", "settle", "client")
-NACK: Final = Operation("nack", "settle", "client")
-EXTEND: Final = Operation("extend", "settle", "client")
-REDRIVE: Final = Operation("redrive", "redrive", "client")
+RELAY: Final = MessagingOperation("relay", "send", "client")
+PUBLISH: Final = MessagingOperation("publish", "send", "producer")
+RECEIVE: Final = MessagingOperation("receive", "receive", "client")
+PROCESS: Final = MessagingOperation("process", "process", "consumer")
+INGEST: Final = MessagingOperation("ingest", "process", "consumer")
+ACK: Final = MessagingOperation("ack", "settle", "client")
+NACK: Final = MessagingOperation("nack", "settle", "client")
+EXTEND: Final = MessagingOperation("extend", "settle", "client")
+REDRIVE: Final = MessagingOperation("redrive", "redrive", "client")
 
 
 class Span(Protocol):
@@ -58,7 +58,7 @@ class Tracer(Protocol):
 
     def span(
         self,
-        operation: Operation,
+        operation: MessagingOperation,
         destinations: Iterable[str] = (),
         *,
         message_id: str | None = None,
@@ -77,7 +77,7 @@ class Tracer(Protocol):
 
     def record(
         self,
-        operation: Operation,
+        operation: MessagingOperation,
         destinations: Iterable[str],
         started_ns: int,
         *,
@@ -140,7 +140,7 @@ class NullTracer:
 
     def span(
         self,
-        operation: Operation,
+        operation: MessagingOperation,
         destinations: Iterable[str] = (),
         *,
         message_id: str | None = None,
@@ -153,7 +153,7 @@ class NullTracer:
 
     def record(
         self,
-        operation: Operation,
+        operation: MessagingOperation,
         destinations: Iterable[str],
         started_ns: int,
         *,

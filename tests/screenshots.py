@@ -26,7 +26,7 @@ from postroom.adapters.compose.access import open_capabilities, open_key_ring
 from postroom.adapters.compose.projections import LocalRunner, rebuild_projections
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.messages import NewMessage
-from postroom.domain.capability.rights import Operation, Rights
+from postroom.domain.capability.rights import Right, Rights
 from postroom.domain.policy import TopicPolicy
 from tests.support.browser import Window, chromium
 from tests.support.servers.http import PostroomServer
@@ -172,13 +172,13 @@ def talk(call: "Caller", stop: threading.Event) -> None:
                 call("POST", f"/v1/{outcome}", {"receipts": [each["receipt"]]})
 
 
-def issue(store: str, principal: str, *operations: Operation) -> str:
+def issue(store: str, principal: str, *operations: Right) -> str:
     """Return the token of a capability on all topics."""
     keys = open_key_ring(store)
     with open_capabilities(store, keys) as capabilities:
         if not keys.root_keys():
             capabilities.rotate()
-        rights = Rights(("*",), ("*",), operations or tuple(Operation))
+        rights = Rights(("*",), ("*",), operations or tuple(Right))
         return capabilities.issue(principal, rights, lifetime_ms=8 * 3_600_000)
 
 
@@ -243,7 +243,7 @@ def _shoot(folder: Path, store: str, pictures: list[Picture]) -> int:
     stop, is_too_large = threading.Event(), False
     os.environ["POSTROOM_MAILBOX"] = MAILBOX
     service, operator = issue(store, "shop-service"), issue(store, "anna@ops")
-    support = issue(store, "ben@support", Operation.READ_HEADERS, Operation.READ_PAYLOAD)
+    support = issue(store, "ben@support", Right.READ_HEADERS, Right.READ_PAYLOAD)
     with (
         PostroomServer(folder / "server", store, dev=False) as server,
         chromium() as browser,

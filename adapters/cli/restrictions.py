@@ -23,9 +23,9 @@ from postroom.domain.capability.rights import (
     Mailboxes,
     MaxMessages,
     NotBefore,
-    Operation,
     Operations,
     Quota,
+    Right,
     Topics,
 )
 
@@ -44,7 +44,7 @@ OperationNames = Annotated[
     Option(
         "--operation",
         metavar="NAME",
-        help=f"{', '.join(Operation)}, or all; may be repeated or separated by commas.",
+        help=f"{', '.join(Right)}, or all; may be repeated or separated by commas.",
     ),
 ]
 ExpiresIn = Annotated[
@@ -79,17 +79,17 @@ Messages = Annotated[
 ]
 
 
-def parse_operations(names: Iterable[str]) -> tuple[Operation, ...]:
+def parse_operations(names: Iterable[str]) -> tuple[Right, ...]:
     """Return the operations with these names; raise WrongUsage for an unknown one."""
-    operations: list[Operation] = []
+    operations: list[Right] = []
     for name in (part.strip() for text in names for part in text.split(",")):
         if name == ALL:
-            operations += Operation
-        elif name in list(Operation):
-            operations.append(Operation(name))
+            operations += Right
+        elif name in list(Right):
+            operations.append(Right(name))
         else:
-            raise WrongUsage(f"Unknown operation {name!r}; expected {', '.join(Operation)}, or all.")
-    return tuple(sorted({*operations}, key=list(Operation).index))
+            raise WrongUsage(f"Unknown operation {name!r}; expected {', '.join(Right)}, or all.")
+    return tuple(sorted({*operations}, key=list(Right).index))
 
 
 def parse_caveats(

@@ -35,9 +35,9 @@ from postroom.domain.capability.rights import (
     Mailboxes,
     MaxMessages,
     NotBefore,
-    Operation,
     Operations,
     Quota,
+    Right,
     Rights,
     Topics,
 )
@@ -164,10 +164,10 @@ def _as_caveats(rights: Rights) -> "list[Caveat]":
     return [Mailboxes(rights.mailboxes), Topics(rights.topics), Operations(rights.operations)]
 
 
-def _describe_operations(operations: Collection[Operation]) -> str:
-    if len(operations) == len(Operation):
+def _describe_operations(operations: Collection[Right]) -> str:
+    if len(operations) == len(Right):
         return ALL
-    return ", ".join(each for each in Operation if each in operations) or "none"
+    return ", ".join(each for each in Right if each in operations) or "none"
 
 
 def _validity(not_before: int, expires: int) -> str:

@@ -25,7 +25,7 @@ from postroom.application.extras import explain_missing_extra
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.service import OpenSession, Search
 from postroom.domain.arguments import check_path
-from postroom.domain.capability.rights import Expires, Operation, Rights
+from postroom.domain.capability.rights import Expires, Right, Rights
 from postroom.domain.capability.token import (
     KEY_ID_BYTES,
     NONCE_BYTES,
@@ -171,7 +171,7 @@ async def open_local_access(
         _open_authority(_NoRevocations(), keys, None) as authority,
     ):
         session = AuditEntry(
-            now, principal, nonce.hex(), Operation.ADMIN, mailbox, (), "", 0, ALLOWED, "", ("session",)
+            now, principal, nonce.hex(), Right.ADMIN, mailbox, (), "", 0, ALLOWED, "", ("session",)
         )
         await log.record([session])
         yield CheckedAccess(authority, log, None), token

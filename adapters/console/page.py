@@ -21,14 +21,14 @@ from postroom.application.masking import NO_MASK, Mask
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.query_threads import in_query_thread
 from postroom.application.service import Grant, Service, Session
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _CHANGED_IN_PATHS = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x20\x7f\\]")
 """Path segments that browsers remove, and characters that they replace or servers refuse."""
-READS = frozenset((Operation.READ_HEADERS, Operation.READ_PAYLOAD))
+READS = frozenset((Right.READ_HEADERS, Right.READ_PAYLOAD))
 
 
 class Frame(Protocol):
@@ -72,7 +72,7 @@ class NavEntry(NamedTuple):
     label: str
     path: str
     order: int
-    operation: Operation = Operation.READ_HEADERS
+    operation: Right = Right.READ_HEADERS
 
 
 class Page:
@@ -125,7 +125,7 @@ class Page:
     @property
     def mask(self) -> Mask:
         """Return the headers and payload fields that are hidden from the caller."""
-        return NO_MASK if Operation.ADMIN in self.grant.operations else self.data.mask
+        return NO_MASK if Right.ADMIN in self.grant.operations else self.data.mask
 
     @property
     def query(self) -> QueryParams:
@@ -148,31 +148,31 @@ class Page:
         value = self.form.get(name)
         return value if isinstance(value, str) else default
 
-    def may(self, operation: Operation) -> bool:
+    def may(self, operation: Right) -> bool:
         """Return whether to offer an operation; the mailbox checks it again."""
         if self.console.settings.read_only and operation not in READS:
             return False
         return operation in self.grant.operations
 
     @property
-    def operations(self) -> list[Operation]:
-        """Return the operations to offer, in the order of `Operation`."""
-        return [each for each in Operation if self.may(each)]
+    def operations(self) -> list[Right]:
+        """Return the operations to offer, in the order of `Right`."""
+        return [each for each in Right if self.may(each)]
 
     @property
     def role(self) -> str:
         """Return the role that the caller's widest operation stands for."""
-        if self.may(Operation.ADMIN):
+        if self.may(Right.ADMIN):
             return "Administrator"
-        if self.may(Operation.REDRIVE):
+        if self.may(Right.REDRIVE):
             return "Operator"
-        return "Payload reader" if self.may(Operation.READ_PAYLOAD) else "Reader"
+        return "Payload reader" if self.may(Right.READ_PAYLOAD) else "Reader"
 
-    async def check(self, operation: Operation) -> None:
+    async def check(self, operation: Right) -> None:
         """Raise Forbidden or Unauthenticated unless the token permits an operation now, on some topics."""
         await self.grant.check(operation)
 
-    def require_all(self, operation: Operation) -> None:
+    def require_all(self, operation: Right) -> None:
         """Raise unless the token permits an operation on all topics of the mailbox."""
         self.session.require(operation)
 

@@ -17,7 +17,7 @@ from postroom.application.ports.dead_letters import (
 )
 from postroom.application.queries.time_travel import to_us
 from postroom.application.service import Service
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.envelope.build import without_auth_token
 from postroom.domain.errors import NotFound, PostroomError
 from postroom.domain.search import EventFilter, FoundMessage, Order, parse_status
@@ -144,7 +144,7 @@ class StateHandlers:
     async def metrics(self, call: Call) -> Reply:
         """Return the metrics."""
         if call.caller is not None:
-            call.caller.require(Operation.READ_HEADERS)
+            call.caller.require(Right.READ_HEADERS)
         accept = call.headers.get(b"accept", b"").decode("latin-1")
         text, content_type = write_metrics(await self._service.metrics.collect(), accept)
         return Reply(text, content_type=content_type.encode())

@@ -10,7 +10,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from postroom.application.trace_context import TraceContext
-from postroom.application.tracing import PROCESS, Operation
+from postroom.application.tracing import PROCESS, MessagingOperation
 
 SYSTEM: Final = "postroom"
 MAX_LINKS: Final = 128
@@ -37,7 +37,7 @@ class OtelTracer:
     @contextmanager
     def span(
         self,
-        operation: Operation,
+        operation: MessagingOperation,
         destinations: Iterable[str] = (),
         *,
         message_id: str | None = None,
@@ -60,7 +60,7 @@ class OtelTracer:
 
     def record(
         self,
-        operation: Operation,
+        operation: MessagingOperation,
         destinations: Iterable[str],
         started_ns: int,
         *,
@@ -135,7 +135,9 @@ def _within(span: trace.Span, around: Context | None) -> Iterator[OtelSpan]:
         span.end()
 
 
-def _describe(operation: Operation, destinations: Iterable[str], count: int | None) -> tuple[str, Attributes]:
+def _describe(
+    operation: MessagingOperation, destinations: Iterable[str], count: int | None
+) -> tuple[str, Attributes]:
     """Return the name and the attributes of a span."""
     attributes: Attributes = {
         "messaging.system": SYSTEM,

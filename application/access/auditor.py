@@ -10,7 +10,7 @@ from postroom.application.correlation import current_corr_id
 from postroom.application.messages import NewMessage
 from postroom.domain.arguments import MAX_TEXT_CHARS
 from postroom.domain.capability.access import Access
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden, InternalError, PostroomError
 
 P = ParamSpec("P")
@@ -35,7 +35,7 @@ class Auditor:
 
     async def run(
         self,
-        operation: Operation,
+        operation: Right,
         call: Callable[[], Awaitable[T]],
         count: Callable[[T], int],
         *,
@@ -68,7 +68,7 @@ class Auditor:
 
     async def record(
         self,
-        operation: Operation,
+        operation: Right,
         outcome: str,
         matches: int,
         *,
@@ -102,7 +102,7 @@ class Auditor:
 Method = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
 
 
-def audit_refusals(operation: Operation) -> Callable[[Method[P, T]], Method[P, T]]:
+def audit_refusals(operation: Right) -> Callable[[Method[P, T]], Method[P, T]]:
     """Return a decorator of methods of an object with an `_auditor`: calls that are not covered are recorded.
 
     Arguments:

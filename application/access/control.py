@@ -20,7 +20,7 @@ from postroom.application.ports.search_queries import SearchQueries
 from postroom.application.service import Grant, Search, Session
 from postroom.application.telemetry import logger
 from postroom.domain.capability.access import Access, limit_to_key, verify
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.capability.token import Token
 from postroom.domain.errors import Unauthenticated
 
@@ -136,13 +136,13 @@ class AccessControl:
             self._mailbox, guard, auditor, self._deliveries, self._windows, self._clock.wall, search
         )
 
-        def require(operation: Operation) -> None:
+        def require(operation: Right) -> None:
             guard.check_validity()
             guard.check_operation(operation)
             guard.check_all_topics()
             guard.charge()
 
-        async def check(operation: Operation) -> None:
+        async def check(operation: Right) -> None:
             await guard.check(operation)
             guard.charge()
 

@@ -8,7 +8,7 @@ import msgspec
 from postroom.application.ports.dead_letters import DeadLetterFilter
 from postroom.application.service import Session
 from postroom.domain.capability.access import uncovered_topic
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden
 
 F = TypeVar("F", bound=DeadLetterFilter)
@@ -37,9 +37,7 @@ async def read_dead_letters(
         visible = await covered_filter(session, filter_)
         return nothing if visible is None else await read(visible)
 
-    return await session.audit(
-        Operation.READ_HEADERS, run, count, topics=filter_.topics, criteria=(criterion,)
-    )
+    return await session.audit(Right.READ_HEADERS, run, count, topics=filter_.topics, criteria=(criterion,))
 
 
 async def covered_filter(session: Session, filter_: F) -> F | None:
@@ -51,7 +49,7 @@ async def covered_filter(session: Session, filter_: F) -> F | None:
     Raises: Unauthenticated, Forbidden, Saturated.
     """
     grant, mailbox = session.grant, session.mailbox
-    await grant.check(Operation.READ_HEADERS)
+    await grant.check(Right.READ_HEADERS)
     if filter_.mailbox not in (None, mailbox.name):
         raise Forbidden(
             f"The dead letters here are of the mailbox {mailbox.name}; ask another server.", "mailbox"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from postroom.application.access.authority import Authority
 from postroom.application.access.quotas import Limit, Quotas
 from postroom.domain.capability.access import Access, check_operation, uncovered_topic
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden, Unauthenticated
 
 MAX_TOPICS = 1_000
@@ -49,14 +49,14 @@ class Guard:
         """Return the error if the capability is not valid now; None if it is."""
         return self._authority.invalidity(self.access)
 
-    def check_operation(self, operation: Operation) -> None:
+    def check_operation(self, operation: Right) -> None:
         """Raise Forbidden unless the capability covers an operation on the mailbox."""
         if operation in self.operations:
             return
         self._refused()
         check_operation(self.access, operation, self.mailbox)
 
-    def permits(self, operation: Operation) -> bool:
+    def permits(self, operation: Right) -> bool:
         """Return whether the capability covers an operation."""
         return operation in self.access.operations
 
@@ -87,7 +87,7 @@ class Guard:
                 "topic",
             )
 
-    async def check(self, *operations: Operation) -> None:
+    async def check(self, *operations: Right) -> None:
         """Raise unless the capability is valid and covers operations.
 
         Raises: Unauthenticated, Forbidden; Unavailable when revocations can't be read.

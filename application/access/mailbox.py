@@ -19,11 +19,10 @@ from postroom.application.mailbox.stream import StreamMessages
 from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
 from postroom.application.messages import NewMessage, ReceivedMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.operations.operation import Arguments, derive
-from postroom.application.operations.operation import Operation as OperationOf
+from postroom.application.operations.operation import Arguments, Operation, derive
 from postroom.application.service import Search
 from postroom.domain.arguments import check_items
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden, InvalidRequest, NotFound, Rejected
 from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.mailbox.topic_decisions import unknown_topic
@@ -84,19 +83,19 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
         """Return the name of the mailbox."""
         return self._mailbox.name
 
-    @audit_refusals(Operation.SEND)
+    @audit_refusals(Right.SEND)
     async def send_message(self, message: NewMessage, /) -> Sent:
         """Send a message; see `Mailbox.send_message`."""
-        await self._guard.check(Operation.SEND)
+        await self._guard.check(Right.SEND)
         if isinstance(message, NewMessage):
             message = self._begin_send(message)
         with call_as(self.caller):
             return await self._mailbox.send_message(message)
 
-    @audit_refusals(Operation.SEND)
+    @audit_refusals(Right.SEND)
     async def send_batch(self, messages: Sequence[NewMessage], /) -> list[Sent | Rejected]:
         """Send messages; those that are not covered are refused alone; see `Mailbox.send_batch`."""
-        await self._guard.check(Operation.SEND)
+        await self._guard.check(Right.SEND)
         items = list(check_items("messages", messages))
         most = self._guard.at_most(len(items))
         answers: list[Sent | Rejected | None] = [None] * len(items)
@@ -112,12 +111,12 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
         forbidden = [item for item, each in zip(items, answers, strict=True) if isinstance(each, Forbidden)]
         if forbidden:
             topics = topics_of(forbidden)
-            await self._auditor.record(Operation.SEND, Forbidden.code, len(forbidden), topics=topics)
+            await self._auditor.record(Right.SEND, Forbidden.code, len(forbidden), topics=topics)
         with call_as(self.caller):
             results = iter(await self._mailbox.send_batch(cast(list[NewMessage], allowed)) if allowed else ())
         return [next(results) if answer is None else answer for answer in answers]
 
-    @audit_refusals(Operation.RECV)
+    @audit_refusals(Right.RECV)
     async def receive_messages(
         self,
         topic: str | Sequence[str],
@@ -130,7 +129,7 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
         wait_ms: int = 0,
     ) -> list[ReceivedMessage]:
         """Receive messages; see `Mailbox.receive_messages`."""
-        await self._guard.check(Operation.RECV)
+        await self._guard.check(Right.RECV)
         topics = self._check_topics(topic)
         self._guard.charge()
         with call_as(self.caller):
@@ -191,7 +190,7 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
     ) -> int:
         """Redrive dead letters of a topic; see `Mailbox.redrive_dead_letters`."""
         return await self._change_topic(
-            Operation.REDRIVE,
+            Right.REDRIVE,
             topic,
             lambda: self._mailbox.redrive_dead_letters(
                 topic, limit=self._guard.at_most(limit), reason=reason, message_ids=message_ids
@@ -220,10 +219,10 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
             is_whole=bool(replace),
         )
 
-    async def _call(self, operation: OperationOf, arguments: Arguments) -> Any:
+    async def _call(self, operation: Operation, arguments: Arguments) -> Any:
         """Make a call of an operation that needs no more than its right, and its topic if it names one."""
         topic = arguments.get("topic")
-        if operation.right not in (Operation.ADMIN, Operation.REDRIVE):
+        if operation.right not in (Right.ADMIN, Right.REDRIVE):
             return await self._read(topic, operation, arguments)
         change = partial(operation.ask, self._mailbox, arguments)
         name = CRITERIA.get(operation.name, operation.name)
@@ -247,7 +246,7 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
         """
 
         async def run() -> T:
-            await self._guard.check(Operation.ADMIN)
+            await self._guard.check(Right.ADMIN)
             self._guard.check_all_topics()
             self._guard.charge()
             return await change()
@@ -255,7 +254,7 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
         topics = [] if fields is None or is_whole or "" in fields else [*fields]
         names = [each for section in (fields or {}).values() for each in section]
         return await self._auditor.run(
-            Operation.ADMIN,
+            Right.ADMIN,
             run,
             lambda _: 0,
             topics=topics,
@@ -265,7 +264,7 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
 
     async def _change_topic(
         self,
-        operation: Operation,
+        operation: Right,
         topic: str,
         change: Callable[[], Awaitable[T]],
         name: str,

@@ -23,7 +23,7 @@ from postroom.application.query_results import (
 from postroom.application.service import Search
 from postroom.domain.arguments import check_int, check_text
 from postroom.domain.capability.access import uncovered_topic
-from postroom.domain.capability.rights import Operation as Right
+from postroom.domain.capability.rights import Right
 from postroom.domain.envelope.build import without_payload
 from postroom.domain.errors import NotFound
 from postroom.domain.mailbox.counts import TopicSummary

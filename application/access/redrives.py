@@ -10,7 +10,7 @@ from postroom.application.operations.mailbox import Mailbox, check_spec
 from postroom.application.redrive_results import Outcome, RedriveMessages, RedrivePreview, RedriveReport
 from postroom.domain.arguments import check_text
 from postroom.domain.capability.access import uncovered_topic
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import NotFound
 from postroom.domain.names import job_of_topics
 from postroom.domain.redrive.spec import JobAction, RedriveSpec
@@ -36,7 +36,7 @@ class AuthorizedRedrives:
         """Return the dead letters that a job would select; see `Mailbox.preview_redrive`."""
         checked = check_spec(spec)
         return await self._auditor.run(
-            Operation.READ_HEADERS,
+            Right.READ_HEADERS,
             partial(self._preview, checked),
             lambda preview: preview.matched,
             topics=checked.topics,
@@ -56,26 +56,26 @@ class AuthorizedRedrives:
             criteria=_criteria(checked),
         )
 
-    @audit_refusals(Operation.REDRIVE)
+    @audit_refusals(Right.REDRIVE)
     async def list_redrives(self) -> list[RedriveReport]:
         """Return the jobs; see `Mailbox.list_redrives`."""
-        await self._guard.check(Operation.REDRIVE)
+        await self._guard.check(Right.REDRIVE)
         self._guard.charge()
         return [each for each in await self._mailbox.list_redrives() if self._covers(each.spec)]
 
-    @audit_refusals(Operation.REDRIVE)
+    @audit_refusals(Right.REDRIVE)
     async def get_redrive(self, job_id: str, /) -> RedriveReport:
         """Return a job; see `Mailbox.get_redrive`."""
-        await self._guard.check(Operation.REDRIVE)
+        await self._guard.check(Right.REDRIVE)
         self._guard.charge()
         return await self._find(job_id)
 
-    @audit_refusals(Operation.REDRIVE)
+    @audit_refusals(Right.REDRIVE)
     async def list_redrive_messages(
         self, job_id: str, /, *, outcome: Outcome | None = None, cursor: str | None = None, limit: int = 100
     ) -> RedriveMessages:
         """Return a page of the messages of a job; see `Mailbox.list_redrive_messages`."""
-        await self._guard.check(Operation.REDRIVE)
+        await self._guard.check(Right.REDRIVE)
         self._guard.charge()
         await self._find(job_id)
         return await self._mailbox.list_redrive_messages(
@@ -87,14 +87,14 @@ class AuthorizedRedrives:
     ) -> RedriveReport:
         """Pause, resume, cancel or undo a job; see `Mailbox.change_redrive`."""
         return await self._auditor.run(
-            Operation.REDRIVE,
+            Right.REDRIVE,
             partial(self._change, job_id, action),
             lambda report: report.matched,
             target=check_text("The redrive job id", job_id),
         )
 
     async def _preview(self, spec: RedriveSpec) -> RedrivePreview:
-        await self._guard.check(Operation.READ_HEADERS, Operation.REDRIVE)
+        await self._guard.check(Right.READ_HEADERS, Right.REDRIVE)
         self._check_selection(spec)
         return await self._mailbox.preview_redrive(spec)
 
@@ -110,7 +110,7 @@ class AuthorizedRedrives:
         return await self._mailbox.start_redrive(spec, job_id=job_id, principal=principal)
 
     async def _change(self, job_id: str, action: JobAction) -> RedriveReport:
-        await self._guard.check(Operation.REDRIVE)
+        await self._guard.check(Right.REDRIVE)
         self._guard.charge()
         spec = (await self._find(job_id)).spec
         self._guard.check_operation(_right_of(spec))
@@ -131,9 +131,9 @@ class AuthorizedRedrives:
 
     def _check_selection(self, spec: RedriveSpec) -> None:
         if spec.needs_log:
-            self._guard.check_operation(Operation.READ_HEADERS)
+            self._guard.check_operation(Right.READ_HEADERS)
         if spec.match is not None:
-            self._guard.check_operation(Operation.READ_PAYLOAD)
+            self._guard.check_operation(Right.READ_PAYLOAD)
         if not spec.topics:
             self._guard.check_all_topics()
         # The text of a glob is covered only if everything that it matches is.
@@ -144,7 +144,7 @@ class AuthorizedRedrives:
     def _check_copies(self, spec: RedriveSpec) -> None:
         """Check that the capability covers sends to the topic of the copies; its own has been checked."""
         if spec.sends_copies:
-            self._guard.check_operation(Operation.SEND)
+            self._guard.check_operation(Right.SEND)
         if spec.destination is not None:
             self._guard.check_topics((spec.destination,))
 
@@ -155,9 +155,9 @@ class AuthorizedRedrives:
         return bool(spec.topics) and all(map(self._guard.covers, spec.topics))
 
 
-def _right_of(spec: RedriveSpec) -> Operation:
+def _right_of(spec: RedriveSpec) -> Right:
     """Return the right that a job needs."""
-    return Operation.REDRIVE if spec.action == "redrive" else Operation.ADMIN
+    return Right.REDRIVE if spec.action == "redrive" else Right.ADMIN
 
 
 def _criteria(spec: RedriveSpec) -> list[str]:

@@ -6,7 +6,7 @@ from postroom.application.access.auditor import Auditor
 from postroom.application.access.guard import Guard
 from postroom.application.service import Search
 from postroom.domain.arguments import check_type
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden
 from postroom.domain.search import EventFilter, SearchPage
 
@@ -33,7 +33,7 @@ class AuthorizedSearch:
         """
         check_type("The filter", filter_, EventFilter)
         return await self._auditor.run(
-            Operation.READ_HEADERS,
+            Right.READ_HEADERS,
             lambda: self._run(filter_),
             lambda page: len(page.items),
             topics=filter_.topics,
@@ -45,7 +45,7 @@ class AuthorizedSearch:
         guard = self._guard
         own = await check_filter(guard, filter_)
         page = await self._search(msgspec.structs.replace(own, limit=guard.at_most(filter_.limit)))
-        if not guard.permits(Operation.READ_PAYLOAD):
+        if not guard.permits(Right.READ_PAYLOAD):
             items = tuple(msgspec.structs.replace(each, envelope_blob=b"") for each in page.items)
             return msgspec.structs.replace(page, items=items)
         guard.count_bytes(len(each.envelope_blob) for each in page.items)
@@ -57,11 +57,11 @@ async def check_filter(guard: Guard, filter_: EventFilter) -> EventFilter:
 
     Raises: Unauthenticated, Forbidden, Saturated.
     """
-    await guard.check(Operation.READ_HEADERS)
+    await guard.check(Right.READ_HEADERS)
     if filter_.mailbox not in (None, guard.mailbox):
         raise Forbidden(f"Searches here are of the mailbox {guard.mailbox}; ask another server.", "mailbox")
     if filter_.match is not None:
-        guard.check_operation(Operation.READ_PAYLOAD)
+        guard.check_operation(Right.READ_PAYLOAD)
     if not filter_.topics:
         guard.check_all_topics()
     # The text of a glob is covered only if everything that it matches is.

@@ -13,11 +13,11 @@ from postroom.application.access.search import AuthorizedSearch, check_filter, c
 from postroom.application.ports.facets import BARS, Facets, SuggestionField, Timeline
 from postroom.application.ports.search_queries import ExportOptions, ExportPart, SearchQueries
 from postroom.domain.arguments import check_type
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.search import EventFilter, SearchPage
 
 T = TypeVar("T")
-READ_HEADERS, READ_PAYLOAD = Operation.READ_HEADERS, Operation.READ_PAYLOAD
+READ_HEADERS, READ_PAYLOAD = Right.READ_HEADERS, Right.READ_PAYLOAD
 
 
 class AuthorizedSearchQueries:

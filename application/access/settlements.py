@@ -14,7 +14,7 @@ from postroom.application.messages import check_receipt
 from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.arguments import check_items
 from postroom.domain.capability.access import uncovered_topic
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden, InvalidRequest, NotFound, Rejected, StaleReceipt
 from postroom.domain.message import Receipt
 from postroom.domain.names import message_id
@@ -38,25 +38,25 @@ class AuthorizedSettlements:
     _windows: DeliveryWindows
     _wall: Callable[[], int]
 
-    @audit_refusals(Operation.ACK)
+    @audit_refusals(Right.ACK)
     async def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:
         """Settle deliveries; see `Mailbox.ack_messages`."""
-        return await self._settle(Operation.ACK, receipts, self._mailbox.ack_messages)
+        return await self._settle(Right.ACK, receipts, self._mailbox.ack_messages)
 
-    @audit_refusals(Operation.NACK)
+    @audit_refusals(Right.NACK)
     async def nack_messages(
         self, receipts: Sequence[Receipt], /, *, reason: str | None = None, delay_ms: int | None = None
     ) -> list[Rejected | None]:
         """Fail deliveries; see `Mailbox.nack_messages`."""
         settle = partial(self._mailbox.nack_messages, reason=reason, delay_ms=delay_ms)
-        return await self._settle(Operation.NACK, receipts, settle)
+        return await self._settle(Right.NACK, receipts, settle)
 
-    @audit_refusals(Operation.EXTEND)
+    @audit_refusals(Right.EXTEND)
     async def extend_visibility(
         self, receipts: Sequence[Receipt], visibility_ms: int, /
     ) -> list[Rejected | None]:
         """Hide received messages for longer; see `Mailbox.extend_visibility`."""
-        await self._guard.check(Operation.EXTEND)
+        await self._guard.check(Right.EXTEND)
         self._guard.charge()
         items = check_items("receipts", receipts)
         refusals = [await self._refuse_receipt(each) for each in items]
@@ -64,7 +64,7 @@ class AuthorizedSettlements:
         answers = await _submit(
             items, refusals, lambda allowed: self._mailbox.extend_visibility(allowed, visibility_ms)
         )
-        await self._audit_settlement(Operation.EXTEND, others, items, answers)
+        await self._audit_settlement(Right.EXTEND, others, items, answers)
         # Only a receipt can be extended.
         extended = cast(
             list[Receipt], [each for each, answer in zip(items, answers, strict=True) if answer is None]
@@ -78,10 +78,10 @@ class AuthorizedSettlements:
         """Nack the deliveries that a stream did not settle, if the capability is still valid."""
         if await self._guard.is_valid():
             settle = partial(self._mailbox.nack_messages, reason=reason, delay_ms=delay_ms)
-            await self._settle_with(Operation.NACK, receipts, True, settle)
+            await self._settle_with(Right.NACK, receipts, True, settle)
 
     async def _settle(
-        self, operation: Operation, receipts: Sequence[Receipt], settle: Settle
+        self, operation: Right, receipts: Sequence[Receipt], settle: Settle
     ) -> list[Rejected | None]:
         is_valid = await self._guard.is_valid()
         if not is_valid and not self._deliveries.has_any(self._guard.access.nonce):
@@ -90,7 +90,7 @@ class AuthorizedSettlements:
         return await self._settle_with(operation, check_items("receipts", receipts), is_valid, settle)
 
     async def _settle_with(
-        self, operation: Operation, items: Sequence[object], is_valid: bool, settle: Settle
+        self, operation: Right, items: Sequence[object], is_valid: bool, settle: Settle
     ) -> list[Rejected | None]:
         refusals = [await self._refuse_receipt(each, is_valid=is_valid) for each in items]
         if items and not is_valid and all(refusals):
@@ -120,7 +120,7 @@ class AuthorizedSettlements:
 
     async def _audit_settlement(
         self,
-        operation: Operation,
+        operation: Right,
         others: Sequence[bool],
         items: Sequence[object],
         answers: Sequence[Rejected | None],

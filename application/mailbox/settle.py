@@ -8,7 +8,7 @@ from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.mailbox.valid_items import submit_valid
 from postroom.application.messages import check_receipt
 from postroom.application.ports.mailbox_owner import MailboxOwner
-from postroom.application.tracing import ACK, EXTEND, NACK, Operation, tracer
+from postroom.application.tracing import ACK, EXTEND, NACK, MessagingOperation, tracer
 from postroom.domain.arguments import check_any_text, check_int, check_items
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.commands import Ack, Command, Extend, Nack
@@ -120,7 +120,7 @@ def check_nack(reason: str | None, delay_ms: int | None) -> str | None:
 
 
 async def _settle(
-    operation: Operation,
+    operation: MessagingOperation,
     owner: MailboxOwner,
     receipts: object,
     command: Callable[[Receipt], Command],

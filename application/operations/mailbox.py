@@ -26,7 +26,7 @@ from postroom.application.query_results import (
 )
 from postroom.application.redrive_results import Outcome, RedriveMessages, RedrivePreview, RedriveReport
 from postroom.domain.arguments import MAX_INT, MAX_PAGE, MAX_TEXT_CHARS, check_int, check_text, check_type
-from postroom.domain.capability.rights import Operation as Right
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.mailbox.settings_effects import SettingsPreview

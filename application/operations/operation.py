@@ -25,7 +25,7 @@ from typing import (
 import msgspec
 
 from postroom.domain.arguments import MAX_INT, check_choice, check_int, check_items, check_text, check_type
-from postroom.domain.capability.rights import Operation as Right
+from postroom.domain.capability.rights import Right
 
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 C = TypeVar("C", bound=type[Any])

@@ -11,9 +11,9 @@ from postroom.domain.capability.rights import (
     Mailboxes,
     MaxMessages,
     NotBefore,
-    Operation,
     Operations,
     Quota,
+    Right,
     Topics,
 )
 from postroom.domain.capability.token import Identifier, RootKey, Token, not_issued_here, verify_tag
@@ -42,7 +42,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     mailboxes: tuple[tuple[str, ...], ...]
     topics: tuple[tuple[str, ...], ...]
-    operations: frozenset[Operation]
+    operations: frozenset[Right]
     not_before: int
     expires: int
     max_messages: int | None
@@ -144,7 +144,7 @@ def check_time(access: Access, now: int) -> None:
         )
 
 
-def check_operation(access: Access, operation: Operation, mailbox: str) -> None:
+def check_operation(access: Access, operation: Right, mailbox: str) -> None:
     """Raise Forbidden unless a capability covers an operation on a mailbox."""
     if not access.covers_mailbox(mailbox):
         raise Forbidden(f"The capability does not cover the mailbox {mailbox}; get one that does.", "mailbox")

@@ -17,7 +17,7 @@ QUOTA_WINDOWS_MS = (1_000, 60_000, 3_600_000, 86_400_000)
 """Windows of quotas: few, so that the counters of one capability are few, whatever its holders attenuate."""
 
 
-class Operation(StrEnum):
+class Right(StrEnum):
     """What a capability may allow; `recv` includes the payloads of the messages received."""
 
     SEND = "send"
@@ -42,7 +42,7 @@ class Rights(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     mailboxes: tuple[str, ...] = ("*",)
     topics: tuple[str, ...] = ("*",)
-    operations: tuple[Operation, ...] = tuple(Operation)
+    operations: tuple[Right, ...] = tuple(Right)
 
     def validate(self) -> "Rights":
         """Return the rights, or raise InvalidRequest."""
@@ -71,7 +71,7 @@ class Topics(_Caveat, frozen=True, tag="topics"):
 class Operations(_Caveat, frozen=True, tag="operations"):
     """Only these operations."""
 
-    operations: tuple[Operation, ...]
+    operations: tuple[Right, ...]
 
 
 class Quota(_Caveat, frozen=True, tag="quota"):
@@ -176,8 +176,8 @@ def _check_patterns(name: str, patterns: Sequence[str]) -> None:
         check_text(f"One of the {name}", each, 1, MAX_PATTERN_CHARS)
 
 
-def _check_operations(operations: Sequence[Operation]) -> None:
+def _check_operations(operations: Sequence[Right]) -> None:
     if not check_items("operations", operations):
-        raise InvalidRequest(f"operations must name some of {', '.join(Operation)}.")
+        raise InvalidRequest(f"operations must name some of {', '.join(Right)}.")
     for each in operations:
-        check_type("One of the operations", each, Operation)
+        check_type("One of the operations", each, Right)

@@ -10,7 +10,7 @@ from typing import Any
 
 from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.capability.access import verify
-from postroom.domain.capability.rights import Caveat, MaxMessages, Operation, Operations, Topics
+from postroom.domain.capability.rights import Caveat, MaxMessages, Operations, Right, Topics
 from postroom.domain.capability.token import Token
 from tests.benchmarks.figures import RUNS, Figures
 from tests.support.access import controlled_mailbox
@@ -23,7 +23,7 @@ GOAL, CACHE_GOAL = 6, 0.1
 times as long as a verification the answer of the cache."""
 CAVEATS: list[Caveat] = [
     Topics(("orders", "orders.*")),
-    Operations((Operation.SEND, Operation.RECV, Operation.ACK)),
+    Operations((Right.SEND, Right.RECV, Right.ACK)),
     *(MaxMessages(100 + number) for number in range(5)),
 ]
 """Seven, and the expiry that every capability has."""

@@ -27,7 +27,7 @@ from postroom.adapters.grpc.status import DETAILS_KEY
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.service import OpenSession, Search, Session
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden, InvalidRequest, Saturated, Unauthenticated, Unavailable
 from postroom.domain.policy import TopicPolicy
 from tests.support.stores import MAILBOX, message
@@ -46,7 +46,7 @@ class OneToken:
         self.is_valid = True
 
     def __call__(self, mailbox: Mailbox, search: Search) -> OpenSession:
-        def require(operation: Operation) -> None:
+        def require(operation: Right) -> None:
             raise Forbidden(f"The capability does not cover {operation}.")
 
         async def open_session(token: str | None) -> Session:

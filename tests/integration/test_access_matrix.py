@@ -15,7 +15,7 @@ from google.rpc.status_pb2 import Status
 
 from postroom.adapters.grpc.methods import METHODS
 from postroom.adapters.grpc.status import DETAILS_KEY
-from postroom.domain.capability.rights import Expires, NotBefore, Operation, Topics
+from postroom.domain.capability.rights import Expires, NotBefore, Right, Topics
 from postroom.domain.capability.token import Token, attenuate
 from postroom.domain.message import Receipt
 from postroom.domain.names import message_stream
@@ -42,7 +42,7 @@ SECONDS = 240
 """Deadline of each call."""
 CONTRACT = Path(__file__).parents[2] / "docs/reference/openapi.json"
 PUBLIC = {"GET /healthz", "GET /readyz", "GET /openapi.json"}
-ALL = frozenset(Operation)
+ALL = frozenset(Right)
 MALFORMED, DEFECT = "E_SCHEMA", "E_INTERNAL"
 
 Call = Callable[[Case, str | None], Awaitable[tuple[list[str], str]]]
@@ -78,8 +78,8 @@ def limited_tokens(place: MemoryPlace) -> dict[str, tuple[Scope, str | None]]:
 
 def tokens_of_operations(place: MemoryPlace) -> dict[str, tuple[Scope, str | None]]:
     """Return tokens of one operation each, of all but one each, and of all."""
-    sets = {f"only {each}": frozenset({each}) for each in Operation}
-    sets |= {f"all but {each}": ALL - {each} for each in Operation}
+    sets = {f"only {each}": frozenset({each}) for each in Right}
+    sets |= {f"all but {each}": ALL - {each} for each in Right}
     sets["all"] = ALL
     return {name: (Scope(each), place.issue(operations=sorted(each))) for name, each in sets.items()}
 

@@ -11,7 +11,7 @@ from postroom.adapters.compose.access import open_access, open_capabilities, ope
 from postroom.adapters.compose.audit import read_audit_log
 from postroom.adapters.compose.remote import connect_remote
 from postroom.application.access.audit import AuditEntry
-from postroom.domain.capability.rights import Operation, Rights, Topics
+from postroom.domain.capability.rights import Right, Rights, Topics
 from postroom.domain.errors import Forbidden, PostroomError, Unavailable
 from tests.support.access import controlled_mailbox
 from tests.support.stores import MAILBOX, message
@@ -20,7 +20,7 @@ from tests.support.surfaces import served
 TIMEOUT_MS = 60_000
 REPEAT_MS = 2_000
 """How long a client repeats a call that is unavailable."""
-READ = (Operation.READ_HEADERS, Operation.READ_PAYLOAD)
+READ = (Right.READ_HEADERS, Right.READ_PAYLOAD)
 
 
 @pytest.fixture(params=["http", "grpc"])
@@ -48,7 +48,7 @@ async def serve(store: str, protocol: str) -> AsyncIterator[tuple[Postroom, str]
         yield mailbox, url
 
 
-def issue(store: str, *operations: Operation) -> str:
+def issue(store: str, *operations: Right) -> str:
     """Issue a capability on the topic `orders`, and return its token."""
     with open_capabilities(store, open_key_ring(store)) as capabilities:
         return capabilities.issue("ada", Rights(operations=operations), [Topics(("orders",))])
@@ -63,7 +63,7 @@ def entries(store: str) -> Sequence[AuditEntry]:
 
 
 async def test_reads_and_refusals_are_recorded_and_no_payload_or_token_is(store: str, protocol: str) -> None:
-    reader, narrow = issue(store, *READ), issue(store, Operation.READ_HEADERS)
+    reader, narrow = issue(store, *READ), issue(store, Right.READ_HEADERS)
     async with serve(store, protocol) as (mailbox, url):
         sent = await mailbox.send_message(message(b"canary payload"))
         other = await mailbox.send_message(message(topic="payments"))

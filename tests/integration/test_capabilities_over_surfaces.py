@@ -13,7 +13,7 @@ from postroom.adapters.compose.testing import ManualClock, MemoryMailbox
 from postroom.application.messages import NewMessage
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.service import OpenSession, Search
-from postroom.domain.capability.rights import Operation, Quota
+from postroom.domain.capability.rights import Quota, Right
 from postroom.domain.errors import Forbidden, Saturated, Unauthenticated
 from postroom.domain.message import Receipt
 from postroom.domain.names import message_stream
@@ -65,9 +65,7 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
 
 
 async def test_a_token_covers_its_topics_and_operations(world: World) -> None:
-    async with world.client(
-        topics=["orders.*"], operations=[Operation.SEND, Operation.RECV, Operation.ACK]
-    ) as own:
+    async with world.client(topics=["orders.*"], operations=[Right.SEND, Right.RECV, Right.ACK]) as own:
         await own.send_message(NewMessage(topic="orders.eu", payload=b"x"))
         (received,) = await own.receive_messages("orders.eu")
         await received.ack()
@@ -112,7 +110,7 @@ async def test_an_ack_without_a_receipt_is_checked_like_one_with_it(world: World
         pytest.skip("gRPC has no ack without a receipt")
     foreign, own = await world.deliver("invoices"), await world.deliver("orders")
     await world.mailbox.send_message(NewMessage(topic="invoices", payload=b"x", message_id="waiting"))
-    limited = world.controlled.issue(topics=["orders"], operations=[Operation.ACK])
+    limited = world.controlled.issue(topics=["orders"], operations=[Right.ACK])
     problems = []
     async with ClientSession(world.url, headers={"Authorization": f"Bearer {limited}"}) as session:
         for id_ in (foreign.message_id, "unknown", "waiting"):

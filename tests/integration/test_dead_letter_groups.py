@@ -11,7 +11,7 @@ from aiohttp import ClientSession
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.serve import HttpSettings, open_http_surface, serve_mailbox, unrestricted
 from postroom.adapters.system.clock import SystemClock
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from tests.support.access import Controlled, controlled_mailbox
 from tests.support.dead_letters import MAILBOX, fill
 from tests.support.stores import copy_store
@@ -72,7 +72,7 @@ async def test_a_token_sees_the_groups_of_the_topics_that_it_covers(client: Clie
         assert (status, page["code"]) == (403, "E_CAP_SCOPE")
     status, page = await client.groups(client.place.issue(topics=["other"]))
     assert (status, page["items"], page["letters"]) == (200, [], 0)
-    status, page = await client.groups(client.place.issue(operations=[Operation.REDRIVE]))
+    status, page = await client.groups(client.place.issue(operations=[Right.REDRIVE]))
     assert status == 403
 
 

@@ -9,7 +9,7 @@ import uuid_utils
 from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.cluster.namespace_mailbox import NamespaceMailbox
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden, Unavailable
 from postroom.domain.policy import TopicPolicy
 from tests.support.access import Controlled
@@ -27,7 +27,7 @@ class Place:
         self._members = [Member(mailbox) for mailbox in mailboxes]
 
     async def client(
-        self, *names: str, topics: tuple[str, ...], operations: tuple[Operation, ...]
+        self, *names: str, topics: tuple[str, ...], operations: tuple[Right, ...]
     ) -> NamespaceMailbox:
         """Return a client that knows some of the mailboxes, with a token."""
         members = {}
@@ -39,7 +39,7 @@ class Place:
 
     async def operator(self, *names: str) -> NamespaceMailbox:
         """Return a client that may do everything."""
-        return await self.client(*names, topics=("*",), operations=tuple(Operation))
+        return await self.client(*names, topics=("*",), operations=tuple(Right))
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ async def place() -> AsyncIterator[Place]:
 
 
 async def test_a_token_that_may_only_send_suffices_to_send(place: Place) -> None:
-    sender = await place.client(A, topics=("orders",), operations=(Operation.SEND,))
+    sender = await place.client(A, topics=("orders",), operations=(Right.SEND,))
     assert not (await sender.send_message(message())).duplicate
     with pytest.raises(Forbidden):
         await sender.send_message(message(topic="others"))
@@ -58,7 +58,7 @@ async def test_a_token_that_may_only_send_suffices_to_send(place: Place) -> None
 async def test_a_token_for_some_topics_does_not_add_a_mailbox_but_uses_one_that_was_added(
     place: Place,
 ) -> None:
-    sender = await place.client(A, B, topics=("orders",), operations=(Operation.SEND,))
+    sender = await place.client(A, B, topics=("orders",), operations=(Right.SEND,))
     with pytest.raises(Unavailable, match="have not recorded each other"):
         await sender.send_message(message())
     await (await place.operator(A)).set_topic_policy("others", TopicPolicy(max_attempts=1))
@@ -75,7 +75,7 @@ async def test_a_token_for_some_topics_does_not_add_a_mailbox_but_uses_one_that_
 async def test_a_receiver_of_several_mailboxes_may_read_what_they_have_recorded(place: Place) -> None:
     operator = await place.operator(A, B)
     await operator.send_message(message())
-    operations = (Operation.RECV, Operation.ACK, Operation.READ_HEADERS, Operation.READ_PAYLOAD)
+    operations = (Right.RECV, Right.ACK, Right.READ_HEADERS, Right.READ_PAYLOAD)
     without = await place.client(A, B, topics=("orders",), operations=operations)
     with pytest.raises(Forbidden):
         await without.receive_messages("orders")

@@ -18,7 +18,7 @@ from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.application.messages import NewMessage
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.redrive_results import RedriveMessage, RedriveReport
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.commit import Commit
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import Forbidden, InvalidRequest
@@ -300,14 +300,14 @@ async def test_the_messages_of_a_job_in_a_namespace_are_listed_mailbox_by_mailbo
 async def test_copies_need_a_capability_for_their_topic_and_their_edits_are_audited() -> None:
     spec = RedriveSpec(topics=("orders",), destination="fixed", set_headers={"x": "secret"})
     async with controlled_mailbox() as place:
-        both = (Operation.REDRIVE, Operation.SEND)
-        for operations, topics in ((both, ["orders"]), ((Operation.REDRIVE,), ["orders", "fixed"])):
+        both = (Right.REDRIVE, Right.SEND)
+        for operations, topics in ((both, ["orders"]), ((Right.REDRIVE,), ["orders", "fixed"])):
             mailbox = await mailbox_of(place, operations=operations, topics=topics)
             with pytest.raises(Forbidden):
                 await mailbox.start_redrive(spec)
         mailbox = await mailbox_of(place, operations=both, topics=["orders", "fixed"])
         job = await mailbox.start_redrive(spec)
-        limited = await mailbox_of(place, operations=(Operation.REDRIVE,), topics=["orders"])
+        limited = await mailbox_of(place, operations=(Right.REDRIVE,), topics=["orders"])
         assert (await limited.get_redrive(job.job_id)).spec == spec
         with pytest.raises(Forbidden):
             await limited.change_redrive(job.job_id, "undo")

@@ -10,7 +10,7 @@ import pytest
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.messages import NewMessage
 from postroom.application.redrive import jobs, runner, selection
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import BrokenLog, PostroomError, Unauthenticated, Unavailable
 from postroom.domain.message import MessageRedriven
 from postroom.domain.names import message_stream
@@ -102,7 +102,7 @@ async def test_a_job_outlasts_the_capability_that_started_it_which_then_changes_
     async with controlled_mailbox() as place:
         await place.mailbox.set_topic_policy("orders", POLICY)
         await add_dead_letters(place.mailbox, IDS)
-        mailbox = await mailbox_of(place, operations=(Operation.REDRIVE,), lifetime_ms=60_000)
+        mailbox = await mailbox_of(place, operations=(Right.REDRIVE,), lifetime_ms=60_000)
         job = await mailbox.start_redrive(RedriveSpec(rate=20))
         await place.clock.advance(61)
         with pytest.raises(Unauthenticated):

@@ -15,7 +15,7 @@ from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import load_settings
 from postroom.adapters.cli.token_text import VARIABLE
 from postroom.adapters.compose.serve import Protection, ServerTls, TlsFiles
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
 from tests.support.access import Controlled, controlled_mailbox
 from tests.support.surfaces import served
@@ -84,8 +84,8 @@ async def test_messages_are_sent_received_and_settled(
 async def test_a_token_that_may_only_receive_is_enough_to_receive(
     session: Open, controlled: Controlled[Any, Any], capsys: Captured
 ) -> None:
-    sender = write_token("sender", controlled.issue(operations=[Operation.SEND]))
-    receiver = write_token("receiver", controlled.issue(operations=[Operation.RECV]))
+    sender = write_token("sender", controlled.issue(operations=[Right.SEND]))
+    receiver = write_token("receiver", controlled.issue(operations=[Right.RECV]))
     await messages.send(session(token_file=sender), "orders", "hello")
     assert await messages.recv(session(token_file=receiver), "orders") is None
     assert "Acknowledge with: postroom ack" in capsys.readouterr().err

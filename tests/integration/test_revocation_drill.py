@@ -13,7 +13,7 @@ from postroom.adapters.compose.remote import connect_remote
 from postroom.application.access.settings import MIN_CACHE_TTL_MS, AccessSettings
 from postroom.application.messages import NewMessage, ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
-from postroom.domain.capability.rights import Operation, Rights
+from postroom.domain.capability.rights import Right, Rights
 from postroom.domain.capability.token import Token
 from postroom.domain.errors import Unauthenticated
 from tests.support.stores import MAILBOX
@@ -86,7 +86,7 @@ async def test_a_revocation_under_traffic_ends_new_calls_in_time_and_strands_not
     """Meanwhile keys are rotated, and what the old key signed stays valid for the overlap."""
     store = str(tmp_path / "store.db")
     settings = AccessSettings(cap_cache_ttl_ms=MIN_CACHE_TTL_MS)
-    rights = Rights(operations=(Operation.SEND, Operation.RECV, Operation.ACK))
+    rights = Rights(operations=(Right.SEND, Right.RECV, Right.ACK))
     acked: Counter[str] = Counter()
     sent: set[str] = set()
     async with AsyncExitStack() as opened:

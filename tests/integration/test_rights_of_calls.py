@@ -15,7 +15,7 @@ from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.messages import write_receipt
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.service import OpenSession, Search
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.message import Receipt
 from postroom.domain.names import message_stream
 from tests.support.access import Controlled, controlled_mailbox
@@ -23,23 +23,23 @@ from tests.support.surfaces import served
 
 CONTRACT = json.loads((Path(__file__).parents[2] / "docs/reference/openapi.json").read_text())
 SECONDS = 30
-HEADERS, PAYLOADS = Operation.READ_HEADERS, Operation.READ_PAYLOAD
-SCOPES = [*([each] for each in Operation), [HEADERS, PAYLOADS], [HEADERS, Operation.REDRIVE]]
+HEADERS, PAYLOADS = Right.READ_HEADERS, Right.READ_PAYLOAD
+SCOPES = [*([each] for each in Right), [HEADERS, PAYLOADS], [HEADERS, Right.REDRIVE]]
 RECEIPT = write_receipt(Receipt(message_stream("acme@one", "unknown"), 2, 1))
 ONE = {"receipts": [RECEIPT]}
 JOB = "01890a5d-ac96-774b-bcce-b302099a8057"
 
-HTTP: Mapping[str, tuple[set[Operation], Any]] = {
-    "POST /v1/send": ({Operation.SEND}, {"topic": "orders", "payload_b64": ""}),
-    "POST /v1/recv": ({Operation.RECV}, {"topic": "orders"}),
-    "POST /v1/recv/stream": ({Operation.RECV}, {"topic": "orders", "wait_ms": 1}),
-    "POST /v1/ack/{msg_id}": ({Operation.ACK}, {}),
-    "POST /v1/nack/{msg_id}": ({Operation.NACK}, {}),
-    "POST /v1/extend/{msg_id}": ({Operation.EXTEND}, {"visibility_ms": 1_000}),
-    "POST /v1/ack": ({Operation.ACK}, ONE),
-    "POST /v1/nack": ({Operation.NACK}, ONE),
-    "POST /v1/extend": ({Operation.EXTEND}, ONE | {"visibility_ms": 1_000}),
-    "POST /v1/dlq/reprocess": ({Operation.REDRIVE}, {"topic": "orders"}),
+HTTP: Mapping[str, tuple[set[Right], Any]] = {
+    "POST /v1/send": ({Right.SEND}, {"topic": "orders", "payload_b64": ""}),
+    "POST /v1/recv": ({Right.RECV}, {"topic": "orders"}),
+    "POST /v1/recv/stream": ({Right.RECV}, {"topic": "orders", "wait_ms": 1}),
+    "POST /v1/ack/{msg_id}": ({Right.ACK}, {}),
+    "POST /v1/nack/{msg_id}": ({Right.NACK}, {}),
+    "POST /v1/extend/{msg_id}": ({Right.EXTEND}, {"visibility_ms": 1_000}),
+    "POST /v1/ack": ({Right.ACK}, ONE),
+    "POST /v1/nack": ({Right.NACK}, ONE),
+    "POST /v1/extend": ({Right.EXTEND}, ONE | {"visibility_ms": 1_000}),
+    "POST /v1/dlq/reprocess": ({Right.REDRIVE}, {"topic": "orders"}),
     "GET /v1/messages": ({HEADERS}, None),
     "GET /v1/messages/{msg_id}": ({HEADERS, PAYLOADS}, None),
     "GET /v1/messages/{msg_id}/explanation": ({HEADERS}, None),
@@ -49,60 +49,60 @@ HTTP: Mapping[str, tuple[set[Operation], Any]] = {
     "GET /v1/topics": ({HEADERS}, None),
     "GET /v1/peek": ({HEADERS, PAYLOADS}, None),
     "GET /v1/topics/{topic}/policy": ({HEADERS}, None),
-    "PUT /v1/topics/{topic}/policy": ({Operation.ADMIN}, {}),
+    "PUT /v1/topics/{topic}/policy": ({Right.ADMIN}, {}),
     "GET /v1/settings": ({HEADERS}, None),
-    "PUT /v1/settings": ({Operation.ADMIN}, {"changes": {}}),
-    "POST /v1/settings/preview": ({Operation.ADMIN}, {"changes": {}}),
-    "PUT /v1/topics/{topic}/pause": ({Operation.ADMIN}, None),
-    "PUT /v1/topics/{topic}/resume": ({Operation.ADMIN}, None),
-    "POST /v1/topics/{topic}/purge": ({Operation.ADMIN}, {}),
-    "POST /v1/log/delete": ({Operation.ADMIN}, {"older_than_us": 1}),
-    "POST /v1/redrives/preview": ({HEADERS, Operation.REDRIVE}, {}),
-    "POST /v1/redrives": ({Operation.REDRIVE}, {"spec": {}}),
-    "GET /v1/redrives": ({Operation.REDRIVE}, None),
-    "GET /v1/redrives/{job_id}": ({Operation.REDRIVE}, None),
-    "GET /v1/redrives/{job_id}/messages": ({Operation.REDRIVE}, None),
-    "PUT /v1/redrives/{job_id}/pause": ({Operation.REDRIVE}, None),
-    "PUT /v1/redrives/{job_id}/resume": ({Operation.REDRIVE}, None),
-    "PUT /v1/redrives/{job_id}/cancel": ({Operation.REDRIVE}, None),
-    "PUT /v1/redrives/{job_id}/undo": ({Operation.REDRIVE}, None),
+    "PUT /v1/settings": ({Right.ADMIN}, {"changes": {}}),
+    "POST /v1/settings/preview": ({Right.ADMIN}, {"changes": {}}),
+    "PUT /v1/topics/{topic}/pause": ({Right.ADMIN}, None),
+    "PUT /v1/topics/{topic}/resume": ({Right.ADMIN}, None),
+    "POST /v1/topics/{topic}/purge": ({Right.ADMIN}, {}),
+    "POST /v1/log/delete": ({Right.ADMIN}, {"older_than_us": 1}),
+    "POST /v1/redrives/preview": ({HEADERS, Right.REDRIVE}, {}),
+    "POST /v1/redrives": ({Right.REDRIVE}, {"spec": {}}),
+    "GET /v1/redrives": ({Right.REDRIVE}, None),
+    "GET /v1/redrives/{job_id}": ({Right.REDRIVE}, None),
+    "GET /v1/redrives/{job_id}/messages": ({Right.REDRIVE}, None),
+    "PUT /v1/redrives/{job_id}/pause": ({Right.REDRIVE}, None),
+    "PUT /v1/redrives/{job_id}/resume": ({Right.REDRIVE}, None),
+    "PUT /v1/redrives/{job_id}/cancel": ({Right.REDRIVE}, None),
+    "PUT /v1/redrives/{job_id}/undo": ({Right.REDRIVE}, None),
     "GET /v1/mailbox": (set(), None),
     "GET /metrics": ({HEADERS}, None),
 }
 """The rights that each call needs, and a body."""
 
-GRPC: Mapping[str, tuple[set[Operation], Any]] = {
-    "send": ({Operation.SEND}, pb.SendRequest(message=pb.NewMessage(topic="orders", payload=b"x"))),
-    "send_batch": ({Operation.SEND}, pb.SendBatchRequest()),
-    "recv": ({Operation.RECV}, pb.RecvRequest(topics=["orders"])),
-    "recv_stream": ({Operation.RECV}, pb.RecvStreamRequest(topics=["orders"], heartbeat_ms=250)),
-    "ack": ({Operation.ACK}, pb.AckRequest(**ONE)),
-    "nack": ({Operation.NACK}, pb.NackRequest(receipts=[RECEIPT])),
-    "extend": ({Operation.EXTEND}, pb.ExtendRequest(visibility_ms=1_000, **ONE)),
+GRPC: Mapping[str, tuple[set[Right], Any]] = {
+    "send": ({Right.SEND}, pb.SendRequest(message=pb.NewMessage(topic="orders", payload=b"x"))),
+    "send_batch": ({Right.SEND}, pb.SendBatchRequest()),
+    "recv": ({Right.RECV}, pb.RecvRequest(topics=["orders"])),
+    "recv_stream": ({Right.RECV}, pb.RecvStreamRequest(topics=["orders"], heartbeat_ms=250)),
+    "ack": ({Right.ACK}, pb.AckRequest(**ONE)),
+    "nack": ({Right.NACK}, pb.NackRequest(receipts=[RECEIPT])),
+    "extend": ({Right.EXTEND}, pb.ExtendRequest(visibility_ms=1_000, **ONE)),
     "query": ({HEADERS}, pb.QueryRequest()),
     "get": ({HEADERS, PAYLOADS}, pb.GetRequest(message_id="unknown")),
     "backlog": ({HEADERS}, pb.BacklogRequest()),
     "info": (set(), pb.InfoRequest()),
-    "redrive": ({Operation.REDRIVE}, pb.RedriveRequest(topic="orders")),
-    "purge": ({Operation.ADMIN}, pb.PurgeRequest(topic="orders")),
+    "redrive": ({Right.REDRIVE}, pb.RedriveRequest(topic="orders")),
+    "purge": ({Right.ADMIN}, pb.PurgeRequest(topic="orders")),
     "list_dead_letters": ({HEADERS}, pb.ListDeadLettersRequest()),
     "peek": ({HEADERS, PAYLOADS}, pb.PeekRequest(topic="orders")),
     "explain": ({HEADERS}, pb.ExplainRequest(message_id="unknown")),
     "get_topic_policy": ({HEADERS}, pb.GetTopicPolicyRequest(topic="orders")),
     "get_settings": ({HEADERS}, pb.GetSettingsRequest()),
-    "set_settings": ({Operation.ADMIN}, pb.SetSettingsRequest()),
-    "preview_settings": ({Operation.ADMIN}, pb.PreviewSettingsRequest()),
-    "set_topic_policy": ({Operation.ADMIN}, pb.SetTopicPolicyRequest(topic="orders")),
+    "set_settings": ({Right.ADMIN}, pb.SetSettingsRequest()),
+    "preview_settings": ({Right.ADMIN}, pb.PreviewSettingsRequest()),
+    "set_topic_policy": ({Right.ADMIN}, pb.SetTopicPolicyRequest(topic="orders")),
     "list_topics": ({HEADERS}, pb.ListTopicsRequest()),
-    "pause_topic": ({Operation.ADMIN}, pb.PauseTopicRequest(topic="orders")),
-    "resume_topic": ({Operation.ADMIN}, pb.ResumeTopicRequest(topic="orders")),
-    "preview_redrive": ({HEADERS, Operation.REDRIVE}, pb.PreviewRedriveRequest()),
-    "start_redrive": ({Operation.REDRIVE}, pb.StartRedriveRequest()),
-    "list_redrives": ({Operation.REDRIVE}, pb.ListRedrivesRequest()),
-    "get_redrive": ({Operation.REDRIVE}, pb.GetRedriveRequest(job_id=JOB)),
-    "list_redrive_messages": ({Operation.REDRIVE}, pb.ListRedriveMessagesRequest(job_id=JOB)),
-    "change_redrive": ({Operation.REDRIVE}, pb.ChangeRedriveRequest(job_id=JOB, action="undo")),
-    "delete_old_events": ({Operation.ADMIN}, pb.DeleteOldEventsRequest(older_than_us=1)),
+    "pause_topic": ({Right.ADMIN}, pb.PauseTopicRequest(topic="orders")),
+    "resume_topic": ({Right.ADMIN}, pb.ResumeTopicRequest(topic="orders")),
+    "preview_redrive": ({HEADERS, Right.REDRIVE}, pb.PreviewRedriveRequest()),
+    "start_redrive": ({Right.REDRIVE}, pb.StartRedriveRequest()),
+    "list_redrives": ({Right.REDRIVE}, pb.ListRedrivesRequest()),
+    "get_redrive": ({Right.REDRIVE}, pb.GetRedriveRequest(job_id=JOB)),
+    "list_redrive_messages": ({Right.REDRIVE}, pb.ListRedriveMessagesRequest(job_id=JOB)),
+    "change_redrive": ({Right.REDRIVE}, pb.ChangeRedriveRequest(job_id=JOB, action="undo")),
+    "delete_old_events": ({Right.ADMIN}, pb.DeleteOldEventsRequest(older_than_us=1)),
 }
 
 

@@ -18,7 +18,7 @@ from postroom.adapters.cli.settings import load_settings
 from postroom.adapters.cli.token_text import VARIABLE
 from postroom.adapters.cli.values import WrongUsage
 from postroom.domain.capability.access import verify
-from postroom.domain.capability.rights import Expires, Operation, Quota, Rights
+from postroom.domain.capability.rights import Expires, Quota, Right, Rights
 from postroom.domain.capability.token import Identifier, Token, mint
 from postroom.domain.errors import InvalidRequest, Unauthenticated
 
@@ -26,7 +26,7 @@ Open = Callable[..., Session]
 Captured = pytest.CaptureFixture[str]
 SECRET = b"s" * 32
 NOW_MS = 1_900_000_000_000
-RIGHTS = Rights(("acme@*",), ("orders.*",), (Operation.SEND, Operation.ACK))
+RIGHTS = Rights(("acme@*",), ("orders.*",), (Right.SEND, Right.ACK))
 
 
 def make_token(rights: Rights = RIGHTS, expires: int = NOW_MS) -> str:
@@ -89,7 +89,7 @@ def test_a_token_is_narrowed_without_a_key_or_a_store(
         bind_principal=True,
     )
     access = verify(Token.decode(printed_token(capsys)), SECRET)
-    assert access.operations == {Operation.SEND}
+    assert access.operations == {Right.SEND}
     assert (access.covers_topic("orders.eu"), access.covers_topic("orders.us")) == (True, False)
     assert (access.covers_mailbox("acme@one"), access.covers_mailbox("acme@two")) == (True, False)
     assert (access.expires < NOW_MS, access.not_before) == (True, 1_767_225_600_000)
@@ -101,7 +101,7 @@ def test_a_token_is_narrowed_without_a_key_or_a_store(
 def test_a_caveat_never_widens_a_token(session: Open, token_file: str, capsys: Captured) -> None:
     token_holder.attenuate(session(), token_file, operation=["all"], topic=["*"], expires_in="3650d")
     access = verify(Token.decode(printed_token(capsys)), SECRET)
-    assert access.operations == {Operation.SEND, Operation.ACK}
+    assert access.operations == {Right.SEND, Right.ACK}
     assert not access.covers_topic("payments")
     assert access.expires == NOW_MS
 
@@ -263,8 +263,8 @@ def test_what_is_not_a_quota_is_wrong_usage(text: str) -> None:
 
 
 def test_operations_are_named_once_each_or_all_at_once() -> None:
-    assert parse_operations(["ack, send", "send"]) == (Operation.SEND, Operation.ACK)
-    assert parse_operations(["all"]) == tuple(Operation)
+    assert parse_operations(["ack, send", "send"]) == (Right.SEND, Right.ACK)
+    assert parse_operations(["all"]) == tuple(Right)
     with pytest.raises(WrongUsage, match="Unknown operation 'read'; expected send, recv"):
         parse_operations(["read"])
 

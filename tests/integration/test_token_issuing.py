@@ -23,7 +23,7 @@ from postroom.adapters.compose.audit import open_audit_log
 from postroom.adapters.compose.store import open_store
 from postroom.application.access.control import AccessControl
 from postroom.domain.capability.access import Access, verify
-from postroom.domain.capability.rights import Operation, Quota
+from postroom.domain.capability.rights import Quota, Right
 from postroom.domain.capability.token import Token
 from postroom.domain.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
 from postroom.domain.search import EventFilter, SearchPage
@@ -106,7 +106,7 @@ def test_a_token_has_the_rights_that_options_describe(session: Open, key: str, c
     shown = capsys.readouterr()
     access = rights(shown.out.strip())
     assert access.principal == "shop"
-    assert access.operations == {Operation.SEND, Operation.ACK}
+    assert access.operations == {Right.SEND, Right.ACK}
     assert (access.mailboxes, access.topics) == ((("acme@*",),), (("orders.*",),))
     assert (access.quotas, access.max_messages) == ((Quota(10, None, 1_000),), 5)
     assert access.key_id.hex() == key

@@ -17,7 +17,7 @@ from postroom.application.access.control import AccessControl
 from postroom.application.access.settings import AccessSettings
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.ports.clock import Clock
-from postroom.domain.capability.rights import Caveat, Operation, Rights
+from postroom.domain.capability.rights import Caveat, Right, Rights
 from postroom.domain.errors import Forbidden, Unauthenticated
 from postroom.domain.names import CAPABILITY_LOG
 from postroom.domain.search import EventFilter, SearchPage
@@ -62,7 +62,7 @@ class Controlled(Generic[M, C]):
         self,
         *caveats: Caveat,
         topics: Sequence[str] = ("*",),
-        operations: Sequence[Operation] = tuple(Operation),
+        operations: Sequence[Right] = tuple(Right),
         mailboxes: Sequence[str] = ("*",),
         principal: str = "tester",
         lifetime_ms: int = 3_600_000,

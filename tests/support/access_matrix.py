@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.messages import write_receipt
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.message import Receipt
 from postroom.domain.search import Cursor
 
@@ -24,9 +24,9 @@ EVERYTHING = "everything"
 ALLOWED, UNAUTHENTICATED, FORBIDDEN = "", "E_CAP_AUTH", "E_CAP_SCOPE"
 CURSOR = Cursor(1, 1).encode()
 """Of another search."""
-SEND, RECV, REDRIVE = (Operation.SEND,), (Operation.RECV,), (Operation.REDRIVE,)
-ADMIN, HEADERS = (Operation.ADMIN,), (Operation.READ_HEADERS,)
-PAYLOAD = (Operation.READ_HEADERS, Operation.READ_PAYLOAD)
+SEND, RECV, REDRIVE = (Right.SEND,), (Right.RECV,), (Right.REDRIVE,)
+ADMIN, HEADERS = (Right.ADMIN,), (Right.READ_HEADERS,)
+PAYLOAD = (Right.READ_HEADERS, Right.READ_PAYLOAD)
 
 
 class Known(NamedTuple):
@@ -49,7 +49,7 @@ class Case(NamedTuple):
     """
 
     name: str
-    needs: tuple[Operation, ...]
+    needs: tuple[Right, ...]
     topics: tuple[str, ...]
     request: Any
     alone: bool = False
@@ -64,7 +64,7 @@ class Scope(NamedTuple):
         mailbox: whether it covers the mailbox.
     """
 
-    operations: frozenset[Operation] | None
+    operations: frozenset[Right] | None
     topics: bool = False
     mailbox: bool = True
 
@@ -91,7 +91,7 @@ def http_cases(known: dict[str, Known]) -> Sequence[Case]:
 
     def add(
         route: str,
-        needs: tuple[Operation, ...],
+        needs: tuple[Right, ...],
         things: Sequence[str],
         body: Any = None,
         *,
@@ -149,12 +149,12 @@ def http_cases(known: dict[str, Known]) -> Sequence[Case]:
         add("GET /v1/messages/{msg_id}/explanation", HEADERS, [topic], path={"msg_id": each.message_id})
         for verb, more in _VERBS:
             path = {"msg_id": each.message_id}
-            add(f"POST /v1/{verb}/{{msg_id}}", (Operation(verb),), [topic], more, path=path)
+            add(f"POST /v1/{verb}/{{msg_id}}", (Right(verb),), [topic], more, path=path)
             body = more | {"receipt": write_receipt(each.receipt)}
-            add(f"POST /v1/{verb}/{{msg_id}}", (Operation(verb),), [topic], body, path=path)
+            add(f"POST /v1/{verb}/{{msg_id}}", (Right(verb),), [topic], body, path=path)
     for verb, more in _VERBS:
         body = more | {"receipts": [write_receipt(each.receipt) for each in known.values()]}
-        add(f"POST /v1/{verb}", (Operation(verb),), [*known], body, alone=True)
+        add(f"POST /v1/{verb}", (Right(verb),), [*known], body, alone=True)
     add("GET /v1/backlog", HEADERS, [])
     add("GET /v1/dlq", HEADERS, [])
     add("GET /v1/dlq", HEADERS, [], at=4)
@@ -184,7 +184,7 @@ def grpc_cases(known: dict[str, Known]) -> Sequence[Case]:
     cases: list[Case] = []
 
     def add(
-        name: str, needs: tuple[Operation, ...], topics: Sequence[str], request: Any, *, alone: bool = False
+        name: str, needs: tuple[Right, ...], topics: Sequence[str], request: Any, *, alone: bool = False
     ) -> None:
         cases.append(Case(name, needs, tuple(topics), request, alone))
 
@@ -233,10 +233,10 @@ def grpc_cases(known: dict[str, Known]) -> Sequence[Case]:
         add("get", PAYLOAD, [topic], pb.GetRequest(message_id=each.message_id))
         add("explain", HEADERS, [topic], pb.ExplainRequest(message_id=each.message_id))
     receipts = [write_receipt(each.receipt) for each in known.values()]
-    add("ack", (Operation.ACK,), [*known], pb.AckRequest(receipts=receipts), alone=True)
-    add("nack", (Operation.NACK,), [*known], pb.NackRequest(receipts=receipts), alone=True)
+    add("ack", (Right.ACK,), [*known], pb.AckRequest(receipts=receipts), alone=True)
+    add("nack", (Right.NACK,), [*known], pb.NackRequest(receipts=receipts), alone=True)
     extend = pb.ExtendRequest(receipts=receipts, visibility_ms=60_000)
-    add("extend", (Operation.EXTEND,), [*known], extend, alone=True)
+    add("extend", (Right.EXTEND,), [*known], extend, alone=True)
     for topic in (OWN, FOREIGN):
         spec = pb.RedriveSpec(topics=[topic], message_ids=[UNKNOWN])
         words = pb.RedriveSpec(topics=[topic], message_ids=[UNKNOWN], match="word")

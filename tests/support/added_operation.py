@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 from postroom.application.operations import mailbox as port
 from postroom.application.operations.operation import operation
-from postroom.domain.capability.rights import Operation as Right
+from postroom.domain.capability.rights import Right
 
 
 @operation(Right.READ_HEADERS, "GET /v1/topics/count", answer="topics")

@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 
-READ, PAYLOAD, ADMIN = Operation.READ_HEADERS, Operation.READ_PAYLOAD, Operation.ADMIN
-REDRIVE, SEND = Operation.REDRIVE, Operation.SEND
+READ, PAYLOAD, ADMIN = Right.READ_HEADERS, Right.READ_PAYLOAD, Right.ADMIN
+REDRIVE, SEND = Right.REDRIVE, Right.SEND
 READS = (READ, PAYLOAD, REDRIVE, ADMIN)
 """Operations that let their bearer see or change something in the console."""
 
@@ -21,7 +21,7 @@ class Need(NamedTuple):
         is_mailbox: whether a token that does not cover the mailbox is refused.
     """
 
-    operations: tuple[Operation, ...] = (READ,)
+    operations: tuple[Right, ...] = (READ,)
     all_topics: bool = False
     path: str = ""
     form: tuple[tuple[str, str], ...] = ()
@@ -81,7 +81,7 @@ def need_of(route: str) -> Need | None:
     return NEEDS.get(route)
 
 
-def is_permitted(need: Need, operations: frozenset[Operation], *, mailbox: bool, topics: bool) -> bool:
+def is_permitted(need: Need, operations: frozenset[Right], *, mailbox: bool, topics: bool) -> bool:
     """Return whether a token may use a route.
 
     Arguments:

@@ -7,19 +7,19 @@ from starlette.responses import Response
 
 from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.adapters.console.sessions import BrowserSession
-from postroom.domain.capability.rights import Operation, Quota
+from postroom.domain.capability.rights import Quota, Right
 
 WINDOWS = {1_000: "second", 60_000: "minute", 3_600_000: "hour", 86_400_000: "day"}
 MEANINGS = {
-    Operation.SEND: "send messages",
-    Operation.RECV: "receive messages, with their bodies",
-    Operation.ACK: "settle deliveries",
-    Operation.NACK: "fail deliveries",
-    Operation.EXTEND: "extend the visibility timeout of deliveries",
-    Operation.READ_HEADERS: "see topics, counts, dead letters, headers and histories of messages",
-    Operation.READ_PAYLOAD: "see the bodies of messages, and search them",
-    Operation.REDRIVE: "redrive dead letters",
-    Operation.ADMIN: "pause topics, set policies, purge, read the audit log, end sessions",
+    Right.SEND: "send messages",
+    Right.RECV: "receive messages, with their bodies",
+    Right.ACK: "settle deliveries",
+    Right.NACK: "fail deliveries",
+    Right.EXTEND: "extend the visibility timeout of deliveries",
+    Right.READ_HEADERS: "see topics, counts, dead letters, headers and histories of messages",
+    Right.READ_PAYLOAD: "see the bodies of messages, and search them",
+    Right.REDRIVE: "redrive dead letters",
+    Right.ADMIN: "pause topics, set policies, purge, read the audit log, end sessions",
 }
 
 
@@ -41,7 +41,7 @@ async def show_access(page: Page) -> Response:
     return await page.render(
         "access/page.html",
         access=access,
-        operations=[(each, MEANINGS[each], each in page.grant.operations) for each in Operation],
+        operations=[(each, MEANINGS[each], each in page.grant.operations) for each in Right],
         quotas=[] if access is None else [describe_quota(each) for each in access.quotas],
         covers_mailbox=access is None or access.covers_mailbox(page.mailbox.name),
         sessions=list(_rows(page)) if _is_administrator(page) else None,
@@ -53,10 +53,10 @@ async def end_session(page: Page) -> Response:
     id_ = page.field("session")
 
     async def end() -> BrowserSession:
-        page.require_all(Operation.ADMIN)
+        page.require_all(Right.ADMIN)
         return page.console.sessions.end_by_id(id_)
 
-    ended = await page.session.audit(Operation.ADMIN, end, lambda _: 0, criteria=["session"])
+    ended = await page.session.audit(Right.ADMIN, end, lambda _: 0, criteria=["session"])
     return page.redirect("/access", f"The session of {_name(ended)} has ended.")
 
 
@@ -92,7 +92,7 @@ def _name(browser: BrowserSession) -> str:
 
 
 def _is_administrator(page: Page) -> bool:
-    return Operation.ADMIN in page.grant.operations and page.grant.covers_all_topics
+    return Right.ADMIN in page.grant.operations and page.grant.covers_all_topics
 
 
 ROUTES = [

@@ -11,7 +11,7 @@ from postroom.adapters.console.pages.log import optional_position, verify_part
 from postroom.adapters.console.times import read_time
 from postroom.application.access.read_audit import AuditFilter, AuditPage, removals
 from postroom.application.queries.verify_range import VerifyRange
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import NotFound
 
 ROWS = 100
@@ -28,13 +28,13 @@ async def show_audit(page: Page) -> Response:
     audit = page.data.audit
 
     async def read() -> AuditPage:
-        page.require_all(Operation.ADMIN)
+        page.require_all(Right.ADMIN)
         if audit is None:
             return AuditPage(())
         return await page.blocking(audit, criteria, limit=ROWS, cursor=cursor, reads=READS)
 
     answer = await page.session.audit(
-        Operation.ADMIN, read, lambda _: 0, criteria=[name for name, value in fields.items() if value]
+        Right.ADMIN, read, lambda _: 0, criteria=[name for name, value in fields.items() if value]
     )
     return await page.render(
         "audit/entries.html",
@@ -42,7 +42,7 @@ async def show_audit(page: Page) -> Response:
         older=answer.next_cursor and page.url("/audit", **fields, cursor=answer.next_cursor),
         fields=fields,
         is_empty=audit is None,
-        operations=[("", "any"), *((str(each), str(each)) for each in Operation)],
+        operations=[("", "any"), *((str(each), str(each)) for each in Right)],
     )
 
 
@@ -50,11 +50,11 @@ async def show_verification(page: Page) -> Response:
     """Verify a part of the audit log, and link to the next."""
     log = page.data.audit_log
     if log is None:
-        page.require_all(Operation.ADMIN)
+        page.require_all(Right.ADMIN)
         raise NotFound(
             "The store has no audit log yet; it is created by the first search or read of a payload."
         )
-    facts = await verify_part(page, log, Operation.ADMIN, verify=lambda each: VerifyRange(each, removals))
+    facts = await verify_part(page, log, Right.ADMIN, verify=lambda each: VerifyRange(each, removals))
     template = "log/verify_part.html" if page.is_fragment else "audit/verify.html"
     return await page.render(template, failure_url=None, **facts)
 
@@ -69,4 +69,4 @@ def read_filter(fields: Mapping[str, str], now: datetime) -> AuditFilter:
 
 
 ROUTES = [route("/audit", show_audit), route("/audit/verify", show_verification)]
-NAV = NavEntry("Audit", "/audit", 80, Operation.ADMIN)
+NAV = NavEntry("Audit", "/audit", 80, Right.ADMIN)

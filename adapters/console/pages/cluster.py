@@ -9,7 +9,7 @@ from starlette.responses import Response
 from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.application.ports.control_plane import LeaseAdmin, LeaseSummary, Member
 from postroom.application.ports.read_models import ContextBacklog
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import PostroomError
 from postroom.domain.lease.routing import Route
 
@@ -28,7 +28,7 @@ class Cluster(NamedTuple):
 
 async def show_cluster(page: Page) -> Response:
     """Show the leases, routes and members of the cluster, and the backlogs of contexts."""
-    page.require_all(Operation.ADMIN)
+    page.require_all(Right.ADMIN)
     cluster, problem = None, None
     if page.data.control_plane is not None:
         try:
@@ -60,4 +60,4 @@ async def _contexts(page: Page) -> Sequence[ContextBacklog]:
 
 
 ROUTES = [route("/cluster", show_cluster)]
-NAV = NavEntry("Cluster", "/cluster", 70, Operation.ADMIN)
+NAV = NavEntry("Cluster", "/cluster", 70, Right.ADMIN)

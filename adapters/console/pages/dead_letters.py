@@ -22,7 +22,7 @@ from postroom.application.ports.dead_letters import (
     GroupOrder,
 )
 from postroom.application.ports.read_models import ReadModels
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import InvalidRequest, NotFound
 
 NAV: Final = NavEntry("Dead letters", "/dead-letters", 40)
@@ -180,7 +180,7 @@ def _letters_link(page: Page, values: Mapping[str, str], group: DeadLetterGroup)
 
 def _redrive_link(page: Page, values: Mapping[str, str], group: DeadLetterGroup | None = None) -> str | None:
     """Return the link to the form of a redrive job for the same dead letters, or None if no job can be."""
-    if not page.may(Operation.REDRIVE):
+    if not page.may(Right.REDRIVE):
         return None
     fingerprint = (group.fingerprint if group is not None else None) or values["fingerprint"].strip()
     if values["text"] and not fingerprint:  # jobs select by the fingerprint of an error, not by its text
@@ -197,7 +197,7 @@ def _redrive_link(page: Page, values: Mapping[str, str], group: DeadLetterGroup 
 
 
 def _redrive_one(page: Page, letter: DeadLetter) -> str | None:
-    if not page.may(Operation.REDRIVE):
+    if not page.may(Right.REDRIVE):
         return None
     return page.url("/redrives/new", topics=letter.topic, message_ids=letter.message_id)
 

@@ -15,7 +15,7 @@ from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.browse_log import MAX_POSITION, BrowseLog, EventPage
 from postroom.application.queries.read_events import EventFilter, LoggedEvent
 from postroom.application.queries.verify_range import RangeVerification, VerifyRange
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import BrokenLog, InvalidRequest, NotFound, Saturated
 from postroom.domain.event import StoredEvent
 from postroom.domain.names import describe_choices
@@ -146,7 +146,7 @@ async def show_verification(page: Page) -> Response:
     through = optional_position("The last position", page.query.get("through", ""))
     facts: dict[str, Any] = {"bounds": None, "part": None, "failure": None, "failure_url": None}
     if page.query.get("from", "").strip() or page.query.get("through"):
-        facts |= await verify_part(page, _log(page), Operation.READ_HEADERS, through)
+        facts |= await verify_part(page, _log(page), Right.READ_HEADERS, through)
         if facts["failure"] is not None:
             facts["failure_url"] = page.url(f"/log/commits/{facts['failure'].position}")
     else:
@@ -162,7 +162,7 @@ async def show_verification(page: Page) -> Response:
 async def verify_part(
     page: Page,
     log: EventLogReader,
-    operation: Operation,
+    operation: Right,
     through: int | None = None,
     verify: Callable[[EventLogReader], VerifyRange] = VerifyRange,
 ) -> dict[str, Any]:
@@ -298,10 +298,10 @@ async def _read(
     log = _log(page)
 
     async def read() -> T:
-        page.require_all(Operation.READ_HEADERS)
+        page.require_all(Right.READ_HEADERS)
         return await page.blocking(query, log)
 
-    return await page.session.audit(Operation.READ_HEADERS, read, count, target=target, criteria=criteria)
+    return await page.session.audit(Right.READ_HEADERS, read, count, target=target, criteria=criteria)
 
 
 def _log(page: Page) -> EventLogReader:

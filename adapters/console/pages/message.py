@@ -18,7 +18,7 @@ from postroom.application.payload_preview import PayloadPreview, decode_bounded,
 from postroom.application.queries.verify_message import MessageVerification, VerifyMessage
 from postroom.application.query_results import MessageDetail
 from postroom.application.redrive_results import RedriveReport
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.envelope.content import DecodedPayload, PayloadFormat, decode_payload
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import Forbidden, IdempotencyConflict, NotFound, PostroomError
@@ -34,9 +34,9 @@ JOB_POLLS, JOB_SECONDS = 20, 0.05
 """Number and interval of the polls for the end of a job that the page started."""
 _SUFFIXES = {PayloadFormat.JSON: "json", PayloadFormat.TEXT: "txt"}
 _ACTIONS = {
-    "redrive": (Operation.REDRIVE, "redriven"),
-    "archive": (Operation.ADMIN, "archived"),
-    "purge": (Operation.ADMIN, "purged"),
+    "redrive": (Right.REDRIVE, "redriven"),
+    "archive": (Right.ADMIN, "archived"),
+    "purge": (Right.ADMIN, "purged"),
 }
 
 
@@ -190,7 +190,7 @@ def _correlation_id(view: MessageView) -> str:
 
 
 def _reads_payloads(page: Page) -> bool:
-    return Operation.READ_PAYLOAD in page.grant.operations
+    return Right.READ_PAYLOAD in page.grant.operations
 
 
 def _decode(page: Page, mailbox: str, envelope: PrismEnvelope) -> DecodedPayload:
@@ -259,7 +259,7 @@ def _describe(report: RedriveReport, action: str) -> str:
 
 
 def _may_resend(page: Page) -> bool:
-    return page.may(Operation.SEND) and page.may(Operation.READ_PAYLOAD)
+    return page.may(Right.SEND) and page.may(Right.READ_PAYLOAD)
 
 
 async def _editable(page: Page, id_: str) -> tuple[MessageDetail, PrismEnvelope]:

@@ -17,7 +17,7 @@ from postroom.application.ports.control_plane import LeaseSummary
 from postroom.application.ports.read_models import ContextBacklog, ProjectionStatus
 from postroom.application.queries.time_travel import to_us
 from postroom.application.query_results import Backlog
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden, PostroomError, Saturated, Unauthenticated
 from postroom.domain.mailbox.counts import TopicCount
 
@@ -56,7 +56,7 @@ async def overview(page: Page) -> Response:
 
 async def live(page: Page) -> Response:
     """Send the live part of the overview whenever it may have changed."""
-    await page.check(Operation.READ_HEADERS)
+    await page.check(Right.READ_HEADERS)
     console = page.console
     streams = console.streams
     if streams.total() >= MAX_STREAMS or streams[page.browser.bearer] >= MAX_STREAMS_OF_BEARER:
@@ -132,7 +132,7 @@ async def resume(page: Page) -> Response:
 
 async def _live_part(page: Page) -> str:
     """Return the live part; callers who see all topics share one, rendered once per sample or count."""
-    await page.check(Operation.READ_HEADERS)
+    await page.check(Right.READ_HEADERS)
     samples = page.console.samples
     backlog = await samples.count()
     key = (page.base, frozenset(page.operations)) if page.grant.covers_all_topics else None
@@ -178,7 +178,7 @@ async def _facts(page: Page, backlog: Backlog) -> dict[str, Any]:
         "rate_labels": [LABELS[event] + " /s" for event in EVENTS],
         "sample_seconds": EVERY_SECONDS,
         "sees_all": sees_all,
-        "may_admin": page.may(Operation.ADMIN),
+        "may_admin": page.may(Right.ADMIN),
         "projections": await _projections(page) if sees_all else None,
         "contexts": await _contexts(page) if sees_all else (),
         "leases": await _leases(page) if sees_all else (),

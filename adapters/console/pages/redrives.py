@@ -23,11 +23,11 @@ from postroom.adapters.console.redrive_form import (
 )
 from postroom.application.queries.time_travel import to_us
 from postroom.application.redrive_results import OUTCOMES, Outcome, RedriveReport
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.redrive.spec import JOB_ACTIONS, JobAction, RedriveSpec
 
-NAV: Final = NavEntry("Redrive jobs", "/redrives", 45, Operation.REDRIVE)
+NAV: Final = NavEntry("Redrive jobs", "/redrives", 45, Right.REDRIVE)
 BADGES: Final = {
     "running": "accent",
     "paused": "warn",
@@ -63,7 +63,7 @@ async def list_jobs(page: Page) -> Response:
 
 async def show_form(page: Page) -> Response:
     """Show the form of a job, with the criteria of the URL."""
-    await page.check(Operation.REDRIVE)
+    await page.check(Right.REDRIVE)
     return await _form(page, read_values(page.query))
 
 
@@ -162,7 +162,7 @@ def _action(page: Page) -> JobAction:
 
 
 async def _form(page: Page, values: dict[str, str], error: InvalidRequest | None = None) -> Response:
-    actions = ["redrive", *(["archive", "purge"] if page.may(Operation.ADMIN) else [])]
+    actions = ["redrive", *(["archive", "purge"] if page.may(Right.ADMIN) else [])]
     return await page.render(
         "redrives/form.html",
         400 if error is not None else 200,
@@ -188,7 +188,7 @@ async def _list_facts(page: Page) -> dict[str, Any]:
 
 def _job_facts(page: Page, report: RedriveReport) -> dict[str, Any]:
     is_undo = report.status in ("undoing", "undone")
-    may = page.may(Operation.REDRIVE if report.spec.action == "redrive" else Operation.ADMIN)
+    may = page.may(Right.REDRIVE if report.spec.action == "redrive" else Right.ADMIN)
     changes = CHANGES.get(report.status, ()) if may else ()
     return {
         "badge": BADGES.get(report.status, "neutral"),

@@ -25,7 +25,7 @@ from postroom.adapters.console.search_export import download
 from postroom.adapters.console.search_timeline import TimelineChart, chart_of
 from postroom.application.ports.facets import FacetField, Facets, SuggestionField, Timeline
 from postroom.application.ports.search_queries import SearchQueries
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import Forbidden, InvalidRequest, NotFound, PostroomError
 from postroom.domain.message import Status
@@ -229,7 +229,7 @@ def _form_facts(page: Page, filter_: EventFilter, error: PostroomError | None) -
         "order": filter_.order.value,
         "limit": filter_.limit,
         "limits_shown": [(each, each) for each in sorted({*LIMITS, filter_.limit})],
-        "may_read_payload": page.may(Operation.READ_PAYLOAD),
+        "may_read_payload": page.may(Right.READ_PAYLOAD),
         "criteria": [] if error else _criteria(page, filter_),
         "has_more": any(single[name] for name in MORE) or bool(values["principals"] or values[HEADER]),
         "reset": page.url("/search"),

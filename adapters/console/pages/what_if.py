@@ -12,7 +12,7 @@ from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.simulate_policy import Comparison, SimulatePolicy, Simulation
 from postroom.domain.capability.access import uncovered_topic
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Saturated
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.policy_simulation import Changes
@@ -57,7 +57,7 @@ class Replay(NamedTuple):
 
 async def what_if(page: Page) -> Response:
     """Show the form, and the outcome if a field is set; to htmx, only the outcome."""
-    await page.check(Operation.READ_HEADERS)
+    await page.check(Right.READ_HEADERS)
     values = {
         name: page.query.get(name, "") for name in ("topic", "events", *(each.name for each in SLIDERS))
     }
@@ -105,13 +105,13 @@ async def _replay(page: Page, topic: str, changes: Changes, size: int) -> Replay
         )
 
     async def read() -> Replay:
-        await page.check(Operation.READ_HEADERS)
+        await page.check(Right.READ_HEADERS)
         return await page.blocking(_simulate, log, topic, changes, size)
 
     _busy.add(page.console)
     try:
         return await page.session.audit(
-            Operation.READ_HEADERS,
+            Right.READ_HEADERS,
             read,
             lambda replay: replay.comparison.messages,
             topics=(topic,) if topic else (),

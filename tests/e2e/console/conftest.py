@@ -8,13 +8,13 @@ import pytest
 from playwright.sync_api import Browser
 
 from postroom.adapters.compose.access import open_capabilities, open_key_ring
-from postroom.domain.capability.rights import Operation, Rights
+from postroom.domain.capability.rights import Right, Rights
 from postroom.domain.errors import Unavailable
 from tests.support.browser import Window, chromium
 from tests.support.hostile_store import create_store
 from tests.support.servers.http import PostroomServer
 
-ALL = tuple(Operation)
+ALL = tuple(Right)
 
 
 class Console:
@@ -39,7 +39,7 @@ class Console:
         return urlsplit(self.base).netloc
 
     def issue(
-        self, principal: str, operations: Sequence[Operation] = ALL, *, lifetime_ms: int = 3_600_000
+        self, principal: str, operations: Sequence[Right] = ALL, *, lifetime_ms: int = 3_600_000
     ) -> str:
         """Issue a capability on all topics; return its token."""
         rights = Rights(("*",), ("*",), tuple(operations))

@@ -5,7 +5,7 @@ from html import unescape
 
 import pytest
 
-from postroom.domain.capability.rights import MaxMessages, Operation, Quota
+from postroom.domain.capability.rights import MaxMessages, Quota, Right
 from tests.integration.console.conftest import access_of
 from tests.support.access import MemoryPlace
 from tests.support.servers.console import Browser, served_console
@@ -16,7 +16,7 @@ async def test_the_rights_of_a_token_are_shown_in_full(place: MemoryPlace, brows
         Quota(100, None, 60_000),
         MaxMessages(7),
         topics=["orders.*"],
-        operations=[Operation.SEND, Operation.READ_HEADERS],
+        operations=[Right.SEND, Right.READ_HEADERS],
         principal="ada <i>",
     )
     await browser.sign_in(token)
@@ -43,7 +43,7 @@ async def test_administrators_see_who_is_signed_in_and_end_sessions(place: Memor
         served_console(place.mailbox, access=access_of(place)) as admin,
         Browser.another(admin) as other,
     ):
-        await other.sign_in(place.issue(principal="olga", operations=[Operation.READ_HEADERS]))
+        await other.sign_in(place.issue(principal="olga", operations=[Right.READ_HEADERS]))
         await admin.sign_in(place.issue(principal="root"))
         page = await admin.get("/access")
         cookies = [each.value for each in other.client.cookie_jar]
@@ -69,7 +69,7 @@ async def test_administrators_see_who_is_signed_in_and_end_sessions(place: Memor
 
 @pytest.mark.parametrize("limit", ["operations", "topics"])
 async def test_nobody_else_sees_or_ends_sessions(place: MemoryPlace, browser: Browser, limit: str) -> None:
-    operations = [each for each in Operation if each is not Operation.ADMIN or limit == "topics"]
+    operations = [each for each in Right if each is not Right.ADMIN or limit == "topics"]
     await browser.sign_in(place.issue(topics=["orders" if limit == "topics" else "*"], operations=operations))
     page = await browser.get("/access")
     assert (page.status, "Who is signed in" in page.text) == (200, False)

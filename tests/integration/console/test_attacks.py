@@ -15,7 +15,7 @@ from postroom.adapters.console.data import ConsoleData
 from postroom.adapters.console.pages import message as message_page
 from postroom.adapters.console.samples import Samples
 from postroom.adapters.console.settings import ConsoleSettings
-from postroom.domain.capability.rights import Expires, NotBefore, Operation
+from postroom.domain.capability.rights import Expires, NotBefore, Right
 from postroom.domain.capability.token import Token
 from tests.support.access import Controlled
 from tests.support.clocks import ManualClock
@@ -23,7 +23,7 @@ from tests.support.console_matrix import NEEDS, PUBLIC, READS, Need, is_permitte
 from tests.support.servers.console import Answer, Browser
 
 Stored = Controlled[Postroom, ManualClock]
-ALL = frozenset(Operation)
+ALL = frozenset(Right)
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -90,9 +90,9 @@ def path_of(route: str) -> tuple[str, str]:
     return method, path
 
 
-def scopes(place: Stored) -> Iterator[tuple[str, str, frozenset[Operation], bool, bool]]:
+def scopes(place: Stored) -> Iterator[tuple[str, str, frozenset[Right], bool, bool]]:
     """Yield name, token, operations, whether it covers the mailbox, and whether it is limited to topics."""
-    for each in Operation:
+    for each in Right:
         yield f"only {each}", place.issue(operations=[each]), frozenset({each}), True, False
     for each in READS:
         rest = ALL - {each}
@@ -129,7 +129,7 @@ async def test_each_route_is_permitted_or_refused_as_the_scope_of_the_token_says
             is_refused = answer.status in (401, 403)
             if need is not None:
                 expected = is_permitted(need, operations, mailbox=mailbox, topics=topics)
-            elif not mailbox or not operations & {*READS, Operation.SEND}:
+            elif not mailbox or not operations & {*READS, Right.SEND}:
                 expected = False  # of a page that is not listed, those tokens see nothing
                 is_refused = answer.status >= 400
             else:
@@ -241,7 +241,7 @@ async def test_no_form_of_another_site_is_accepted_nor_signs_anybody_in_or_out(
 async def test_signing_in_makes_a_new_session_whatever_cookie_the_browser_has(
     stored: Stored, stored_browser: Browser
 ) -> None:
-    await stored_browser.sign_in(stored.issue(operations=[Operation.READ_HEADERS]))
+    await stored_browser.sign_in(stored.issue(operations=[Right.READ_HEADERS]))
     (old,) = stored_browser.client.cookie_jar
     name, fixed = old.key, old.value
     await stored_browser.sign_in(stored.issue())

@@ -18,7 +18,7 @@ from postroom.adapters.console.pages import audit as audit_page
 from postroom.adapters.console.pages import log as log_page
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.access.audit_log import StoredAuditLog
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Unauthenticated
 from postroom.domain.names import AUDIT_LOG
 from tests.conformance.audit_log import entry
@@ -105,7 +105,7 @@ async def test_the_chain_of_the_audit_log_is_verified_in_parts(
 async def test_the_audit_log_needs_admin_and_its_reads_are_audited(
     stored: Stored, auditor: Browser, path: str
 ) -> None:
-    rights = [each for each in Operation if each is not Operation.ADMIN]
+    rights = [each for each in Right if each is not Right.ADMIN]
     for token in (stored.issue(operations=rights), stored.issue(topics=["orders"])):
         page = await auditor.sign_in(token)
         assert 'href="/console/audit"' not in page.text or "topics" in page.text

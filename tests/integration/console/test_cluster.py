@@ -12,7 +12,7 @@ from postroom.adapters.compose import Postroom
 from postroom.adapters.compose.store import open_store
 from postroom.application.ports.control_plane import Member, PartitionRange
 from postroom.application.ports.read_models import ContextBacklog
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from tests.integration.console.conftest import access_of
 from tests.support.access import Controlled
 from tests.support.clocks import ManualClock
@@ -79,7 +79,7 @@ async def test_backlogs_of_contexts_are_shown(stored: Stored, tmp_path: Path) ->
 async def test_the_cluster_needs_admin_over_all_topics(
     stored: Stored, stored_browser: Browser, limit: str
 ) -> None:
-    operations = [each for each in Operation if each is not Operation.ADMIN or limit == "topics"]
+    operations = [each for each in Right if each is not Right.ADMIN or limit == "topics"]
     token = stored.issue(topics=["orders" if limit == "topics" else "*"], operations=operations)
     await stored_browser.sign_in(token)
     assert (await stored_browser.get("/cluster")).status == 403

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from postroom.adapters.sqlite.read_model_file import views_path
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from tests.integration.console.dead_letter_store import Desk, fill_store, opened_desk
 from tests.support.stores import copy_store
 
@@ -71,13 +71,13 @@ async def test_criteria_narrow_groups_and_letters_and_stay_in_the_fields(desk: D
 
 
 async def test_a_token_of_some_topics_sees_only_their_dead_letters(desk: Desk) -> None:
-    await desk.browser.sign_in(desk.place.issue(topics=["orders.*"], operations=[Operation.READ_HEADERS]))
+    await desk.browser.sign_in(desk.place.issue(topics=["orders.*"], operations=[Right.READ_HEADERS]))
     page = await desk.browser.get("/dead-letters")
     assert "14 dead letters in 3 groups" in page.text
     assert "payments" not in page.text
     assert not links(page.text, "/redrives/new")
     assert (await desk.browser.get("/dead-letters/letters?topics=payments")).status == 403
-    await desk.browser.sign_in(desk.place.issue(operations=[Operation.REDRIVE]))
+    await desk.browser.sign_in(desk.place.issue(operations=[Right.REDRIVE]))
     assert (await desk.browser.get("/dead-letters")).status == 403
 
 

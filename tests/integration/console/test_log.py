@@ -16,7 +16,7 @@ from postroom.adapters.console.pages import log as log_page
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.ports.event_log import Head
 from postroom.application.queries import browse_log
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.commit import Commit
 from tests.integration.console.conftest import access_of
 from tests.support.access import Controlled
@@ -209,12 +209,12 @@ async def test_the_log_needs_the_headers_of_all_topics_and_reads_are_audited(
 ) -> None:
     for token in (
         stored.issue(topics=["orders"]),
-        stored.issue(operations=[each for each in Operation if each is not Operation.READ_HEADERS]),
+        stored.issue(operations=[each for each in Right if each is not Right.READ_HEADERS]),
     ):
         await stored_browser.sign_in(token)
         page = await stored_browser.get(path)
         assert (page.status, "E_CAP_SCOPE" in page.text) == (403, True)
-    await stored_browser.sign_in(stored.issue(operations=[Operation.READ_HEADERS], principal="ada"))
+    await stored_browser.sign_in(stored.issue(operations=[Right.READ_HEADERS], principal="ada"))
     assert (await stored_browser.get(path)).status == 200
     outcomes = [(each.operation, each.outcome) for each in stored.audit.entries]
     assert outcomes == [("read-headers", "E_CAP_SCOPE")] * 2 + [("read-headers", "allowed")]
@@ -228,7 +228,7 @@ async def test_masked_headers_and_hashes_of_masked_payloads_are_for_administrato
     path = f"/log/events/{head_of(tmp_path).position}"
     options: dict[str, Any] = {"store": str(tmp_path / "store.db"), "access": access_of(stored)}
     async with served_console(stored.mailbox, settings=settings, **options) as browser:
-        await browser.sign_in(stored.issue(operations=[Operation.READ_HEADERS, Operation.READ_PAYLOAD]))
+        await browser.sign_in(stored.issue(operations=[Right.READ_HEADERS, Right.READ_PAYLOAD]))
         page = await browser.get(path)
         assert "[masked]" in page.text
         assert "north" in page.text

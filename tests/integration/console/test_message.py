@@ -13,7 +13,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from postroom.adapters.compose.console import ConsoleSettings, console_mount
 from postroom.adapters.compose.serve import Protection
 from postroom.adapters.compose.testing import open_memory_mailbox
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.policy import MailboxLimits, TopicPolicy
@@ -25,7 +25,7 @@ from tests.support.servers.console import Browser, served_console
 from tests.support.stores import envelope as build
 from tests.support.stores import sqlite_place
 
-READ_HEADERS, READ_PAYLOAD = Operation.READ_HEADERS, Operation.READ_PAYLOAD
+READ_HEADERS, READ_PAYLOAD = Right.READ_HEADERS, Right.READ_PAYLOAD
 RTL = "\N{RIGHT-TO-LEFT OVERRIDE}"
 SCRIPT = "<script>alert(1)</script>"
 NASTY_IDS = {
@@ -286,7 +286,7 @@ async def test_masked_fields_are_hidden_from_those_without_the_right_admin(place
     await place.mailbox.send_message(message(b"card 4111", message_id="text"))
     await place.mailbox.send_message(message(b"{}", message_id="plain", principal="hunter2"))
     async with served_console(place.mailbox, access=access_of(place), settings=settings) as browser:
-        await browser.sign_in(place.issue(operations=[READ_HEADERS, READ_PAYLOAD, Operation.SEND]))
+        await browser.sign_in(place.issue(operations=[READ_HEADERS, READ_PAYLOAD, Right.SEND]))
         for path in (
             "/messages/m",
             "/messages/text",

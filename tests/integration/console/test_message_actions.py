@@ -9,7 +9,7 @@ import pytest
 from postroom.adapters.compose.console import ConsoleSettings
 from postroom.application.access.mailbox import AuthorizedMailbox
 from postroom.application.background import background_task
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
 from tests.integration.console.conftest import access_of
@@ -18,7 +18,7 @@ from tests.support.messages import message
 from tests.support.servers.console import Answer, Browser, served_console
 from tests.support.waiting import until_answer
 
-READS = [Operation.READ_HEADERS, Operation.READ_PAYLOAD]
+READS = [Right.READ_HEADERS, Right.READ_PAYLOAD]
 ID = "a/b?c"
 
 
@@ -54,17 +54,17 @@ async def status(place: MemoryPlace) -> str:
 @pytest.mark.parametrize(
     ("action", "operation", "after", "notice"),
     [
-        ("redrive", Operation.REDRIVE, "ready", "The message was redriven"),
-        ("archive", Operation.ADMIN, "expired", "The message was archived"),
-        ("purge", Operation.ADMIN, "expired", "The message was purged"),
+        ("redrive", Right.REDRIVE, "ready", "The message was redriven"),
+        ("archive", Right.ADMIN, "expired", "The message was archived"),
+        ("purge", Right.ADMIN, "expired", "The message was purged"),
     ],
     ids=["redrive", "archive", "purge"],
 )
 async def test_an_action_is_confirmed_done_once_and_told(
-    place: MemoryPlace, action: str, operation: Operation, after: str, notice: str
+    place: MemoryPlace, action: str, operation: Right, after: str, notice: str
 ) -> None:
     async with served_console(place.mailbox, access=access_of(place)) as browser:
-        await browser.sign_in(place.issue(operations=[*READS, operation, Operation.REDRIVE]))
+        await browser.sign_in(place.issue(operations=[*READS, operation, Right.REDRIVE]))
         assert f"/message/{action}?id=a%2Fb%3Fc" in (await browser.get("/messages/a/b%3Fc")).text
         page = await browser.get(f"/message/{action}?id=a%2Fb%3Fc")
         assert "&lt;boom&gt;" in page.text

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from aiohttp import ClientTimeout
 
 from postroom.adapters.compose.console import ConsoleSettings
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.policy import TopicPolicy
 from tests.integration.console.conftest import access_of
 from tests.support.access import MemoryPlace
@@ -146,12 +146,12 @@ async def test_browsers_share_the_live_part_but_not_their_tokens(
     assert first not in page.text
     assert browser.csrf in page.text
     browser.client.cookie_jar.clear()
-    page = await browser.sign_in(place.issue(operations=[Operation.READ_HEADERS]))
+    page = await browser.sign_in(place.issue(operations=[Right.READ_HEADERS]))
     assert "Pause orders" not in page.text
 
 
 async def test_a_caller_who_may_not_read_headers_sees_why(place: MemoryPlace, browser: Browser) -> None:
-    page = await browser.sign_in(place.issue(operations=[Operation.SEND]))
+    page = await browser.sign_in(place.issue(operations=[Right.SEND]))
     assert (page.status, "read-headers" in page.text) == (403, True)
     assert "orders" not in page.text
 

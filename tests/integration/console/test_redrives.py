@@ -10,7 +10,7 @@ import pytest
 from postroom.adapters.compose.console import ConsoleSettings
 from postroom.application.messages import NewMessage
 from postroom.application.redrive_results import RedriveReport
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.policy import TopicPolicy
 from tests.integration.console.dead_letter_store import Desk, fill_store, opened_desk
 from tests.support.servers.console import Answer
@@ -158,7 +158,7 @@ async def test_what_is_masked_is_neither_a_criterion_nor_shown(filled: Path, tmp
         page = await desk.browser.send("/redrives", job)
         assert page.text.count("s3cret") == 2  # an administrator sees it
         path = page.path.removeprefix("/console")
-        operator = desk.place.issue(operations=[Operation.READ_HEADERS, Operation.REDRIVE])
+        operator = desk.place.issue(operations=[Right.READ_HEADERS, Right.REDRIVE])
         await desk.browser.sign_in(operator)
         page = await desk.browser.get(path)
         assert (page.status, "s3cret" in page.text, page.text.count("[masked]")) == (200, False, 2)
@@ -173,7 +173,7 @@ async def test_a_token_that_may_only_read_can_neither_preview_nor_start_nor_chan
     form = start_form(page)
     await desk.browser.send("/redrives", form)
     (job,) = await desk.mailbox.list_redrives()
-    await desk.browser.sign_in(desk.place.issue(operations=[Operation.READ_HEADERS]))
+    await desk.browser.sign_in(desk.place.issue(operations=[Right.READ_HEADERS]))
     page = await desk.browser.get("/")
     assert "Redrive jobs" not in page.text
     for path in ("/redrives", "/redrives/new", f"/redrives/{job.job_id}"):
@@ -181,7 +181,7 @@ async def test_a_token_that_may_only_read_can_neither_preview_nor_start_nor_chan
     for path in ("/redrives", "/redrives/preview", f"/redrives/{job.job_id}/undo"):
         assert (await desk.browser.post(path, **{**form, "csrf": desk.browser.csrf})).status == 403, path
     await desk.browser.sign_in(
-        desk.place.issue(operations=[Operation.READ_HEADERS, Operation.REDRIVE], topics=["orders.*"])
+        desk.place.issue(operations=[Right.READ_HEADERS, Right.REDRIVE], topics=["orders.*"])
     )
     assert job.job_id not in (await desk.browser.get("/redrives")).text
     assert (await desk.browser.post("/redrives/preview", topics="")).status == 403

@@ -24,7 +24,7 @@ from postroom.adapters.compose.testing import ManualClock
 from postroom.adapters.console.event_filter import PARAMETERS
 from postroom.application.messages import NewMessage
 from postroom.application.ports.search_queries import ExportFormat, ExportOptions
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.search import EventFilter, Order
 from tests.projections import histories
 from tests.projections.histories import START_US, STORY, VARIED, build_without_spark, live
@@ -191,9 +191,7 @@ async def test_an_export_has_all_that_matches_in_any_format(place: Place, browse
 async def test_a_token_sees_and_exports_what_it_covers_and_each_call_is_audited(
     place: Place, checked: Browser
 ) -> None:
-    await checked.sign_in(
-        place.issue(topics=["odd", "o*"], operations=[Operation.READ_HEADERS], principal="ann")
-    )
+    await checked.sign_in(place.issue(topics=["odd", "o*"], operations=[Right.READ_HEADERS], principal="ann"))
     page = await checked.get("/search")
     assert page.status == 403
     assert "limited to topics" in page.text
@@ -279,7 +277,7 @@ async def test_what_is_hidden_is_not_in_results_facets_suggestions_and_exports(p
     access = lambda mailbox, search: place.control.open_session  # noqa: E731  # as of `served_console`
     hidden = ConsoleSettings(mask_headers=("principal", "=1+1"), mask_payload_fields=("/card",))
     async with served_console(place.mailbox, store=place.store, access=access, settings=hidden) as browser:
-        await browser.sign_in(place.issue(operations=[Operation.READ_HEADERS, Operation.READ_PAYLOAD]))
+        await browser.sign_in(place.issue(operations=[Right.READ_HEADERS, Right.READ_PAYLOAD]))
         page = await browser.get("/search?topics=odd")
         assert len(messages(page.text)) == 1
         assert "[masked]" in page.text

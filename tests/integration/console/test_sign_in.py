@@ -8,7 +8,7 @@ import pytest
 
 from postroom.adapters.compose.console import ConsoleSettings, new_code
 from postroom.adapters.compose.serve import Protection
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from tests.integration.console.conftest import access_of
 from tests.support.access import MemoryPlace
 from tests.support.servers.console import Browser, served_console
@@ -126,7 +126,7 @@ async def test_another_host_is_refused_even_with_a_session(place: MemoryPlace, b
 async def test_buttons_show_what_the_token_permits_and_the_server_checks_it_again(
     place: MemoryPlace, browser: Browser
 ) -> None:
-    page = await browser.sign_in(place.issue(operations=[Operation.READ_HEADERS], topics=["orders"]))
+    page = await browser.sign_in(place.issue(operations=[Right.READ_HEADERS], topics=["orders"]))
     assert "Pause orders" not in page.text
     assert "payments" not in page.text
     assert "Reader" in page.text

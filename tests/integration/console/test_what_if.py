@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from postroom.adapters.console.pages import what_if
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from tests.integration.console.dead_letter_store import Desk, fill_store, opened_desk
 from tests.support.stores import copy_store
 
@@ -74,12 +74,12 @@ async def test_one_simulation_runs_at_a_time_and_then_the_next(desk: Desk) -> No
 
 
 async def test_a_token_of_some_topics_replays_only_those(desk: Desk) -> None:
-    token = desk.place.issue(topics=["orders.*"], operations=[Operation.READ_HEADERS])
+    token = desk.place.issue(topics=["orders.*"], operations=[Right.READ_HEADERS])
     await desk.browser.sign_in(token)
     assert (await desk.browser.get("/what-if")).status == 200
     assert "payments" not in (await desk.browser.get("/what-if")).text
     assert (await desk.browser.get("/what-if?max_attempts=3&topic=orders.*")).status == 200
     assert (await desk.browser.get("/what-if?max_attempts=3&topic=payments")).status == 403
     assert "Name a topic" in (await desk.browser.get("/what-if?max_attempts=3")).text
-    await desk.browser.sign_in(desk.place.issue(operations=[Operation.SEND]))
+    await desk.browser.sign_in(desk.place.issue(operations=[Right.SEND]))
     assert (await desk.browser.get("/what-if")).status == 403

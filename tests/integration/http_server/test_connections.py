@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from postroom.adapters.compose.access import open_capabilities, open_key_ring
-from postroom.domain.capability.rights import Operation, Rights
+from postroom.domain.capability.rights import Right, Rights
 from tests.support.servers.http import PostroomServer, receive_all
 from tests.support.waiting import wait_until
 
@@ -95,7 +95,7 @@ def test_a_connection_whose_token_is_no_longer_valid_counts_as_one_without(tmp_p
         pass  # which creates the store
     with open_capabilities(store, open_key_ring(store)) as capabilities:
         capabilities.rotate()
-        token = capabilities.issue("p", Rights(("*",), ("*",), (Operation.READ_HEADERS,)), lifetime_ms=60_000)
+        token = capabilities.issue("p", Rights(("*",), ("*",), (Right.READ_HEADERS,)), lifetime_ms=60_000)
     with PostroomServer(tmp_path, dev=False, **LONG | {"unauthenticated_timeout": "200ms"}) as server:
         get = b"GET /v1/topics HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %b\r\n\r\n"
         with server.raw() as raw:

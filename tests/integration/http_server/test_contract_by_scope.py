@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, settings
 from schemathesis import BaseSchema, checks
 
 from postroom.adapters.compose.access import open_capabilities, open_key_ring
-from postroom.domain.capability.rights import Operation, Rights
+from postroom.domain.capability.rights import Right, Rights
 from tests.integration.http_server.contract import CONTRACT, names_of_calls, try_call
 from tests.support.access_matrix import FOREIGN, Scope, http_cases, known_of_nothing
 from tests.support.servers.http import TIMEOUT_SECONDS, PostroomServer
@@ -30,16 +30,16 @@ CHECKS = [
     checks.response_headers_conformance,
     checks.response_schema_conformance,
 ]
-ALL = frozenset(Operation)
+ALL = frozenset(Right)
 SCOPES = {
     "none": Scope(None),
     "junk": Scope(None),
-    "send": Scope(frozenset({Operation.SEND})),
-    "consumer": Scope(frozenset({Operation.RECV, Operation.ACK, Operation.NACK, Operation.EXTEND})),
-    "reader": Scope(frozenset({Operation.READ_HEADERS, Operation.READ_PAYLOAD})),
+    "send": Scope(frozenset({Right.SEND})),
+    "consumer": Scope(frozenset({Right.RECV, Right.ACK, Right.NACK, Right.EXTEND})),
+    "reader": Scope(frozenset({Right.READ_HEADERS, Right.READ_PAYLOAD})),
     "topic": Scope(ALL, topics=True),
     "mailbox": Scope(ALL, mailbox=False),
-    "all but admin": Scope(ALL - {Operation.ADMIN}),
+    "all but admin": Scope(ALL - {Right.ADMIN}),
 }
 NEEDS = {
     each.name: min(
@@ -109,7 +109,7 @@ def check_answers(case: Any, place: tuple[PostroomServer, dict[str, str | None]]
         if call not in NEEDS:  # it is public, or there is none of this method
             assert call in PUBLIC or answer.status_code >= 400, (call, answer.text)
             continue
-        operations = scope.operations if scope.mailbox else frozenset[Operation]()
+        operations = scope.operations if scope.mailbox else frozenset[Right]()
         if operations is None or not operations.issuperset(NEEDS[call]):
             is_refused = answer.status_code >= 400 or answer.text.startswith('{"error"')  # a stream has begun
             assert is_refused, (name, answer.text)

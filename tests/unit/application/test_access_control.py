@@ -9,7 +9,7 @@ import pytest
 from postroom.application.access.settings import AccessSettings
 from postroom.application.messages import NewMessage, ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
-from postroom.domain.capability.rights import BindPrincipal, MaxMessages, Operation, Quota
+from postroom.domain.capability.rights import BindPrincipal, MaxMessages, Quota, Right
 from postroom.domain.capability.token import Token, attenuate
 from postroom.domain.errors import (
     Forbidden,
@@ -48,7 +48,7 @@ async def refusals(mailbox: Mailbox, receipt: Receipt) -> list[type | None]:
 
 @dataclass
 class Call:
-    operations: tuple[Operation, ...]
+    operations: tuple[Right, ...]
     run: Callable[[Mailbox, str, ReceivedMessage], Awaitable[object]]
 
 
@@ -59,37 +59,37 @@ async def first(answers: Awaitable[Any]) -> Any:
     return answer
 
 
-READ = (Operation.READ_HEADERS,)
-PAYLOAD = (Operation.READ_HEADERS, Operation.READ_PAYLOAD)
+READ = (Right.READ_HEADERS,)
+PAYLOAD = (Right.READ_HEADERS, Right.READ_PAYLOAD)
 CALLS = {
-    "send": Call((Operation.SEND,), lambda m, t, _: m.send_message(message(topic=t))),
-    "send batch": Call((Operation.SEND,), lambda m, t, _: first(m.send_batch([message(topic=t)]))),
-    "receive": Call((Operation.RECV,), lambda m, t, _: m.receive_messages(t)),
-    "receive of several": Call((Operation.RECV,), lambda m, t, _: m.receive_messages([A, t])),
-    "ack": Call((Operation.ACK,), lambda m, t, r: first(m.ack_messages([r.receipt]))),
-    "nack": Call((Operation.NACK,), lambda m, t, r: first(m.nack_messages([r.receipt]))),
-    "extend": Call((Operation.EXTEND,), lambda m, t, r: first(m.extend_visibility([r.receipt], 1_000))),
-    "redrive": Call((Operation.REDRIVE,), lambda m, t, _: m.redrive_dead_letters(t)),
-    "redrive job": Call((Operation.REDRIVE,), lambda m, t, _: m.start_redrive(RedriveSpec(topics=(t,)))),
+    "send": Call((Right.SEND,), lambda m, t, _: m.send_message(message(topic=t))),
+    "send batch": Call((Right.SEND,), lambda m, t, _: first(m.send_batch([message(topic=t)]))),
+    "receive": Call((Right.RECV,), lambda m, t, _: m.receive_messages(t)),
+    "receive of several": Call((Right.RECV,), lambda m, t, _: m.receive_messages([A, t])),
+    "ack": Call((Right.ACK,), lambda m, t, r: first(m.ack_messages([r.receipt]))),
+    "nack": Call((Right.NACK,), lambda m, t, r: first(m.nack_messages([r.receipt]))),
+    "extend": Call((Right.EXTEND,), lambda m, t, r: first(m.extend_visibility([r.receipt], 1_000))),
+    "redrive": Call((Right.REDRIVE,), lambda m, t, _: m.redrive_dead_letters(t)),
+    "redrive job": Call((Right.REDRIVE,), lambda m, t, _: m.start_redrive(RedriveSpec(topics=(t,)))),
     "redrive job with copies": Call(
-        (Operation.REDRIVE, Operation.SEND),
+        (Right.REDRIVE, Right.SEND),
         lambda m, t, _: m.start_redrive(RedriveSpec(topics=(t,), set_headers={"a": "b"})),
     ),
     "redrive job by words": Call(
-        (Operation.REDRIVE, *PAYLOAD),
+        (Right.REDRIVE, *PAYLOAD),
         lambda m, t, _: m.start_redrive(RedriveSpec(topics=(t,), match="word")),
     ),
     "purge job": Call(
-        (Operation.ADMIN,), lambda m, t, _: m.start_redrive(RedriveSpec(topics=(t,), action="purge"))
+        (Right.ADMIN,), lambda m, t, _: m.start_redrive(RedriveSpec(topics=(t,), action="purge"))
     ),
     "preview": Call(
-        (Operation.READ_HEADERS, Operation.REDRIVE),
+        (Right.READ_HEADERS, Right.REDRIVE),
         lambda m, t, _: m.preview_redrive(RedriveSpec(topics=(t,))),
     ),
-    "purge": Call((Operation.ADMIN,), lambda m, t, _: m.purge_topic(t)),
-    "policy": Call((Operation.ADMIN,), lambda m, t, _: m.set_topic_policy(t, TopicPolicy())),
-    "pause": Call((Operation.ADMIN,), lambda m, t, _: m.pause_topic(t)),
-    "resume": Call((Operation.ADMIN,), lambda m, t, _: m.resume_topic(t)),
+    "purge": Call((Right.ADMIN,), lambda m, t, _: m.purge_topic(t)),
+    "policy": Call((Right.ADMIN,), lambda m, t, _: m.set_topic_policy(t, TopicPolicy())),
+    "pause": Call((Right.ADMIN,), lambda m, t, _: m.pause_topic(t)),
+    "resume": Call((Right.ADMIN,), lambda m, t, _: m.resume_topic(t)),
     "get": Call(PAYLOAD, lambda m, t, r: m.get_message(r.message_id)),
     "explain": Call(READ, lambda m, t, r: m.explain_message(r.message_id)),
     "backlog": Call(READ, lambda m, t, _: m.get_backlog(t)),
@@ -111,7 +111,7 @@ async def test_a_call_needs_its_operation_its_topic_and_its_mailbox(place: Memor
     everything = await mailbox_of(place, operations=call.operations)
     await call.run(everything, B, deliveries[B])
     for missing in call.operations:
-        other = await mailbox_of(place, operations=[each for each in Operation if each != missing])
+        other = await mailbox_of(place, operations=[each for each in Right if each != missing])
         assert await reason_of(call.run(other, A, deliveries[A])) == "operation"
     elsewhere = await mailbox_of(place, mailboxes=["acme@two"])
     assert await reason_of(call.run(elsewhere, A, deliveries[A])) == "mailbox"
@@ -476,7 +476,7 @@ async def test_reads_and_searches_are_audited_with_their_outcome(place: MemoryPl
 
 async def test_headers_are_read_without_the_right_to_read_payloads(place: MemoryPlace) -> None:
     sent = await place.mailbox.send_message(message(b"secret", attrs={"tenant": "acme"}))
-    reader = await place.control.open_session(place.issue(operations=[Operation.READ_HEADERS], topics=[A]))
+    reader = await place.control.open_session(place.issue(operations=[Right.READ_HEADERS], topics=[A]))
     detail = await reader.read_headers(sent.message_id)
     assert detail.item.custom_headers == {"tenant": "acme"}
     assert [each.event for each in detail.history] == ["MessageSent"]
@@ -496,9 +496,9 @@ async def test_headers_are_read_without_the_right_to_read_payloads(place: Memory
 
 async def test_calls_on_the_whole_service_need_a_capability_of_all_topics(place: MemoryPlace) -> None:
     session = await place.control.open_session(place.issue(operations=READ))
-    session.require(Operation.READ_HEADERS)
+    session.require(Right.READ_HEADERS)
     with pytest.raises(Forbidden):
-        session.require(Operation.ADMIN)
+        session.require(Right.ADMIN)
     limited = await place.control.open_session(place.issue(topics=[A]))
     with pytest.raises(Forbidden):
-        limited.require(Operation.READ_HEADERS)
+        limited.require(Right.READ_HEADERS)

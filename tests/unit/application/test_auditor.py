@@ -8,7 +8,7 @@ import pytest
 from postroom.application.access.audit import AuditEntry
 from postroom.application.access.auditor import Auditor
 from postroom.domain.capability.access import combine
-from postroom.domain.capability.rights import Expires, Operation, Rights
+from postroom.domain.capability.rights import Expires, Right, Rights
 from postroom.domain.capability.token import Identifier
 from postroom.domain.errors import Forbidden, Unavailable
 from tests.support.access import MemoryAuditLog
@@ -29,7 +29,7 @@ class FullAuditLog:
 async def read(log: MemoryAuditLog | FullAuditLog, answer: Callable[[], Awaitable[list[int]]]) -> list[int]:
     """Read through an auditor."""
     auditor = Auditor(log, ACCESS, "acme@one", lambda: 7)
-    return await auditor.run(Operation.READ_PAYLOAD, answer, len, topics=["orders"], criteria=["text"])
+    return await auditor.run(Right.READ_PAYLOAD, answer, len, topics=["orders"], criteria=["text"])
 
 
 async def three() -> list[int]:

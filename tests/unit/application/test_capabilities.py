@@ -8,7 +8,7 @@ from postroom.adapters.recorder import LogRecorder
 from postroom.application.access.capabilities import Capabilities
 from postroom.application.access.revocations import Revocations
 from postroom.domain.capability.access import Access, verify
-from postroom.domain.capability.rights import Expires, MaxMessages, Operation, Rights
+from postroom.domain.capability.rights import Expires, MaxMessages, Right, Rights
 from postroom.domain.capability.token import Token
 from postroom.domain.commit import GENESIS, verify_chain
 from postroom.domain.errors import InvalidRequest, NotFound, Unauthenticated
@@ -64,12 +64,12 @@ def test_without_a_key_nothing_is_issued(world: World) -> None:
 def test_a_capability_has_the_rights_and_the_time_that_it_was_issued_with(world: World) -> None:
     world.one.rotate()
     token = world.one.issue(
-        "shop", Rights(topics=("orders",), operations=(Operation.SEND,)), [MaxMessages(3)], lifetime_ms=5_000
+        "shop", Rights(topics=("orders",), operations=(Right.SEND,)), [MaxMessages(3)], lifetime_ms=5_000
     )
     access = world.access(token)
     now = world.clock.wall() // 1_000
     assert (access.principal, access.epoch, access.max_messages) == ("shop", 1, 3)
-    assert (access.topics, access.operations) == ((("orders",),), frozenset({Operation.SEND}))
+    assert (access.topics, access.operations) == ((("orders",),), frozenset({Right.SEND}))
     assert access.expires == now + 5_000
     assert world.events() == ["RootKeysCreated", "RootKeyRotated", "CapabilityIssued"]
     (listed,) = world.other.list()

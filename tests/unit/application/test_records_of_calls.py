@@ -12,7 +12,7 @@ from postroom.application.access.audit import AuditEntry
 from postroom.application.messages import ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.service import Session
-from postroom.domain.capability.rights import Operation
+from postroom.domain.capability.rights import Right
 from postroom.domain.capability.token import Token
 from postroom.domain.errors import Forbidden, InvalidRequest
 from postroom.domain.policy import TopicPolicy
@@ -163,7 +163,7 @@ async def test_a_call_leaves_what_the_table_says(place: MemoryPlace, row: Row) -
 async def test_a_refused_call_leaves_who_was_refused(place: MemoryPlace, row: Row) -> None:
     session, _ = await session_of(place)
     received = await prepare(place, row.call, session)
-    others = [each for each in Operation if each != row.right]
+    others = [each for each in Right if each != row.right]
     refused, nonce = await session_of(place, principal="stranger", operations=others)
 
     async def call() -> None:

@@ -25,9 +25,9 @@ from postroom.domain.capability.rights import (
     Mailboxes,
     MaxMessages,
     NotBefore,
-    Operation,
     Operations,
     Quota,
+    Right,
     Rights,
     Topics,
     decode_caveat,
@@ -46,7 +46,7 @@ LIMITS = st.none() | st.integers(0, 10)
 CAVEATS = st.one_of(
     PATTERNS.map(Mailboxes),
     PATTERNS.map(Topics),
-    st.lists(st.sampled_from(Operation), min_size=1, max_size=5).map(lambda some: Operations(tuple(some))),
+    st.lists(st.sampled_from(Right), min_size=1, max_size=5).map(lambda some: Operations(tuple(some))),
     st.builds(Quota, st.integers(0, 10), LIMITS, st.sampled_from(QUOTA_WINDOWS_MS)),
     TIMES.map(NotBefore),
     TIMES.map(Expires),
@@ -70,7 +70,7 @@ def issued(*caveats: Caveat, rights: Rights | None = None) -> Token:
     return mint(identifier(rights), SECRET, [EXPIRY, *caveats])
 
 
-def authorize(access: Access, operation: Operation, mailbox: str, topic: str | None, now: int) -> None:
+def authorize(access: Access, operation: Right, mailbox: str, topic: str | None, now: int) -> None:
     """Make the checks of a call, as `Guard` does."""
     check_time(access, now)
     check_operation(access, operation, mailbox)
@@ -78,7 +78,7 @@ def authorize(access: Access, operation: Operation, mailbox: str, topic: str | N
         raise uncovered_topic()
 
 
-def outcome(access: Callable[[], Access], operation: Operation, mailbox: str, topic: str | None) -> bool:
+def outcome(access: Callable[[], Access], operation: Right, mailbox: str, topic: str | None) -> bool:
     try:
         authorize(access(), operation, mailbox, topic, NOW)
     except (Forbidden, Unauthenticated):
@@ -99,7 +99,7 @@ def test_caveats_only_narrow() -> None:
         issued(
             Topics(("orders.*",)),
             Topics(("*.paid",)),
-            Operations((Operation.SEND, Operation.RECV)),
+            Operations((Right.SEND, Right.RECV)),
             MaxMessages(5),
             MaxMessages(9),
             Expires(NOW + 5_000),
@@ -108,11 +108,11 @@ def test_caveats_only_narrow() -> None:
         SECRET,
     )
     assert (access.expires, access.max_messages) == (NOW + 1_000, 5)
-    authorize(access, Operation.SEND, "main@local", "orders.paid", NOW)
+    authorize(access, Right.SEND, "main@local", "orders.paid", NOW)
     for operation, topic in (
-        (Operation.SEND, "orders.new"),
-        (Operation.SEND, "x.paid"),
-        (Operation.ACK, "orders.paid"),
+        (Right.SEND, "orders.new"),
+        (Right.SEND, "x.paid"),
+        (Right.ACK, "orders.paid"),
     ):
         with pytest.raises(Forbidden):
             authorize(access, operation, "main@local", topic, NOW)
@@ -123,24 +123,24 @@ def test_caveats_only_narrow() -> None:
 )
 def test_a_capability_is_valid_from_its_start_to_before_its_expiry(now: int, reason: str) -> None:
     access = verify(issued(NotBefore(NOW)), SECRET)
-    authorize(access, Operation.SEND, "main@local", "orders", NOW)
-    authorize(access, Operation.SEND, "main@local", "orders", NOW + 999)
+    authorize(access, Right.SEND, "main@local", "orders", NOW)
+    authorize(access, Right.SEND, "main@local", "orders", NOW + 999)
     with pytest.raises(Unauthenticated) as error:
-        authorize(access, Operation.SEND, "main@local", "orders", now)
+        authorize(access, Right.SEND, "main@local", "orders", now)
     assert error.value.reason == reason
 
 
 def test_a_capability_of_a_namespace_covers_no_other_mailbox() -> None:
     access = verify(issued(rights=Rights(mailboxes=("acme@*",))), SECRET)
-    authorize(access, Operation.ADMIN, "acme@one", None, NOW)
+    authorize(access, Right.ADMIN, "acme@one", None, NOW)
     with pytest.raises(Forbidden) as error:
-        authorize(access, Operation.ADMIN, "other@one", None, NOW)
+        authorize(access, Right.ADMIN, "other@one", None, NOW)
     assert error.value.reason == "mailbox"
 
 
-@given(st.lists(CAVEATS, max_size=4), CAVEATS, st.sampled_from(Operation), st.none() | NAMES)
+@given(st.lists(CAVEATS, max_size=4), CAVEATS, st.sampled_from(Right), st.none() | NAMES)
 def test_what_an_attenuated_token_allows_the_token_allows(
-    caveats: list[Caveat], added: Caveat, operation: Operation, topic: str | None
+    caveats: list[Caveat], added: Caveat, operation: Right, topic: str | None
 ) -> None:
     token = issued(*caveats)
     narrower = attenuate(token, added)
