@@ -91,8 +91,8 @@ class MailboxTransport(Protocol):
 class MailboxClient(Mailbox):
     """`Mailbox` over a transport.
 
-    A call that is refused for now is repeated after the pause that the server asks for, and one that did not
-    reach the server after a second, for as long as the call's time lasts. Sends are safe to repeat: a message
+    It retries `Saturated` and `Unavailable` until the time of the call is over, after the pause that the
+    server asks for, or after a second if the server can't be reached. Sends are safe to repeat: a message
     without an id gets one here. `redrive_dead_letters` and `purge_topic` are not repeated when their outcome
     is unknown.
 

@@ -76,10 +76,9 @@ class Mask(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(item, **changes) if changes else item
 
     def hide_fields(self, payload: DecodedPayload) -> DecodedPayload | None:
-        """Return a payload without the fields that are hidden, the same one if it has none of them.
+        """Return a payload without the fields that are hidden; None if its fields are unknown.
 
-        The fields of a payload that is not JSON, nor decoded to it, are unknown, and so are those of JSON
-        that can't be decoded: None stands for such a payload.
+        Fields are known of JSON that can be parsed, and of Protobuf that was decoded to JSON.
         """
         if not self.payload_fields or payload.format == PayloadFormat.ENCRYPTED or not payload.data:
             return payload

@@ -54,8 +54,8 @@ class OwnerSection(msgspec.Struct, frozen=True):
     """Settings of `[owner]`.
 
     Arguments:
-        listen: `host:port` at which an owner of a mailbox in a database answers other hosts, or `off`; None
-            takes the interface by which it uses the database.
+        listen: `host:port` where the owner of a mailbox in a database accepts connections from other hosts,
+            or `off`; None takes the interface by which it connects to the database.
     """
 
     listen: str | None = None

@@ -194,8 +194,8 @@ async def open_mailbox(
             paths of SQLite files and `postgresql://...`.
         amnesia: forget the content of messages when they settle, and refuse sends above `max_store_bytes`,
             256 MiB by default (svc-mailbox I-9); for the store `memory:` only.
-        listen: `host:port` at which this process, while it owns the mailbox of a database, answers those of
-            other hosts; None takes the interface by which it uses the database, and `off` answers none.
+        listen: `host:port` where this process accepts connections from other hosts while it owns the mailbox
+            of a database; None takes the interface by which it connects to the database, `off` accepts none.
         erasure: encrypt the messages of data subjects, so that they can be erased; None sends none to topics
             whose messages are encrypted.
 

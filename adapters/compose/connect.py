@@ -120,9 +120,9 @@ def connect(
 ) -> Connection:
     """Return a connection to a mailbox, opened by `async with`, or by `with` where nothing awaits.
 
-    Of the processes that connect to a mailbox of a store, one owns it and answers the others: those of its
-    host at a local socket, and those of other hosts that use the same database by TLS. When it goes, another
-    takes over. Calls in between wait, and are repeated where that is safe.
+    One process owns the mailbox. All other processes call it: on the same host through a local socket, from
+    other hosts, which use the same database, over TLS. When the owner ends, another process takes over; calls
+    wait meanwhile, and are repeated where that is safe.
 
     Arguments:
         address: path of a SQLite file, created if it is missing; `postgresql://...`, already migrated;

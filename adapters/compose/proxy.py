@@ -33,7 +33,7 @@ class LocalRunner(NamedTuple):
 
     Arguments:
         store: of its mailboxes.
-        settings: of which those of the server are not used.
+        settings: of the runner; it ignores the addresses and certificates of a server, as the proxy serves.
         access: decides what the bearer of a token may use.
     """
 

@@ -181,7 +181,7 @@ def whatif_report(
     selection: LogSelection = WHOLE_LOG,
     archive: str | None = None,
 ) -> Report:
-    """Return the report of what each of some policies would have done to the messages of a store.
+    """Return the report of the outcome under each of several policies for the messages of a store.
 
     Arguments:
         policies: at most 60; see `policy_grid`.

@@ -62,7 +62,7 @@ async def connect_grpc(
 
 
 class CallFactory(Protocol):
-    """What is used of a channel."""
+    """A gRPC channel, as far as `GrpcTransport` uses it."""
 
     def unary_unary(
         self, method: str, request_serializer: Any, response_deserializer: Any

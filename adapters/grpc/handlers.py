@@ -88,7 +88,7 @@ class MailboxHandlers(grpc.GenericRpcHandler):
             served.end_waits()
 
     async def close(self) -> None:
-        """Return when what the streams left unsettled has been returned."""
+        """Wait until the unsettled messages of ended streams are ready again."""
         for served in list(self._served.values()):
             await served.calls.drain()
             if served.watch is not None:

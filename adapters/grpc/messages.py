@@ -266,7 +266,7 @@ def _as_builtins(message: Message) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a Struct, whose numbers are floats, with whole numbers as ints."""
+    """Return a value of a Struct as Python has it in JSON: integral numbers become int."""
     if isinstance(value, Struct):
         return _as_builtins(value)
     if isinstance(value, ListValue):

@@ -220,7 +220,7 @@ class MailboxService:
             return write_answer(operation, await ask())
 
     async def drain(self) -> None:
-        """Return when what the streams left unsettled has been returned."""
+        """Wait until the unsettled messages of ended streams are ready again."""
         while self._returns:
             await asyncio.wait(self._returns)
 

@@ -244,7 +244,7 @@ class HttpTransport:
 
     def _unreadable(self, status: int, retry_after: str | None) -> PostroomError:
         """Return the error of an answer that is not the contract's, as of a proxy in between."""
-        text = f"{self.where} answered {status} with what is no answer of a mailbox; check the address."
+        text = f"{self.where} answered {status}, and the answer is not Postroom's; check the address."
         if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             return FrameTooLarge(text)
         if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -113,8 +113,8 @@ class MessageHandlers:
     async def _latest_receipt(self, id_: str) -> Receipt:
         """Return the receipt of the latest delivery of a message.
 
-        That takes no right: whether the caller may settle it is checked with the receipt. An unknown message
-        gets one, too, so that callers who may not know what it is can't find out.
+        It needs no right: settling checks whether the caller may use the receipt. An unknown message gets a
+        receipt, too, which hides from callers without the right whether a message exists.
         """
         mailbox = self._service.mailbox
         try:

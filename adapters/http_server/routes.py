@@ -16,7 +16,7 @@ class Route(NamedTuple):
         body: type of the JSON body; None if it takes none.
         query: struct of the query parameters; None if it takes none.
         answer: type of the JSON answer, or a tuple of them; the media type of another one.
-        refusals: statuses with which it may be refused, besides those of every call.
+        refusals: error statuses of this route, besides those that every route has.
         examples: of body and answer.
         is_public: it needs no token.
         takes_cloud_events: its body may also be a CloudEvent, which becomes a `NewMessage`.

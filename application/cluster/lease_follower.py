@@ -1,4 +1,4 @@
-"""An admin's fold of the log of leases, which it follows, and the end of what was not renewed."""
+"""An admin's view of the log of leases, and the expiry of leases that were not renewed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -94,7 +94,7 @@ class LeaseFollower:
         await self.assign_partitions()
 
     async def run(self) -> None:
-        """Follow the log, and end what was not renewed, until cancelled, through outages of the store."""
+        """Follow the log, and expire leases that were not renewed, until cancelled; retry while the store is down."""
         async with (
             background_task(self._repeat("lease.expiry_failed", self._expire_and_wait)),
             background_task(self._repeat("lease.cleanup_failed", self._wait_and_clean_up)),

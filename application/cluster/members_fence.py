@@ -1,4 +1,4 @@
-"""The owner's side of the members of a namespace: it refuses calls of clients that know others (ADR 0063)."""
+"""The owner's list of the members of a namespace, and the refusal of clients with a stale list (ADR 0063)."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Verification of that by which the events of a stream are found: the log's index, and their distances."""
+"""Verification of the index of streams, and of the distances between the events of a stream."""
 
 from array import array
 from collections.abc import Collection, Iterator

@@ -44,9 +44,9 @@ class Observations:
 class LeaseObservations:
     """The newest version that an admin saw of each lease, and since when.
 
-    The holder of a lease counts its TTL from before it sent the request that made a version, so it stops
-    before an admin that saw that version for the TTL and the grace period lets the lease expire. No clock is
-    compared with that of another process, and what happened before this process started does not count.
+    A holder counts the TTL of its lease from before it sent the renewal. An admin counts from when it saw the
+    renewal, and adds the grace period. So the holder stops first, and no process compares its clock with that
+    of another. An admin that starts counts from its start.
     """
 
     def __init__(self) -> None:

@@ -69,8 +69,8 @@ class UndoRedrive(msgspec.Struct, frozen=True, gc=False):
     """Command to make messages of a job dead letters again, if nothing happened to them since.
 
     Arguments:
-        messages: streams, and the positions of the events by which the job redrove them; of a job that sent
-            copies, those of the copies.
+        messages: streams of the messages that the job redrove, or of the copies that it sent, each with the
+            position of the event by which it did.
         originals: of these, for each copy.
         cursor: version of the job's event that came with them.
         is_last: whether none is left after them.
