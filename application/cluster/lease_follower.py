@@ -94,7 +94,7 @@ class LeaseFollower:
         await self.assign_partitions()
 
     async def run(self) -> None:
-        """Follow the log, and expire leases that were not renewed, until cancelled; retry while the store is down."""
+        """Follow the log and expire leases that were not renewed; retry while the store is down."""
         async with (
             background_task(self._repeat("lease.expiry_failed", self._expire_and_wait)),
             background_task(self._repeat("lease.cleanup_failed", self._wait_and_clean_up)),

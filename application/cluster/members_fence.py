@@ -1,4 +1,4 @@
-"""The owner's list of the members of a namespace, and the refusal of clients with a stale list (ADR 0063)."""
+"""The list of members at an owner, which refuses clients with a stale list (ADR 0063)."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,8 +1,8 @@
 """Members of a namespace: its mailboxes, which are only ever added (ADR 0063).
 
-Each mailbox records in its log which members it learned of and when: its history. Receives keep the order of
-keys that a new member took: if mailbox A first records member B at log time 9, the messages that A held at that
-time are received before any message of B.
+Each mailbox records in its log which members it learned of and when: its history. Receives keep the order
+of keys that a new member took: if mailbox A first records member B at log time 9, the messages that A held at
+that time are received before any message of B.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
