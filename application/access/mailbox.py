@@ -46,9 +46,9 @@ CRITERIA = {
 class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedReads, Mailbox):
     """`Mailbox` that checks each call against a capability before the mailbox itself gets it.
 
-    A capability that is limited to topics gets one answer, Forbidden, for unknown messages and for messages of
-    other topics. Messages that it received can be acked and nacked after it has expired or was revoked, until
-    the visibility timeout ends. Acks and nacks are not charged to quotas.
+    A capability that is limited to topics gets one answer, Forbidden, for unknown messages and for messages
+    of other topics. Messages that it received can be acked and nacked after it has expired or was revoked,
+    until the visibility timeout ends. Acks and nacks are not charged to quotas.
 
     Changes are audited, and so are refusals. Sends, receives and settlements leave events in the log of the
     mailbox; those of a message that another capability received are audited, too.
