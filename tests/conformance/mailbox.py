@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 
+from postroom.application.correlation import MAX_CORR_ID_CHARS, correlate
 from postroom.application.messages import ReceivedMessage, Sent, read_receipt, write_receipt
 from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import (
@@ -112,6 +113,30 @@ class MailboxConformance(MailboxStreamConformance, MailboxRefusalConformance):
         assert [type(answer) for answer in answers] == [Sent, InvalidRequest, Sent, FrameTooLarge]
         assert [each.payload for each in await mailbox.receive_messages("orders")] == [b"1", b"2"]
         assert await mailbox.send_batch([]) == []
+
+    async def test_a_message_of_several_chunks_is_delivered_whole(self, mailbox: Mailbox) -> None:
+        """A frame has a limit of 1 MiB, and the chunk of a stream does not bound it (svc-mailbox I-6)."""
+        payload = bytes(range(256)) * 2_700
+        await mailbox.send_batch([message(payload), message(b"small")])
+        received = await receive_one(mailbox)
+        assert received.payload == payload
+        await received.nack(delay_ms=0)
+        async with mailbox.stream_messages("orders") as stream:
+            sizes = {len((await anext(stream)).payload) for _ in range(2)}
+        assert sizes == {len(payload), len(b"small")}
+
+    async def test_messages_have_the_correlation_id_of_the_call_that_sends_them(
+        self, mailbox: Mailbox
+    ) -> None:
+        """Any visible ASCII character may be in one (svc-mailbox P-8)."""
+        corr_ids = ["".join(map(chr, range(0x21, 0x7F))), "~" * MAX_CORR_ID_CHARS, "0"]
+        for corr_id in corr_ids:
+            with correlate(corr_id):
+                await mailbox.send_message(message())
+                await mailbox.send_batch([message(), message(correlation_id="own")])
+        received = await mailbox.receive_messages("orders", max_messages=9)
+        expected = [each for corr_id in corr_ids for each in (corr_id, corr_id, "own")]
+        assert sorted(str(each.correlation_id) for each in received) == sorted(expected)
 
     async def test_messages_with_one_sticky_key_keep_their_order(self, mailbox: Mailbox) -> None:
         payloads = [str(number).encode() for number in range(50)]

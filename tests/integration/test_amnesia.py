@@ -1,9 +1,14 @@
-"""A mailbox in amnesia mode forgets what is settled, and stays within its bound (svc-mailbox I-5, I-9)."""
+"""A mailbox in amnesia mode forgets what is settled, and stays within its bound (svc-mailbox I-5, I-9, I-16)."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.memory.amnesia_log import AmnesiaEventLog
@@ -11,11 +16,12 @@ from postroom.application.mailbox.fold import fold
 from postroom.application.mailbox.memory_bound import MemoryBound
 from postroom.application.messages import Sent
 from postroom.domain.errors import InvalidRequest, NotFound, Saturated
-from postroom.domain.message import Status
+from postroom.domain.message import MessageSent, Status
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.search import EventFilter, Order
 from postroom.domain.settings import SettingsChanges
 from tests.conformance.records import append_each, sent
+from tests.support.examples import examples
 from tests.support.snapshots import take_snapshot
 from tests.support.stores import MAILBOX, Place, envelope, message
 
@@ -151,6 +157,80 @@ async def test_a_compaction_keeps_what_delivers_and_settles_each_unsettled_messa
             assert (received.payload, received.attempt) == (topic.encode(), attempt)
             await received.ack()
         assert (await mailbox.get_backlog()).shards == []
+
+
+async def has_content(mailbox: Postroom, id_: str) -> bool:
+    try:
+        return b"secret" in (await mailbox.get_message(id_)).item.envelope_blob
+    except NotFound:
+        return False
+
+
+async def check_contents(steps: list[str]) -> None:
+    async with compacting() as (mailbox, log, bound):
+        ids: list[str] = []
+        unsettled: set[str] = set()
+        for step in steps:
+            match step:
+                case "send":
+                    ids.append((await mailbox.send_message(message(b"secret"))).message_id)
+                    unsettled.add(ids[-1])
+                case "purge" if unsettled:
+                    await mailbox.purge_topic("orders", ready=True)
+                    unsettled.clear()
+                case "compact":
+                    await bound.compact(mailbox.engine)
+                case "redrive" if unsettled:
+                    await mailbox.redrive_dead_letters("orders")
+                case "ack" | "nack":
+                    received = await mailbox.receive_messages("orders", max_messages=2)
+                    receipts = [each.receipt for each in received]
+                    if step == "ack":
+                        await mailbox.ack_messages(receipts)
+                        unsettled -= {each.message_id for each in received}
+                    else:
+                        await mailbox.nack_messages(receipts, delay_ms=0)
+            assert {each for each in ids if await has_content(mailbox, each)} == unsettled
+            stored = [each.event.envelope for each in log.read() if isinstance(each.event, MessageSent)]
+            assert sum(b"secret" in each for each in stored) <= len(unsettled)
+
+
+STEPS = st.lists(st.sampled_from(["send", "send", "ack", "nack", "redrive", "purge", "compact"]), max_size=20)
+
+
+@given(STEPS)
+def test_whatever_happens_a_mailbox_has_the_content_of_unsettled_messages_only(steps: list[str]) -> None:
+    asyncio.run(check_contents(steps))
+
+
+async def check_restart(store: str, amnesia: bool, nacked: list[bool]) -> None:
+    policy = TopicPolicy(shards=1, max_attempts=1)
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Postroom]:
+        async with open_mailbox(store, default_policy=policy, durability="relaxed", amnesia=amnesia) as mailbox:
+            assert (await mailbox.get_backlog()).dlq_profile == ("ephemeral" if amnesia else "durable")
+            yield mailbox
+
+    async with opened() as mailbox:
+        for number, is_dead in enumerate(nacked):
+            await mailbox.send_message(message(b"%d" % number))
+            (received,) = await mailbox.receive_messages("orders", max_messages=1)
+            await (received.nack(reason=f"reason {number}") if is_dead else received.ack())
+        letters = await mailbox.list_dead_letters()
+        assert len(letters) == sum(nacked)
+    async with opened() as mailbox:
+        assert await mailbox.list_dead_letters() == ([] if amnesia else letters)
+
+
+@given(amnesia=st.booleans(), nacked=st.lists(st.booleans(), max_size=6))
+@settings(max_examples=examples(40))
+def test_dead_letters_survive_a_restart_unless_the_mailbox_is_in_amnesia_mode(
+    amnesia: bool, nacked: list[bool]
+) -> None:
+    with TemporaryDirectory() as folder:
+        store = "memory:" if amnesia else str(Path(folder) / "store.db")
+        asyncio.run(check_restart(store, amnesia, nacked))
 
 
 async def test_a_message_is_forgotten_altogether_after_two_compactions() -> None:

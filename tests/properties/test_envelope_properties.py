@@ -1,14 +1,27 @@
 import re
 from typing import Any
+from uuid import UUID
 
-from hypothesis import given
+import msgspec
+from blake3 import blake3
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from postroom.application.mailbox.codec import is_intact
+from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.domain.envelope.build import make_template, open_envelope, without_auth_token
-from postroom.domain.envelope.headers import extension_bytes, extension_text, extract_mailbox_item
+from postroom.domain.envelope.headers import (
+    extension_bytes,
+    extension_text,
+    extract_mailbox_item,
+    parse_envelope,
+)
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.envelope.validation import ValidationMode, validate_envelope
 from postroom.domain.errors import InvalidRequest
+from postroom.domain.mailbox.decide import sent as sent_event
+from postroom.domain.message import MessageSent
+from postroom.domain.record import Record
 from postroom.domain.search import Cursor, topic_matches
 from tests.support.envelopes import build_envelope
 
@@ -201,3 +214,53 @@ def test_a_cursor_survives_its_journey_as_text_that_is_safe_in_a_url(timestamp: 
 def test_a_glob_matches_what_the_regular_expression_of_it_matches(pattern: str, topic: str) -> None:
     expected = re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), topic) is not None
     assert topic_matches(pattern, topic) == expected
+
+
+def stored_message(blob: bytes, idem_key: str | None) -> MessageSent:
+    """Return the event of an envelope from outside; an envelope that is refused is no example."""
+    envelope = parse_envelope(blob)
+    envelope.metadata.topic = "orders"
+    blob = envelope.SerializeToString(deterministic=True)
+    factory = MessageFactory("acme@one", lambda: 1, lambda: UUID(int=7))
+    try:
+        request = factory.from_envelope(blob, parse_envelope(blob), idem_key=idem_key)
+    except InvalidRequest:
+        assume(False)
+    return sent_event(request.command, 0, 0, 0, 0)
+
+
+def hashed_parts(message: MessageSent) -> tuple[object, ...]:
+    envelope = open_envelope(message.envelope)
+    return (
+        message.topic,
+        envelope.published_at_us,
+        message.idem_key,
+        envelope.payload,
+        dict(envelope.extensions),
+    )
+
+
+def record_of(message: MessageSent, envelope: bytes) -> Record:
+    """Return the record of a message with the hash of an envelope."""
+    return Record(1, 1, bytes(32), message, 0, blake3(envelope).digest())
+
+
+@given(envelopes(), st.none() | st.text("ké", min_size=1), st.data())
+def test_no_altered_message_passes_its_hashes(blob: bytes, idem_key: str | None, data: st.DataObject) -> None:
+    """They cover each bit of the envelope, and what svc-mailbox I-12 names, also by itself (G-7)."""
+    message = stored_message(blob, idem_key)
+    assert is_intact(record_of(message, message.envelope))
+    flipped = bytearray(message.envelope)
+    flipped[data.draw(st.integers(0, len(flipped) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    changes: list[dict[str, Any]] = [
+        {"envelope": bytes(flipped)},
+        {"topic": f"{message.topic}.eu"},
+        {"idem_key": f"{message.idem_key}x"},
+        {"payload_hash": message.payload_hash[::-1]},
+        {"hash_chain": message.hash_chain[::-1]},
+    ]
+    for change in changes:
+        altered = msgspec.structs.replace(message, **change)
+        assert not is_intact(record_of(altered, message.envelope))
+        with_its_hash = record_of(altered, altered.envelope)
+        assert not is_intact(with_its_hash) or hashed_parts(altered) == hashed_parts(message)

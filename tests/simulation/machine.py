@@ -1,6 +1,7 @@
 """The state machine: commands, time, faults and crashes in any order, the real mailbox against the model."""
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 from uuid import UUID
@@ -12,6 +13,7 @@ from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.fold import fold
 from postroom.application.queries.get_backlog import GetBacklog
 from postroom.application.queries.list_dead_letters import ListDeadLetters
+from postroom.application.queries.measure_mailbox import MeasureMailbox
 from postroom.application.queries.time_travel import StateAt
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.errors import PostroomError, Rejected, Unavailable
@@ -68,6 +70,7 @@ class MailboxMachine(RuleBasedStateMachine):
         self.is_sound = False
         self.folded: tuple[int, list[Mailbox]] = (-1, [])
         self.verified = (-1, 0)
+        self.dead_lettered: Counter[str] = Counter()
 
     @initialize(skew_ms=skews_ms)
     def open_for_the_first_time(self, skew_ms: int) -> None:
@@ -221,6 +224,7 @@ class MailboxMachine(RuleBasedStateMachine):
         self._log_time_is_what_the_clocks_allow()
         self._the_mailbox_is_what_the_model_says()
         self._the_queries_tell_the_same()
+        self._the_metrics_tell_the_same()
         self._nothing_exceeds_its_bounds()
         self._folding_the_log_again_gives_the_same_mailbox()
         self._the_log_verifies()
@@ -260,6 +264,33 @@ class MailboxMachine(RuleBasedStateMachine):
             for row in backlog.shards
         }
         assert counts == self.model.count()
+
+    def _the_metrics_tell_the_same(self) -> None:
+        """The gauges and counters of svc-mailbox I-10."""
+        metrics = {m.name: m.samples for m in MeasureMailbox(lambda: self.engine.mailbox, self.engine.metrics)()}
+        depth, in_flight, saturation = (
+            {(labels["topic"], int(labels["shard"])): value for labels, value in metrics[f"postroom_{name}"]}
+            for name in ("queue_depth", "inflight", "saturation")
+        )
+        counts = self.model.count()
+        held = {shard: (row[0] + row[1], row[2]) for shard, row in counts.items() if any(row[:3])}
+        assert {shard: (depth[shard], in_flight[shard]) for shard in depth} == held
+        for (topic, number), value in saturation.items():
+            capacities = self.model.topics[topic]
+            size = sum(held[topic, number])
+            assert value == size / capacities.policy.shard_capacity
+            assert 0 < value <= 1 or capacities.policy.shard_capacity < capacities.largest["shard_capacity"]
+        dead = {
+            topic: number
+            for topic in TOPICS
+            if (number := sum(row[3] for (name, _), row in counts.items() if name == topic))
+        }
+        assert {labels["topic"]: value for labels, value in metrics["postroom_dead_letters"]} == dead
+        dead_lettered: Counter[str] = Counter()
+        for labels, value in metrics["postroom_dlq"]:
+            dead_lettered[labels["topic"]] += value
+        assert all(dead_lettered[topic] >= max(dead.get(topic, 0), self.dead_lettered[topic]) for topic in TOPICS)
+        self.dead_lettered = dead_lettered
 
     def _nothing_exceeds_its_bounds(self) -> None:
         assert self.engine.mailbox.in_flight <= LIMITS.in_flight_ceiling

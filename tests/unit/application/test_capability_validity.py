@@ -7,18 +7,19 @@ from functools import partial
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from postroom.application.access.deliveries import Deliveries
 from postroom.application.access.revocations import Revocations
+from postroom.application.messages import ReceivedMessage
 from postroom.domain.capability.rights import Expires, Topics
 from postroom.domain.capability.token import Token, attenuate
-from postroom.domain.errors import (
-    Unauthenticated,
-    Unavailable,
-)
+from postroom.domain.errors import StaleReceipt, Unauthenticated, Unavailable
 from postroom.domain.message import Receipt
 from postroom.domain.policy import DAY_MS
 from tests.support.access import MemoryPlace, controlled_mailbox, mailbox_of, reason_of
+from tests.support.examples import examples
 from tests.support.messages import message
 
 A, B = "orders", "payments"
@@ -185,6 +186,76 @@ async def test_what_was_received_before_the_end_can_be_settled(place: MemoryPlac
     assert await reason_of(place.control.open_session(token)) == ending
     (again,) = await place.mailbox.receive_messages(A)
     assert again.message_id == nacked.message_id
+
+
+LIFETIME_SECONDS, CACHE_SECONDS, VISIBILITY_SECONDS = 100, 30, 60
+STEPS = st.lists(
+    st.sampled_from(["send", "receive", "receive", "ack", "nack", "revoke", "refresh"])
+    | st.sampled_from([1, 29, 30, 31, 59, 60, 61]),
+    max_size=15,
+)
+
+
+async def check_ending(steps: list[str | int]) -> None:
+    """Call a mailbox with a capability that expires, and that may be revoked, and count on what I-15 says."""
+    async with controlled_mailbox() as place:
+        clock = place.clock
+        await place.mailbox.send_batch([message() for _ in range(20)])
+        token = place.issue(lifetime_ms=LIFETIME_SECONDS * 1_000)
+        mailbox = (await place.control.open_session(token)).mailbox
+        now, revoked_at, refreshed = 0, None, False
+        held: list[tuple[int, ReceivedMessage]] = []
+        for step in steps:
+            is_expired = now >= LIFETIME_SECONDS
+            must_be_revoked = revoked_at is not None and (refreshed or now >= revoked_at + CACHE_SECONDS)
+            match step:
+                case int():
+                    await clock.advance(step)
+                    now += step
+                case "revoke" if revoked_at is None:
+                    place.capabilities.revoke(Token.decode(token).read_identifier().nonce)
+                    revoked_at = now
+                case "refresh":
+                    await place.control.refresh()
+                    refreshed = revoked_at is not None
+                case "send" | "receive":
+                    call: Any = (
+                        mailbox.send_message(message())
+                        if step == "send"
+                        else mailbox.receive_messages(
+                            A, max_messages=2, visibility_ms=VISIBILITY_SECONDS * 1_000
+                        )
+                    )
+                    try:
+                        answer = await call
+                    except Unauthenticated as error:
+                        reasons = {"expired"} if is_expired else set()
+                        reasons |= {"revoked"} if revoked_at is not None else set()
+                        assert (error.status, error.reason in reasons) == (401, True)
+                    else:
+                        assert not is_expired
+                        assert not must_be_revoked
+                        held += [(now, each) for each in answer] if step == "receive" else []
+                case "ack" | "nack" if held:
+                    received_at, received = held.pop()
+                    settle = mailbox.ack_messages if step == "ack" else mailbox.nack_messages
+                    is_late = now >= received_at + VISIBILITY_SECONDS
+                    try:
+                        (settled,) = await settle([received.receipt])
+                    except Unauthenticated:
+                        assert is_late, "what was received before the end can be settled"
+                        assert is_expired or revoked_at is not None
+                    else:
+                        assert settled is None or (is_late and isinstance(settled, StaleReceipt))
+                        assert not (is_late and (is_expired or must_be_revoked))
+
+
+@given(STEPS)
+@settings(max_examples=examples(60))
+def test_whatever_happens_a_capability_that_ended_allows_only_to_settle_what_it_received_before(
+    steps: list[str | int],
+) -> None:
+    asyncio.run(check_ending(steps))
 
 
 async def test_after_the_end_nothing_can_be_settled_beyond_its_visibility_timeout(place: MemoryPlace) -> None:

@@ -1,6 +1,8 @@
 """Hashes never change, as stored logs depend on them; the expected values were computed once."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from postroom.domain.commit import GENESIS, link
 from postroom.domain.integrity import b3, hash_chain, payload_hash
@@ -32,6 +34,13 @@ def test_the_payload_hash_is_blake3() -> None:
 )
 def test_a_key_stays_in_its_shard(key: str, shards: int, shard: int) -> None:
     assert shard_of(key, shards) == shard
+
+
+@given(key=st.text(max_size=50), shards=st.integers(1, 1_024))
+def test_any_key_is_in_the_shard_that_its_blake3_hash_names(key: str, shards: int) -> None:
+    """Stored messages are in the shards of this formula, so that it is for ever (svc-mailbox P-6)."""
+    first_eight_bytes = b3(payload_hash(key.encode()))[3:19]
+    assert shard_of(key, shards) == int(first_eight_bytes, 16) % shards
 
 
 def test_keys_spread_over_all_shards() -> None:

@@ -114,6 +114,21 @@ def test_a_message_cannot_be_processed_before_it_was_received() -> None:
     assert caught.value.code == "INVALID_TIMESTAMP"
 
 
+@given(received_at=st.integers(0, 50), now=st.integers(0, 50), was_dead=st.booleans())
+def test_no_message_is_processed_before_it_was_received(received_at: int, now: int, was_dead: bool) -> None:
+    """Policy POL-047-004, also for a dead letter whose handler succeeds late."""
+    message = after(received(at=received_at), *[dead(2, at=received_at)] * was_dead)
+    assert message.processed_at is None
+    try:
+        (event,) = process(message, now)
+    except InvalidTimestamp:
+        assert now < received_at
+    else:
+        processed_at = evolve(message, event).processed_at
+        assert processed_at is not None
+        assert processed_at == now >= message.received_at
+
+
 def test_a_handler_that_succeeds_late_settles_a_dead_letter() -> None:
     message = after(received(), dead(2), processed(3))
     assert message.processed_at == 30

@@ -1,5 +1,6 @@
 """Given what happened to an outbox event, when a command comes, then this follows. Times are µs."""
 
+import re
 from typing import Any
 from uuid import UUID
 
@@ -112,6 +113,32 @@ def test_an_event_of_the_future_is_refused_as_future_event() -> None:
     with pytest.raises(FutureEvent, match="has an occurred_at 1 µs in the future") as refusal:
         Scenario().when(record(occurred_at=1_001), 1_000)
     assert refusal.value.code == "FUTURE_EVENT"
+
+
+@given(
+    id_=st.none() | st.uuids(),
+    event_type=st.none() | st.sampled_from(["", "order_placed"]) | st.text(max_size=5),
+    occurred_at=st.integers(0, 2_000),
+    now=st.integers(0, 2_000),
+)
+def test_what_is_recorded_has_an_id_and_a_type_and_is_not_of_the_future(
+    id_: UUID | None, event_type: str | None, occurred_at: int, now: int
+) -> None:
+    """The policies POL-047-001 and POL-047-002 hold for all that is recorded, and refuse nothing else."""
+    is_token = re.fullmatch(r"[\w-]+", event_type or "") is not None
+    command = record(id=id_, event_type=event_type, occurred_at=occurred_at)
+    try:
+        (recorded,) = Scenario().when(command, now)
+    except InvalidOutboxEvent as error:
+        assert (error.code, id_ is None or not is_token) == ("INVALID_OUTBOX", True)
+    except FutureEvent as error:
+        assert (error.code, occurred_at > now) == ("FUTURE_EVENT", True)
+    else:
+        assert isinstance(recorded, OutboxEventRecorded)
+        assert id_ is not None
+        assert is_token
+        assert (recorded.stream, recorded.event_type) == (id_.bytes, event_type)
+        assert recorded.occurred_at == occurred_at <= now
 
 
 def test_an_event_of_this_very_moment_is_recorded() -> None:

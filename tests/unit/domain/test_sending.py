@@ -1,7 +1,9 @@
 """SEND (svc-mailbox C-1): accepting, refusing, and recognising what was sent before."""
 
+import hypothesis
 import msgspec
 import pytest
+from hypothesis import strategies as st
 
 from postroom.domain.errors import FrameTooLarge, IdempotencyConflict, InvalidRequest, Saturated
 from postroom.domain.integrity import payload_hash
@@ -135,6 +137,19 @@ def test_a_frame_holds_a_mebibyte_and_not_a_byte_more() -> None:
     given(NOTHING).when(a.send(envelope=bytes((1 << 20) + 1)), at=0).then_rejected(
         FrameTooLarge, "1048577 bytes.*at most 1048576", code="E_FRAME_TOO_LARGE", status=413
     )
+
+
+@hypothesis.given(limit=st.integers(1, 1 << 20), excess=st.integers(-300, 300), archives=st.booleans())
+def test_a_frame_is_accepted_up_to_its_limit_and_no_further(limit: int, excess: int, archives: bool) -> None:
+    """An archive has room for headers that others wrote, beside the frame."""
+    size = max(0, limit + (ARCHIVE_ROOM_BYTES if archives else 0) + excess)
+    limits = MailboxLimits(frame_bytes=limit)
+    scenario = given(NOTHING, mode="archive" if archives else "queue", limits=limits)
+    command = Life("a").send(envelope=bytes(size))
+    if excess > 0:
+        scenario.when(command, at=0).then_rejected(FrameTooLarge, f"{size} bytes", status=413)
+    else:
+        assert [type(event) for event in scenario.when(command, at=0).events] == [MessageSent]
 
 
 def test_a_full_shard_refuses_while_other_shards_accept() -> None:
