@@ -208,7 +208,9 @@ async def check_restart(store: str, amnesia: bool, nacked: list[bool]) -> None:
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Postroom]:
-        async with open_mailbox(store, default_policy=policy, durability="relaxed", amnesia=amnesia) as mailbox:
+        async with open_mailbox(
+            store, default_policy=policy, durability="relaxed", amnesia=amnesia
+        ) as mailbox:
             assert (await mailbox.get_backlog()).dlq_profile == ("ephemeral" if amnesia else "durable")
             yield mailbox
 

@@ -267,7 +267,9 @@ class MailboxMachine(RuleBasedStateMachine):
 
     def _the_metrics_tell_the_same(self) -> None:
         """The gauges and counters of svc-mailbox I-10."""
-        metrics = {m.name: m.samples for m in MeasureMailbox(lambda: self.engine.mailbox, self.engine.metrics)()}
+        metrics = {
+            m.name: m.samples for m in MeasureMailbox(lambda: self.engine.mailbox, self.engine.metrics)()
+        }
         depth, in_flight, saturation = (
             {(labels["topic"], int(labels["shard"])): value for labels, value in metrics[f"postroom_{name}"]}
             for name in ("queue_depth", "inflight", "saturation")
@@ -289,7 +291,9 @@ class MailboxMachine(RuleBasedStateMachine):
         dead_lettered: Counter[str] = Counter()
         for labels, value in metrics["postroom_dlq"]:
             dead_lettered[labels["topic"]] += value
-        assert all(dead_lettered[topic] >= max(dead.get(topic, 0), self.dead_lettered[topic]) for topic in TOPICS)
+        assert all(
+            dead_lettered[topic] >= max(dead.get(topic, 0), self.dead_lettered[topic]) for topic in TOPICS
+        )
         self.dead_lettered = dead_lettered
 
     def _nothing_exceeds_its_bounds(self) -> None:

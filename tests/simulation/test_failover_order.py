@@ -94,9 +94,9 @@ class Drill:
         return received
 
     def ack(self, received: list[ReceivedMessage]) -> None:
-        assert self.loop.play(self.mailbox.ack_messages([each.receipt for each in received])) == [
-            None
-        ] * len(received)
+        assert self.loop.play(self.mailbox.ack_messages([each.receipt for each in received])) == [None] * len(
+            received
+        )
         self.acked |= {int(each.payload) for each in received}
 
     def fail_over(self, turns: int) -> None:
@@ -199,7 +199,9 @@ def a_lost_delivery_that_never_comes_back(patch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda put_in: put_in.__name__,
 )
-def test_the_drill_finds(put_in: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_drill_finds(
+    put_in: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     put_in(monkeypatch)
     with pytest.raises(AssertionError):
         run(TWICE_LOST)

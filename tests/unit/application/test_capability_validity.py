@@ -188,16 +188,21 @@ async def test_what_was_received_before_the_end_can_be_settled(place: MemoryPlac
     assert again.message_id == nacked.message_id
 
 
+Step = str | int
 LIFETIME_SECONDS, CACHE_SECONDS, VISIBILITY_SECONDS = 100, 30, 60
-STEPS = st.lists(
-    st.sampled_from(["send", "receive", "receive", "ack", "nack", "revoke", "refresh"])
-    | st.sampled_from([1, 29, 30, 31, 59, 60, 61]),
-    max_size=15,
+CALLS: st.SearchStrategy[list[Step]] = st.lists(
+    st.sampled_from(["send", "receive", "ack", "nack"]), max_size=5
 )
+ENDINGS: dict[str, list[Step]] = {
+    "expired": [30],
+    "revoked": ["revoke"],
+    "revoked at once": ["revoke", "refresh"],
+}
+PAUSES = st.sampled_from([0, 1, CACHE_SECONDS - 1, CACHE_SECONDS, VISIBILITY_SECONDS - 1, VISIBILITY_SECONDS])
 
 
-async def check_ending(steps: list[str | int]) -> None:
-    """Call a mailbox with a capability that expires, and that may be revoked, and count on what I-15 says."""
+async def check_ending(steps: list[Step]) -> None:
+    """Make calls with a capability that expires and may be revoked; numbers are seconds that pass."""
     async with controlled_mailbox() as place:
         clock = place.clock
         await place.mailbox.send_batch([message() for _ in range(20)])
@@ -250,11 +255,27 @@ async def check_ending(steps: list[str | int]) -> None:
                         assert not (is_late and (is_expired or must_be_revoked))
 
 
-@given(STEPS)
-@settings(max_examples=examples(60))
-def test_whatever_happens_a_capability_that_ended_allows_only_to_settle_what_it_received_before(
-    steps: list[str | int],
+@pytest.mark.parametrize("ending", ENDINGS)
+@given(before=CALLS, waits=PAUSES, after=CALLS, later=PAUSES)
+@settings(max_examples=examples(80))
+def test_a_capability_that_ended_allows_only_to_settle_what_it_received_before(
+    ending: str, before: list[Step], waits: int, after: list[Step], later: int
 ) -> None:
+    """Within the time to live of the cache, or at once (svc-mailbox I-15, G-10)."""
+    steps: list[Step] = [LIFETIME_SECONDS - 30] if ending == "expired" else []
+    steps += [
+        "receive",
+        *before,
+        *ENDINGS[ending],
+        waits,
+        "send",
+        *after,
+        "ack",
+        later,
+        "send",
+        "nack",
+        "ack",
+    ]
     asyncio.run(check_ending(steps))
 
 
