@@ -1,4 +1,4 @@
-"""A mailbox in amnesia mode forgets what is settled, and stays within its bound (svc-mailbox I-5, I-9, I-16)."""
+"""A mailbox in amnesia mode forgets what is settled, within its bound (svc-mailbox I-5, I-9, I-16)."""
 
 import asyncio
 from collections.abc import AsyncIterator

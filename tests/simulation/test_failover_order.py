@@ -1,8 +1,8 @@
 """Failover loses no message and bounds how far a delivery is out of order (svc-mailbox G-9, I-14).
 
-Consumers receive from one shard at a constant rate. Some lose what they received, and the process that owns the
-mailbox is killed again and again, also while it answers. A delivery that is lost twice is overtaken by what is
-delivered in two visibility timeouts, and by no more.
+Consumers receive from one shard at a constant rate. Some lose what they received, and the process that owns
+the mailbox is killed again and again, also while it answers. A delivery that is lost twice is overtaken by
+what is delivered in two visibility timeouts, and by no more.
 """
 
 import asyncio
@@ -100,7 +100,7 @@ class Drill:
         self.acked |= {int(each.payload) for each in received}
 
     def fail_over(self, turns: int) -> None:
-        """Kill the owner some turns of the loop after a consumer called it, and open the mailbox elsewhere."""
+        """Kill the owner some turns of the loop after a consumer called it, and open another."""
 
         async def call() -> None:
             answer = asyncio.ensure_future(self.mailbox.receive_messages("orders", max_messages=BATCH))

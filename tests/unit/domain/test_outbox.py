@@ -115,34 +115,35 @@ def test_an_event_of_the_future_is_refused_as_future_event() -> None:
     assert refusal.value.code == "FUTURE_EVENT"
 
 
-@given(
-    id_=st.none() | st.uuids(),
-    event_type=st.none() | st.sampled_from(["", "order_placed"]) | st.text(max_size=5),
-)
+TYPES = st.none() | st.sampled_from(["", "order_placed"]) | st.text(max_size=5)
+
+
+@given(id_=st.none() | st.uuids(), event_type=TYPES)
 def test_what_is_recorded_has_an_id_and_an_event_type(id_: UUID | None, event_type: str | None) -> None:
     """Policy POL-047-001 refuses nothing else."""
-    is_token = re.fullmatch(r"[\w-]+", event_type or "") is not None
-    try:
-        (recorded,) = Scenario().when(record(id=id_, event_type=event_type), 1_000)
-    except InvalidOutboxEvent as error:
-        assert (error.code, id_ is None or not is_token) == ("INVALID_OUTBOX", True)
-    else:
-        assert isinstance(recorded, OutboxEventRecorded)
-        assert id_ is not None
-        assert is_token
-        assert (recorded.stream, recorded.event_type) == (id_.bytes, event_type)
+    command = record(id=id_, event_type=event_type)
+    if id_ is None or not re.fullmatch(r"[\w-]+", event_type or ""):
+        with pytest.raises(InvalidOutboxEvent) as refusal:
+            Scenario().when(command, 1_000)
+        assert refusal.value.code == "INVALID_OUTBOX"
+        return
+    (recorded,) = Scenario().when(command, 1_000)
+    assert isinstance(recorded, OutboxEventRecorded)
+    assert (recorded.stream, recorded.event_type) == (id_.bytes, event_type)
 
 
 @given(now=st.integers(2, 1 << 60), ahead=st.integers(-2, 2))
 def test_what_is_recorded_is_not_of_the_future(now: int, ahead: int) -> None:
     """Policy POL-047-002, to the microsecond."""
-    try:
-        (recorded,) = Scenario().when(record(occurred_at=now + ahead), now)
-    except FutureEvent as error:
-        assert (error.code, ahead > 0) == ("FUTURE_EVENT", True)
-    else:
-        assert isinstance(recorded, OutboxEventRecorded)
-        assert recorded.occurred_at == now + ahead <= now
+    command = record(occurred_at=now + ahead)
+    if ahead > 0:
+        with pytest.raises(FutureEvent) as refusal:
+            Scenario().when(command, now)
+        assert refusal.value.code == "FUTURE_EVENT"
+        return
+    (recorded,) = Scenario().when(command, now)
+    assert isinstance(recorded, OutboxEventRecorded)
+    assert recorded.occurred_at == now + ahead
 
 
 def test_an_event_of_this_very_moment_is_recorded() -> None:

@@ -32,7 +32,7 @@ def test_a_status_means(status: int, outcome: str) -> None:
 
 @pytest.mark.parametrize("attempt", [1, 4, 5])
 def test_a_status_settles_its_delivery_as_the_policies_say(attempt: int) -> None:
-    """POL-047-005 to POL-047-007; the last attempt is dead-lettered, as the stream would drop it (ADR 0016)."""
+    """POL-047-005 to POL-047-007; the last attempt is dead-lettered (ADR 0016)."""
     for status in range(100, 600):
         settlement = settle(classify_response(status, "because"), attempt, attempt, DeliveryPolicy(5), 0.5)
         if status in (200, 201, 204, 409):
