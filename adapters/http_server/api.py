@@ -5,9 +5,10 @@ from typing import Any
 
 from postroom.adapters.http_server import query_schemas, schemas
 from postroom.adapters.http_server.handlers import MessageHandlers
-from postroom.adapters.http_server.operations import derive_routes
+from postroom.adapters.http_server.operations import arguments_struct, derive_routes
 from postroom.adapters.http_server.queries import QueryHandlers, StateHandlers
 from postroom.adapters.http_server.routes import Route
+from postroom.application.operations.mailbox import OPERATIONS
 
 _ID = "0199d2c4-6f00-7a10-8c21-3b5b0f6f9e01"
 _RECEIPT = "r.AZnSxG8AehCMITtbD2-eAQAAAAIAAAAAAAE"
@@ -165,7 +166,7 @@ def _queries(queries: QueryHandlers) -> Sequence[Route]:
             queries.backlog,
             "Count unsettled messages by topic and shard, now or at a past moment.",
             query_schemas.Backlog,
-            query=query_schemas.BacklogQuery,
+            query=arguments_struct(OPERATIONS["get_backlog"]),
             refusals=(404,),
         ),
         Route(
@@ -174,7 +175,7 @@ def _queries(queries: QueryHandlers) -> Sequence[Route]:
             queries.dead_letters,
             "List dead letters, oldest first, in pages.",
             query_schemas.DeadLetters,
-            query=query_schemas.DeadLettersQuery,
+            query=arguments_struct(OPERATIONS["list_dead_letters"]),
             refusals=(404,),
         ),
         Route(

@@ -105,7 +105,7 @@ def _derive(operation: Operation, fixed: dict[str, Any] | None = None) -> Route:
         return json_reply(Ok() if result is None else answer(result) if operation.answer else result)
 
     handle.__name__ = operation.name if fixed is None else operation.name.replace("change", *fixed.values())
-    fields = _struct(operation, rest) if own is None and rest else None
+    fields = arguments_struct(operation, rest) if own is None and rest else None
     body = _TYPES.get((operation.name, own or ""), rest[0].kind if rest else None) if own else fields
     is_query = operation.verb == "GET"
     return Route(
@@ -136,14 +136,15 @@ def _answer_type(operation: Operation) -> Any:
     )
 
 
-def _struct(operation: Operation, parameters: Sequence[Parameter]) -> Any:
+def arguments_struct(operation: Operation, parameters: Sequence[Parameter] | None = None) -> Any:
+    """Return the type of the body or of the query parameters with arguments of an operation."""
     return msgspec.defstruct(
         _title(operation),
         [
             (each.sent_as, _type(operation, each))
             if each.is_required
             else (each.sent_as, _type(operation, each), each.default)
-            for each in parameters
+            for each in (operation.parameters if parameters is None else parameters)
         ],
         frozen=True,
         forbid_unknown_fields=True,

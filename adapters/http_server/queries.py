@@ -9,6 +9,7 @@ from postroom.adapters.http_server.call import CLOSE, Call, Reply, json_reply
 from postroom.adapters.prometheus.text import write_metrics
 from postroom.application.access.dead_letters import read_dead_letters
 from postroom.application.messages import rfc3339
+from postroom.application.operations.mailbox import OPERATIONS
 from postroom.application.ports.dead_letters import (
     DEFAULT_GROUP,
     DeadLetter,
@@ -79,11 +80,8 @@ class QueryHandlers:
 
     async def dead_letters(self, call: Call) -> Reply:
         """Return a page of dead letters."""
-        query: query_schemas.DeadLettersQuery = call.query
-        letters = await call.mailbox.list_dead_letters(
-            query.topic, reason=query.reason, limit=query.limit, cursor=query.cursor, at=query.at
-        )
-        cursor = letters[-1].position if len(letters) == query.limit else None
+        letters = await OPERATIONS["list_dead_letters"].ask(call.mailbox, msgspec.structs.asdict(call.query))
+        cursor = letters[-1].position if len(letters) == call.query.limit else None
         return json_reply(query_schemas.DeadLetters(letters, cursor, self._dlq_profile))
 
     async def dead_letter_groups(self, call: Call) -> Reply:

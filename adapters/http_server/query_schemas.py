@@ -6,21 +6,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from postroom.adapters.http_server.schemas import Limit, Name, Position, Text
+from postroom.adapters.http_server.schemas import Name
 from postroom.application import query_results
+from postroom.application.operations.mailbox import Limit, Position, Text
 from postroom.application.outbox.recorded import RecordedMessages
 from postroom.application.query_results import DeadLetter, DlqProfile
 from postroom.domain.mailbox.counts import TopicSummary
-
-
-class DeadLettersQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Parameters of the list of dead letters."""
-
-    topic: Name | None = None
-    reason: Text | None = None
-    limit: Limit = 100
-    cursor: Annotated[Position, Meta(description="next_cursor of the previous page.")] = 0
-    at: Position | datetime | None = None
 
 
 class Backlog(query_results.Backlog, frozen=True):
@@ -31,13 +22,6 @@ class Backlog(query_results.Backlog, frozen=True):
     """
 
     outboxes: list[RecordedMessages] = msgspec.field(default_factory=list)
-
-
-class BacklogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Parameters of the backlog: a topic, and a past moment (log position or time)."""
-
-    topic: Name | None = None
-    at: Position | datetime | None = None
 
 
 class MessagesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from postroom.adapters.http_server.problems import ProblemBrief
 from postroom.application.messages import NewMessage, ReceivedMessage, rfc3339
-from postroom.domain.arguments import MAX_INT
+from postroom.application.operations.mailbox import Position, Text
 from postroom.domain.policy import (
     DEFAULT_MAX_BYTES,
     DEFAULT_MAX_MESSAGES,
@@ -21,9 +21,7 @@ MAX_WAIT_MS = 60_000
 MIN_HEARTBEAT_MS, MAX_HEARTBEAT_MS = 250, 60_000
 MAX_RECEIVE_BYTES = 4 << 20
 
-Text = Annotated[str, Meta(max_length=255)]
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
-Position = Annotated[int, Meta(ge=0, le=MAX_INT)]
 Topics = Annotated[list[Name], Meta(min_length=1, max_length=1_000)]
 Receipts = Annotated[list[Name], Meta(min_length=1, max_length=MAX_BATCH)]
 MaxMessages = Annotated[int, Meta(ge=1, le=256)]
@@ -31,7 +29,6 @@ MaxBytes = Annotated[int, Meta(ge=1, le=MAX_RECEIVE_BYTES)]
 Visibility = Annotated[int, Meta(ge=MIN_VISIBILITY_MS, le=MAX_VISIBILITY_MS)]
 Duration = Annotated[int, Meta(ge=0, le=MAX_DURATION_MS)]
 Base64 = Annotated[str, Meta(extra_json_schema={"contentEncoding": "base64"})]
-Limit = Annotated[int, Meta(ge=1, le=1_000)]
 
 
 class Send(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
