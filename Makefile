@@ -100,11 +100,12 @@ spark-bundle: .venv ## Build what a Spark cluster needs into dist/: code, packag
 	@scripts/spark-bundle.sh
 
 .PHONY: check format openapi openapi-check proto proto-check sync-operations sync-operations-check lock
-check: .venv openapi-check proto-check sync-operations-check ## Lint, type-check, and verify imports and generated code
+check: .venv openapi-check proto-check sync-operations-check ## Lint, type-check, and verify imports, generated code and walks
 	@$(bin)/ruff check
 	@$(bin)/ruff format --check
 	@$(bin)/mypy
 	@$(bin)/lint-imports --no-logo
+	@$(bin)/python -m tests.architecture walk --check
 
 format: .venv ## Fix what ruff can fix, and format
 	@$(bin)/ruff check --fix
