@@ -360,6 +360,8 @@ def _record_failure(build: Build, where: str, runner: Runner) -> Iterator[None]:
 
 if __name__ == "__main__":
     # Run by name, not imported: this layer must not depend on the adapters.
+    import sys
     from runpy import run_module
 
+    sys.argv.insert(1, "rebuild")
     run_module("postroom.adapters.cli.spark_submit", run_name="__main__")

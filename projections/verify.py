@@ -269,6 +269,8 @@ def _compare_engine(
 
 if __name__ == "__main__":
     # Run by name, not imported: this layer must not depend on the adapters.
+    import sys
     from runpy import run_module
 
-    run_module("postroom.adapters.cli.spark_verify", run_name="__main__")
+    sys.argv.insert(1, "verify")
+    run_module("postroom.adapters.cli.spark_submit", run_name="__main__")

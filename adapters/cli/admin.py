@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from postroom.adapters.cli.cluster_settings import DEFAULT_ADMIN, ClusterSettings, ListenSettings
-from postroom.adapters.cli.monitoring import MetricsPort, monitoring
-from postroom.adapters.cli.running import Reload, running
+from postroom.adapters.cli.lease import DEFAULT_ADMIN, ClusterSettings, ListenSettings
+from postroom.adapters.cli.running import Reload, monitoring, running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
+from postroom.adapters.cli.values import MetricsPort
 from postroom.adapters.compose.admin import (
     ControlPlaneSettings,
     LeasePolicies,
@@ -24,6 +24,7 @@ from postroom.application.pluralize import pluralize
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.admin import RunningAdmin
+
 
 DEFAULT_STORE = "admin.db"
 _POLICY = ("ttl_ms", "heartbeat_interval_ms", "grace_period_ms")

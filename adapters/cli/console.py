@@ -9,12 +9,11 @@ from typing import Annotated
 from typer import Option
 
 from postroom.adapters.cli.lease import open_control_plane
-from postroom.adapters.cli.remote import ClientSettings
+from postroom.adapters.cli.remote import ClientSettings, find_token_text
 from postroom.adapters.cli.running import running
 from postroom.adapters.cli.serve import cache_ttl_ms, checked_access
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
-from postroom.adapters.cli.token_text import find_token_text
 from postroom.adapters.compose.access import Access, open_local_access
 from postroom.adapters.compose.audit import AuditSettings
 from postroom.adapters.compose.console import ConsoleSettings, console_mount, new_code

@@ -1,27 +1,37 @@
-"""`postroom dlq`: list, show, redrive and purge dead letters."""
+"""`postroom dlq`: list, group, show, redrive and purge dead letters."""
 
 import sys
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from typer import Argument, Option
 
-from postroom.adapters.cli.exit_codes import REFUSED
 from postroom.adapters.cli.filters import From
 from postroom.adapters.cli.inspect import find_message, show_detail
 from postroom.adapters.cli.remote import use_mailbox
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.time_arguments import Archive, At, parse_moment
 from postroom.adapters.cli.topic import note_unknown_topic
-from postroom.adapters.cli.values import WrongUsage, parse_position
+from postroom.adapters.cli.values import (
+    NOTHING,
+    REFUSED,
+    Archive,
+    At,
+    WrongUsage,
+    parse_moment,
+    parse_position,
+    parse_time,
+)
+from postroom.application.pluralize import pluralize
 from postroom.domain.errors import NotFound
 
 if TYPE_CHECKING:
     from postroom.application.ports.dead_letters import DeadLetter as StoredDeadLetter
+    from postroom.application.ports.dead_letters import DeadLetterGroupPage, GroupField, GroupOrder
     from postroom.application.query_results import DeadLetter
+
 
 Topic = Annotated[str, Argument(help="Topic.")]
 
@@ -86,7 +96,7 @@ def _list_stored(
 
 
 def _show_letters(session: Session, letters: "Sequence[DeadLetter | StoredDeadLetter]") -> None:
-    from postroom.adapters.cli.tables import Id, Time
+    from postroom.adapters.cli.output import Id, Time
 
     session.out.table(
         ("message", "topic", "reason", "attempts", "last error", "age"),
@@ -152,3 +162,89 @@ async def purge_dead_letters(
 
 def _report(session: Session, name: str, count: int, text: str) -> None:
     session.out.result({name: count}, text)
+
+
+US = 1_000
+
+
+def group_dead_letters(
+    session: Session,
+    text: Annotated[str | None, Argument(help="Part of the last error.")] = None,
+    topic: Annotated[list[str] | None, Option(help="Topic or glob; may be repeated.")] = None,
+    reason: Annotated[str | None, Option(help="Only this reason, such as max_attempts.")] = None,
+    fingerprint: Annotated[str | None, Option(help="Only this fingerprint of the error.")] = None,
+    since: Annotated[
+        str | None, Option(metavar="TIME", help="Dead-lettered at or after: RFC 3339, ms, or an age.")
+    ] = None,
+    until: Annotated[
+        str | None, Option(metavar="TIME", help="Dead-lettered before, in the same format.")
+    ] = None,
+    by: Annotated[
+        list[str] | None,
+        Option(
+            metavar="fingerprint|topic|reason",
+            help="What the dead letters of a group have in common; may be repeated.",
+        ),
+    ] = None,
+    order: Annotated[str, Option(metavar="latest|largest", help="Which groups come first.")] = "latest",
+    bars: Annotated[int, Option(help="With --json: number of bars of the trends, up to 200.")] = 24,
+    limit: Annotated[int, Option(help="Groups per page, up to 1000.")] = 100,
+    cursor: Annotated[str | None, Option(help="Continue after the page that printed this cursor.")] = None,
+    source: From = None,
+) -> int | None:
+    """Group dead letters, by default by fingerprint and topic, as of the read models.
+
+    The fingerprint is the same for errors that differ only in numbers and ids.
+    """
+    from postroom.adapters.compose.queries import read_projections
+    from postroom.application.ports.dead_letters import DEFAULT_GROUP, DeadLetterGroupFilter
+
+    now = datetime.now(UTC)
+    filter_ = DeadLetterGroupFilter(
+        mailbox=session.settings.mailbox,
+        topics=tuple(topic or ()),
+        reason=reason,
+        fingerprint=fingerprint,
+        since=None if since is None else parse_time(since, now) * US,
+        until=None if until is None else parse_time(until, now) * US,
+        text=text,
+        by=cast("tuple[GroupField, ...]", tuple(by)) if by else DEFAULT_GROUP,
+        order=cast("GroupOrder", order),
+        bars=bars if session.out.as_json else 0,
+        limit=limit,
+        cursor=cursor,
+    )
+    with read_projections(session.existing_store(), source) as projections:
+        page = projections.group_dead_letters(filter_)
+    if session.out.as_json:
+        session.out.json(page)
+    else:
+        _show(session, page)
+    return None if page.items else NOTHING
+
+
+def _show(session: Session, page: "DeadLetterGroupPage") -> None:
+    from postroom.adapters.cli.output import Id, Time
+
+    session.out.table(
+        ("fingerprint", "topic", "count", "last", "first", "reason", "sample", "last error"),
+        [
+            (
+                None if each.fingerprint is None else Id(each.fingerprint),
+                each.topic,
+                each.count,
+                Time(each.last_seen),
+                Time(each.first_seen),
+                each.reason,
+                Id(each.sample.message_id),
+                each.sample.last_error or each.sample.reason,
+            )
+            for each in page.items
+        ],
+        only_wide=("first", "reason", "sample"),
+    )
+    text = f"{pluralize(page.letters, 'dead letter')} in {pluralize(page.groups, 'group')}"
+    if page.since is not None:
+        text += f", counted since {Time(page.since)}"
+    more = f"; continue with --cursor {page.next_cursor}" if page.next_cursor else ""
+    session.out.note(text + more + ".")

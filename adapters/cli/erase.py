@@ -1,4 +1,4 @@
-"""`postroom erase`: destroy the keys of data subjects."""
+"""`postroom erase` and `erasure`: create the keys of data subjects, and destroy them."""
 
 import sys
 from collections.abc import Sequence
@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from postroom.adapters.cli.exit_codes import REFUSED
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.values import WrongUsage
+from postroom.adapters.cli.values import REFUSED, WrongUsage
 from postroom.application.pluralize import pluralize
 from postroom.domain.errors import InvalidRequest
 
@@ -108,3 +107,40 @@ def _show_records(session: Session, records: "Sequence[ErasureRecord]") -> None:
             f"{each.pseudonym}: erased, {pluralize(count, 'message')} unreadable, {each.removed:,} of them "
             "removed from queues and dead letters"
         )
+
+
+def init(session: Session) -> None:
+    """Create the key store of [erasure], and the file of its master key unless it exists.
+
+    A key store in PostgreSQL needs its tables first: postroom migrate --keys URL.
+
+    Keep both outside the backups of the store, and apart from each other: who has both can read every message
+    whose key was not destroyed.
+    """
+    from postroom.adapters.compose import shown_store
+    from postroom.adapters.compose.erasure import create_key_store
+
+    settings = session.erasure_settings()
+    if settings is None:
+        raise InvalidRequest(
+            "The settings have no section [erasure]; add one with keys, master_key_file and topics."
+        )
+    master_key, keys = create_key_store(settings), shown_store(settings.keys)
+    if session.out.as_json:
+        session.out.json(
+            {
+                "keys": keys,
+                "master_key": master_key.key_id,
+                "master_key_file": settings.master_key_file,
+                "public_key": master_key.public_key.hex(),
+            }
+        )
+        return
+    session.out.facts(
+        [
+            ("key store", keys),
+            ("master key", master_key.key_id),
+            ("file", settings.master_key_file),
+            ("public key", master_key.public_key.hex()),
+        ]
+    )

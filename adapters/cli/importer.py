@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Argument, Option
 
-from postroom.adapters.cli.mapping import Headers, Id, Key, Time, record_mapping
 from postroom.adapters.cli.session import ARCHIVE_MAILBOX, MEMORY, Session
-from postroom.adapters.cli.values import WrongUsage
+from postroom.adapters.cli.values import Headers, Id, Key, Time, WrongUsage, record_mapping
 from postroom.application.pluralize import pluralize
 from postroom.domain.errors import InvalidRequest, Rejected, Saturated, WrongMode
 

@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from typer import Argument, Option
 
-from postroom.adapters.cli.exit_codes import REFUSED
-from postroom.adapters.cli.messaging import Database, Nats, show_backlog, show_cleanup
-from postroom.adapters.cli.monitoring import MetricsPort, monitoring
-from postroom.adapters.cli.python_object import load_object
-from postroom.adapters.cli.running import opened, running
+from postroom.adapters.cli.output import show_backlog, show_cleanup
+from postroom.adapters.cli.running import monitoring, opened, running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.streams import consumer_definition
-from postroom.adapters.cli.values import WrongUsage, parse_duration
+from postroom.adapters.cli.values import (
+    REFUSED,
+    Database,
+    MetricsPort,
+    Nats,
+    WrongUsage,
+    load_object,
+    parse_duration,
+)
 from postroom.application.extras import explain_missing_extra
 from postroom.application.pluralize import pluralize
 from postroom.domain.names import describe_choices
@@ -136,9 +141,9 @@ async def backlog(session: Session, database: Database = None, context: Context 
     messaging, settings = _settings(session, database, context)
     async with open_inbox(messaging, settings) as inbox:
         counts = await inbox.get_backlog()
-    show_backlog(session, counts)
+    show_backlog(session.out, counts)
     if counts.queues and not session.out.as_json:
-        from postroom.adapters.cli.tables import Id, Time
+        from postroom.adapters.cli.output import Id, Time
 
         session.out.table(
             ("queue", "count", "oldest", "partitions", "fullest", "its count"),
@@ -176,7 +181,7 @@ async def cleanup(
         settings = msgspec.structs.replace(settings, retention_ms=parse_duration(older_than))
     async with open_inbox(messaging, settings) as inbox:
         removed = await inbox.cleanup.clean()
-    show_cleanup(session, removed, "processed message")
+    show_cleanup(session.out, removed, "processed message")
 
 
 async def list_dead_letters(
@@ -354,7 +359,7 @@ def _show(session: Session, letters: "list[InboxDeadLetter]") -> None:
     if session.out.as_json:
         session.out.json({"dead_letters": [letter.record for letter in letters]})
         return
-    from postroom.adapters.cli.tables import Id, time_or_text
+    from postroom.adapters.cli.output import Id, time_or_text
 
     session.out.table(
         ("message", "subject", "sequence", "reason", "attempts", "last error", "age"),

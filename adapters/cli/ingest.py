@@ -1,50 +1,96 @@
-"""`postroom ingest`: store the messages of a stream in an archive."""
+"""`postroom ingest`: store the messages of a stream in an archive, and operate on its dead letters."""
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from typer import Option
+from typer import Argument, Option
 
-from postroom.adapters.cli.mapping import Headers, Id, Key, Time, record_mapping
-from postroom.adapters.cli.monitoring import MetricsPort, monitoring
-from postroom.adapters.cli.running import Reload, mailbox_settings, opened, running
+from postroom.adapters.cli.running import Reload, mailbox_settings, monitoring, opened, running
 from postroom.adapters.cli.session import ARCHIVE_MAILBOX, Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
-from postroom.adapters.cli.values import WrongUsage
+from postroom.adapters.cli.values import (
+    Headers,
+    Id,
+    Key,
+    MetricsPort,
+    Time,
+    WrongUsage,
+    readable,
+    record_mapping,
+)
 from postroom.application.extras import explain_missing_extra
 from postroom.application.pluralize import pluralize
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose.ingest import IngestCounts, Ingester, Namespace
+    from postroom.adapters.compose.ingest import (
+        IngestCounts,
+        IngestDeadLetter,
+        IngestDeadLetterAdmin,
+        Ingester,
+        MessageSource,
+        Namespace,
+    )
+
+
+def source_from_flags(session: Session, flags: dict[str, str | None]) -> "MessageSource":
+    """Return the source that flags name.
+
+    Raises: WrongUsage when one is missing, or does not fit the URL.
+    """
+    from postroom.adapters.compose.ingest import (
+        KafkaSource,
+        NatsSettings,
+        NatsSource,
+        RabbitmqSource,
+        RedisSource,
+    )
+
+    kinds: dict[str, tuple[type[MessageSource], str, str]] = {  # what is read, and the target of dead letters
+        **dict.fromkeys(("redis", "rediss", "unix"), (RedisSource, "stream", "dead_letter_stream")),
+        **dict.fromkeys(("kafka", "kafka+ssl"), (KafkaSource, "topic", "dead_letter_topic")),
+        **dict.fromkeys(("amqp", "amqps"), (RabbitmqSource, "queue", "dead_letter_routing_key")),
+    }
+    url, subject, group = flags["url"] or "", flags["subject"], flags["durable"]
+    scheme = url.partition("://")[0]
+    if subject is None or group is None:
+        raise WrongUsage("Name the stream to ingest: --config FILE, or --subject and --durable.")
+    if scheme not in kinds:
+        nats = session.settings.section("nats", NatsSettings, {"url": flags["url"]})
+        values: dict[str, Any] = {"url": nats.url, "subject": subject, "stream": flags["stream"]}
+        values |= {"consumer_group": group, "dead_letter_subject": flags["dlq"]} | nats.access()
+        return msgspec.convert(values, NatsSource)
+    if flags["stream"] is not None:
+        raise WrongUsage(f"--stream is for NATS; name what to ingest from {scheme}:// by --subject.")
+    kind, name, dead_letters = kinds[scheme]
+    values = {"url": url, name: subject, "consumer_group": group, dead_letters: flags["dlq"]}
+    return msgspec.convert({"field": "data"} | values if kind is RedisSource else values, kind)
+
 
 _EXTRAS = {
-    "amqp": "rabbitmq",
-    "amqps": "rabbitmq",
-    "kafka": "kafka",
-    "kafka+ssl": "kafka",
-    "redis": "redis",
-    "rediss": "redis",
-    "unix": "redis",
+    **dict.fromkeys(("amqp", "amqps"), "rabbitmq"),
+    **dict.fromkeys(("kafka", "kafka+ssl"), "kafka"),
+    **dict.fromkeys(("redis", "rediss", "unix"), "redis"),
 }
 """Extra by the scheme of the source's URL; `nats` for all others."""
 ONCE_IDLE_MS = 1_000
+
+NamespaceName = Annotated[
+    str | None, Option("--namespace", metavar="NAME", help="Namespace to use if the file defines several.")
+]
 
 
 async def ingest(
     session: Session,
     config: Annotated[
-        str | None,
-        Option("--config", metavar="FILE", help="Namespace file (YAML, RFC-037)."),
+        str | None, Option("--config", metavar="FILE", help="Namespace file (YAML, RFC-037).")
     ] = None,
-    namespace: Annotated[
-        str | None,
-        Option("--namespace", metavar="NAME", help="Namespace to use if the file defines several."),
-    ] = None,
+    namespace: NamespaceName = None,
     url: Annotated[
         str | None,
         Option(
@@ -138,7 +184,6 @@ def _from_file(config: str, name: str | None) -> "Namespace":
 def _from_flags(session: Session, namespace: str | None, flags: dict[str, str | None]) -> "Namespace":
     scheme = (flags["url"] or "").partition("://")[0]
     with explain_missing_extra(_EXTRAS.get(scheme, "nats")):
-        from postroom.adapters.cli.ingest_source import source_from_flags
         from postroom.adapters.compose.ingest import Namespace
     from postroom.domain.envelope.validation import ValidationMode
 
@@ -212,3 +257,155 @@ def _reporter(session: Session) -> "Callable[[IngestCounts], None]":
         out.flush()
 
     return report
+
+
+Config = Annotated[
+    str | None, Option("--config", metavar="FILE", help="Namespace file with the dead-letter subject.")
+]
+Subject = Annotated[
+    str | None, Option("--dlq", metavar="SUBJECT", help="Dead-letter subject, without --config.")
+]
+Url = Annotated[str | None, Option("--url", metavar="URL", help="NATS URL, without --config. [nats.url]")]
+Number = Annotated[str, Argument(metavar="NUMBER", help="Number of the dead letter, as in the list.")]
+Numbers = Annotated[
+    list[str] | None, Argument(metavar="NUMBER...", help="Numbers of dead letters, as in the list.")
+]
+Limit = Annotated[
+    int, Option("--limit", min=1, max=10_000, help="Maximum number of dead letters, oldest first.")
+]
+
+
+async def list_dead_letters(
+    session: Session,
+    limit: Limit = 100,
+    config: Config = None,
+    namespace: NamespaceName = None,
+    subject: Subject = None,
+    url: Url = None,
+) -> None:
+    """List messages that could not be stored, in the order of their original stream."""
+    async with _open_admin(session, config, namespace, subject, url) as admin:
+        _show_list(session, await admin.list(limit))
+
+
+async def show_dead_letter(
+    session: Session,
+    number: Number,
+    payload: Annotated[bool, Option("--payload", help="Write only the message, byte for byte.")] = False,
+    config: Config = None,
+    namespace: NamespaceName = None,
+    subject: Subject = None,
+    url: Url = None,
+) -> None:
+    """Show a dead letter: why it was not stored, its headers and its bytes."""
+    async with _open_admin(session, config, namespace, subject, url) as admin:
+        (letter,) = await admin.find(number)
+    data, out = letter.message.data, session.out
+    text, is_text = readable(data)
+    if payload:
+        out.bytes(data)
+    elif out.as_json:
+        out.json(_facts(letter) | {"headers": dict(letter.headers), "data" if is_text else "data_b64": text})
+    else:
+        out.facts(
+            [*_facts(letter).items(), *((f"  {name}", value) for name, value in letter.headers.items())]
+        )
+        out.line()
+        out.payload(text, is_text)
+
+
+async def redrive(
+    session: Session,
+    numbers: Numbers = None,
+    limit: Limit = 100,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be redriven.")] = False,
+    config: Config = None,
+    namespace: NamespaceName = None,
+    subject: Subject = None,
+    url: Url = None,
+) -> None:
+    """Publish dead letters, by default all, to their original subjects again, in their original order.
+
+    The ingester and every other consumer of the stream receive them like new messages. One that can't be
+    stored again becomes a new dead letter.
+    """
+    count = 0
+    async with _open_admin(session, config, namespace, subject, url) as admin:
+        letters = await admin.find(*numbers) if numbers else await admin.list(limit)
+        if dry_run:
+            _show_list(session, letters)
+            return
+        try:
+            async for _ in admin.redrive(letters):
+                count += 1
+        finally:
+            session.out.result({"redriven": count}, f"{count:,} redriven")
+
+
+async def discard(
+    session: Session,
+    numbers: Annotated[
+        list[str], Argument(metavar="NUMBER...", help="Numbers of dead letters, as in the list.")
+    ],
+    config: Config = None,
+    namespace: NamespaceName = None,
+    subject: Subject = None,
+    url: Url = None,
+) -> None:
+    """Remove dead letters permanently."""
+    async with _open_admin(session, config, namespace, subject, url) as admin:
+        letters = await admin.find(*numbers)
+        await admin.discard(letters)
+    session.out.result({"discarded": len(letters)}, f"{len(letters):,} discarded")
+
+
+@asynccontextmanager
+async def _open_admin(
+    session: Session, config: str | None, namespace: str | None, subject: str | None, url: str | None
+) -> AsyncIterator["IngestDeadLetterAdmin"]:
+    with explain_missing_extra("nats"):
+        from postroom.adapters.compose.ingest import (
+            NatsSettings,
+            NatsSource,
+            find_namespace,
+            load_namespaces,
+            nats_settings,
+            open_ingest_dead_letters,
+        )
+
+    if config is None:
+        if subject is None:
+            raise WrongUsage("Name the dead-letter subject: --dlq SUBJECT, or --config FILE.")
+        nats = session.settings.section("nats", NatsSettings, {"url": url})
+    else:
+        if subject is not None or url is not None:
+            raise WrongUsage(f"The file {config} names subject and server; omit --dlq and --url.")
+        source = find_namespace(load_namespaces(config), namespace).source
+        subject = source.dead_letter_subject if isinstance(source, NatsSource) else None
+        if subject is None or not isinstance(source, NatsSource):
+            raise WrongUsage(
+                f"The namespace in {config} has no dead_letter_subject, so there are no dead letters."
+            )
+        nats = nats_settings(source)
+    async with open_ingest_dead_letters(nats, subject) as admin:
+        yield admin
+
+
+def _facts(letter: "IngestDeadLetter") -> dict[str, Any]:
+    return {
+        "number": letter.sequence,
+        "subject": letter.original_subject,
+        "sequence": letter.original_sequence,
+        "consumer": letter.consumer,
+        "reason": letter.reason,
+        "bytes": len(letter.message.data),
+    }
+
+
+def _show_list(session: Session, letters: "Sequence[IngestDeadLetter]") -> None:
+    if session.out.as_json:
+        session.out.json({"dead_letters": [_facts(letter) for letter in letters]})
+        return
+    columns = ("number", "subject", "sequence", "consumer", "reason", "bytes")
+    rows = [tuple(_facts(letter).values()) for letter in letters]
+    session.out.table(columns, rows, only_wide=("consumer",))

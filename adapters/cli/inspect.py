@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 from typer import Argument, Option
 
-from postroom.adapters.cli.exit_codes import INTEGRITY
 from postroom.adapters.cli.filters import From
-from postroom.adapters.cli.messaging import Outboxes
+from postroom.adapters.cli.output import Id, Prose, Time
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.tables import Id, Prose, Time
-from postroom.adapters.cli.time_arguments import Archive, At, parse_moment
 from postroom.adapters.cli.topic import note_unknown_topic
-from postroom.adapters.cli.values import WrongUsage, readable
+from postroom.adapters.cli.values import INTEGRITY, Archive, At, Outboxes, WrongUsage, parse_moment, readable
 from postroom.adapters.cli.verification import (
     Anchors,
     Expect,

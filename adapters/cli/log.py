@@ -1,23 +1,27 @@
-"""`postroom log`: the events of a mailbox's log, as a table or as JSON lines."""
+"""`postroom log`, `archive` and `anchor`: events of logs, archived segments, and where the logs end."""
 
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
+from typer import Argument, Option
 
-from postroom.adapters.cli.apply import describe_change
-from postroom.adapters.cli.exit_codes import NOTHING
+from postroom.adapters.cli.output import Id, Time
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.tables import Id, Time
-from postroom.adapters.cli.time_arguments import Archive
-from postroom.adapters.cli.values import WrongUsage
+from postroom.adapters.cli.values import NOTHING, Archive, WrongUsage
+from postroom.application.pluralize import pluralize
 from postroom.domain.arguments import MAX_INT, check_int
+from postroom.domain.errors import NotFound
 from postroom.domain.names import describe_choices
 
 if TYPE_CHECKING:
+    from postroom.application.ports.log_archive import LogArchive
     from postroom.application.queries.read_events import EventFilter, LoggedEvent
+    from postroom.application.queries.verify_archive import ArchiveVerification
+
 
 ROWS = 100
 """Number of events that a table shows if no limit is given."""
@@ -144,4 +148,133 @@ def _details(each: "LoggedEvent") -> str:
     facts = each.fields()
     names = ("attempt", "reason", "last_error", "consumer", "owner", "through")
     texts = [f"{name.replace('_', ' ')} {facts[name]}" for name in names if name in facts]
+    from postroom.adapters.cli.mailbox import describe_change
+
     return ", ".join([*texts, *map(describe_change, each.changes)])
+
+
+def anchor(
+    session: Session,
+    file: Annotated[str, Argument(metavar="FILE", help="Anchor file; created if it is missing.")],
+    git: Annotated[bool, Option("--git", help="Commit FILE to the git repository that contains it.")] = False,
+    timestamp: Annotated[
+        str | None,
+        Option(metavar="URL", help="Request a time stamp for each anchor from this RFC 3161 authority."),
+    ] = None,
+) -> None:
+    """Append the end of each log to a file, so that `verify --anchor` detects truncated or rewritten logs.
+
+    Without --mailbox, the audit log and the log of capabilities are anchored as well. If a log was truncated
+    or rewritten since its last anchor, the command fails. Store FILE where users with access to the store
+    can't write.
+    """
+    from postroom.adapters.cli.output import Time
+    from postroom.adapters.compose.anchors import anchor_store
+
+    store = session.existing_store()
+    if session.settings.mailbox is not None:
+        session.mailboxes()  # checks its name
+    result = anchor_store(
+        store, Path(file), mailbox=session.settings.mailbox, git=git, timestamp_url=timestamp
+    )
+    if session.out.as_json:
+        session.out.json({"file": file, "anchors": result.added, "unchanged": result.unchanged})
+        return
+    if result.added:
+        session.out.table(
+            ("log", "position", "recorded", "chain"),
+            [(each.log, each.position, Time(each.at), each.chain[:16]) for each in result.added],
+        )
+        session.out.line()
+    unchanged = f", {pluralize(result.unchanged, 'log')} unchanged" if result.unchanged else ""
+    session.out.line(f"{file}: {pluralize(len(result.added), 'anchor')} added{unchanged}")
+
+
+def list_segments(session: Session, archive: Archive = None) -> int | None:
+    """List the segments of each mailbox with their log positions and sizes.
+
+    Segments may overlap; readers skip the duplicates.
+    """
+    log_archive, names = _open(session, archive)
+    segments = [
+        {
+            "mailbox": name,
+            "first": segment.first,
+            "last": segment.last,
+            "records": segment.last - segment.first + 1,
+            "bytes": log_archive.size(segment),
+        }
+        for name in names
+        for segment in log_archive.segments(name)
+    ]
+    if session.out.as_json:
+        session.out.json({"segments": segments})
+    else:
+        columns = ("mailbox", "first", "last", "records", "bytes")
+        session.out.table(columns, [tuple(segment[name] for name in columns) for segment in segments])
+    return None if segments else NOTHING
+
+
+def verify_archive(session: Session, archive: Archive = None) -> int | None:
+    """Recompute the hashes of all segments, and check that the logs of the store continue them."""
+    from postroom.adapters.compose import list_mailboxes
+    from postroom.adapters.compose.queries import read_mailbox
+    from postroom.adapters.compose.store import MEMORY
+    from postroom.application.queries.verify_archive import VerifyArchive
+
+    log_archive, names = _open(session, archive)
+    mailboxes = [] if session.store == MEMORY else list_mailboxes(session.store)
+    verifications: list[ArchiveVerification] = []
+    for name in names:
+        log = read_mailbox(session.store, name) if name in mailboxes else nullcontext()
+        with log as reader, session.out.progress(f"Verifying {name}") as advance:
+            verification = VerifyArchive(log_archive)(
+                name,
+                None if reader is None else reader.log,
+                lambda position, advance=advance: advance(position, f"position {position:,}"),  # type: ignore[misc]
+            )
+            verifications += [] if verification is None else [verification]
+    if session.out.as_json:
+        session.out.json({"mailboxes": verifications})
+    else:
+        for each in verifications:
+            _show_archive(session, each)
+    return None if verifications else NOTHING
+
+
+def _show_archive(session: Session, each: "ArchiveVerification") -> None:
+    out = session.out
+    extent = f"records {each.first:,} to {each.last:,}"
+    segments = pluralize(each.segments, "segment")
+    out.prose(f"{each.mailbox}: intact, {extent}, {each.records:,} in {segments}")
+    for gap in each.gaps:
+        out.prose(f"positions {gap.first:,} to {gap.last:,} were removed without being archived", "  ")
+    if each.log_first is None:
+        out.prose(f"the store {session.shown_store} has no log that continues it", "  ")
+    else:
+        out.prose(f"the log in {session.shown_store} continues it, from position {each.log_first:,}", "  ")
+
+
+def _open(session: Session, archive: str | None) -> tuple["LogArchive", list[str]]:
+    """Return the archive and the mailboxes to read: the one of `--mailbox`, or all.
+
+    Raises: WrongUsage if no folder is configured, NotFound if the folder or the mailbox does not exist.
+    """
+    from postroom.adapters.compose import open_archive
+
+    folder = session.archive(archive)
+    if folder is None:
+        raise WrongUsage(
+            "No archive is configured; pass --archive FOLDER, or set folder in [archive] of postroom.toml."
+        )
+    if not Path(folder).is_dir():
+        raise NotFound(f"There is no archive at {folder} yet: retention has archived nothing.")
+    log_archive = open_archive(folder)
+    names = log_archive.mailboxes()
+    mailbox = session.settings.mailbox
+    if mailbox is None:
+        return log_archive, names
+    if mailbox not in names:
+        choices = describe_choices(mailbox, names)
+        raise NotFound(f"The archive {folder} has no mailbox {mailbox}; {choices}")
+    return log_archive, [mailbox]

@@ -1,23 +1,41 @@
-"""`postroom mailbox`: list the mailboxes of a store, show and change their settings."""
+"""`postroom mailbox` and `apply`: list mailboxes, show and change their settings."""
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+import typer
 from typer import Argument, Option
 
-from postroom.adapters.cli.apply import Yes, change, show_value
-from postroom.adapters.cli.exit_codes import REFUSED
+from postroom.adapters.cli.output import Prose
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.settings import find_field, parse_fields
-from postroom.adapters.cli.tables import Prose
-from postroom.adapters.cli.values import WrongUsage, parse_pairs
+from postroom.adapters.cli.settings import FILE, InvalidSettings, find_field, parse_fields
+from postroom.adapters.cli.values import DIFFERS, REFUSED, WrongUsage, Yes, exact_duration, parse_pairs
+from postroom.application.queries.preview_settings import LosesData, check_losses, describe_effect
+from postroom.domain.errors import Difference, InvalidRequest, NotFound
+from postroom.domain.mailbox.settings_effects import SettingsPreview
 from postroom.domain.names import describe_choices
 from postroom.domain.policy import MailboxLimits, TopicPolicy
-from postroom.domain.settings import MailboxSettings, SettingsChanges, list_settings
+from postroom.domain.settings import (
+    MailboxSettings,
+    SettingsChanges,
+    change_settings,
+    compare_settings,
+    list_settings,
+)
+
+if TYPE_CHECKING:
+    from postroom.adapters.compose.connect import SharedMailbox
+    from postroom.application.operations.mailbox import Mailbox
+
 
 _TABLES = ("limits", "policy")
 _TOPICS = "topics."
+Apply = Annotated[
+    bool, Option("--apply", help="Make the settings of the mailbox equal to the settings file first.")
+]
 
 
 async def list_mailboxes(session: Session) -> None:
@@ -158,3 +176,172 @@ def _default(defaults: msgspec.Struct, key: str, name: str) -> tuple[str, Any]:
 
 def _size(count: int) -> str:
     return f"{count / 1e6:,.1f} MB"
+
+
+async def apply(
+    session: Session,
+    file: Annotated[
+        str | None, Argument(metavar="[FILE]", help="Settings file; default --config, or ./postroom.toml.")
+    ] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the changes, and make none.")] = False,
+    check: Annotated[
+        bool, Option("--check", help="Show the changes, make none, and exit with code 6 if there are any.")
+    ] = False,
+    yes: Yes = False,
+) -> int:
+    """Make the settings of the mailbox, and the streams of NATS, equal to the settings file.
+
+    The mailbox gets [limits], [policy], [topics] and the topics of [erasure]; what the file leaves out gets
+    its default. It is created if it does not exist. Streams and consumers are created and updated as by
+    streams apply.
+    """
+    if file is not None:
+        session = session.with_settings(session.load(file))
+    if session.settings.file is None:
+        raise InvalidSettings(f"There is no settings file {FILE} to apply; name one.")
+    if dry_run or check:
+        preview = _preview(session)
+        show_preview(session, preview)
+        differs = preview.before != preview.after
+        if _has_streams(session):
+            from postroom.adapters.cli.streams import diff
+
+            differs |= bool(await diff(session))
+        return DIFFERS if check and differs else 0
+    has_streams = _has_streams(session)
+    if has_streams:
+        from postroom.adapters.cli.streams import read_definitions
+
+        read_definitions(session.settings)  # invalid ones change nothing, the mailbox neither
+    async with session.use(create=True, gives_settings=False) as mailbox:
+        if not await change(session, mailbox, _file_settings(session), replace=True, yes=yes):
+            return REFUSED
+    if has_streams:
+        from postroom.adapters.cli.streams import apply as apply_streams
+
+        return await apply_streams(session, yes=yes)
+    return 0
+
+
+@asynccontextmanager
+async def use_applied(
+    session: Session, *, apply: bool, amnesia: bool = False
+) -> AsyncIterator["SharedMailbox"]:
+    """Use the mailbox as `Session.use`, after its settings were made equal to the file if `apply` says so.
+
+    Raises: what `Session.use` raises; LosesData.
+    """
+    async with session.use(create=True, amnesia=amnesia, gives_settings=not apply) as mailbox:
+        if apply:
+            await _apply_at_start(session, mailbox)
+        yield mailbox
+
+
+async def _apply_at_start(session: Session, mailbox: "Mailbox") -> None:
+    """Make the settings of the mailbox equal to the file, and note what changed."""
+    preview = await mailbox.preview_settings(_file_settings(session), replace=True)
+    check_losses(preview, "--apply")
+    await mailbox.set_settings(_file_settings(session), replace=True)
+    for each in compare_settings(preview.before, preview.after):
+        session.out.note(f"{each.name} changed from {_shown(each, 1)} to {_shown(each, 2)}.")
+
+
+async def change(
+    session: Session, mailbox: "Mailbox", changes: SettingsChanges, *, replace: bool = False, yes: bool
+) -> bool:
+    """Show a change of settings and make it; ask before anything is lost.
+
+    Returns: False if the answer was no.
+    Raises: InvalidSettings; LosesData if nobody can be asked.
+    """
+    with invalid_settings():
+        preview = await mailbox.preview_settings(changes, replace=replace)
+    show_preview(session, preview)
+    if not confirm(session, preview, yes=yes):
+        return False
+    await mailbox.set_settings(changes, replace=replace)
+    return True
+
+
+@contextmanager
+def invalid_settings() -> Iterator[None]:
+    """Raise InvalidSettings for the settings that a mailbox refuses with InvalidRequest itself."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if type(error) is not InvalidRequest:
+            raise
+        raise InvalidSettings(str(error)) from error
+
+
+def confirm(session: Session, preview: SettingsPreview, *, yes: bool) -> bool:
+    """Return whether a change of settings may be made; ask if something would be lost.
+
+    Raises: LosesData if nobody can be asked.
+    """
+    if preview.losses and not yes:
+        losses = "; ".join(map(describe_effect, preview.losses))
+        if session.out.as_json or not sys.stdin.isatty():
+            raise LosesData(f"Nothing was changed, as this would lose data: {losses}. To confirm, add --yes.")
+        if not typer.confirm(f"{losses}. Apply these changes?", err=True):
+            session.out.note("Nothing was changed.")
+            return False
+    return True
+
+
+def show_preview(session: Session, preview: SettingsPreview) -> None:
+    """Show the settings that a change changes, and its effects."""
+    differences = compare_settings(preview.before, preview.after)
+    if session.out.as_json:
+        facts = {"mailbox": session.mailbox, "effects": preview.effects}
+        changes = [{"name": name, "current": current, "new": new} for name, current, new in differences]
+        session.out.json(facts | {"changes": changes})
+        return
+    if not differences:
+        session.out.prose(f"{session.mailbox} has these settings already.")
+        return
+    rows = [(Prose(each.name.removesuffix("_ms")), _shown(each, 1), _shown(each, 2)) for each in differences]
+    session.out.table(("setting", "current", "new"), rows)
+    for effect in preview.effects:
+        session.out.note(f"{describe_effect(effect)}.")
+
+
+def describe_change(change: Difference) -> str:
+    """Return a change of a setting as a clause, with both values as a settings file may have them."""
+    return f"{change.name.removesuffix('_ms')} from {_shown(change, 1)} to {_shown(change, 2)}"
+
+
+def show_value(name: str, value: object) -> str | None:
+    """Return the value of a setting as a settings file may have it; None if it is unset."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return str(value).lower()
+    return exact_duration(int(str(value))) if name.endswith("_ms") else str(value)
+
+
+def _shown(difference: Difference, side: int) -> str:
+    return show_value(difference.name, difference[side]) or "unset"
+
+
+def _preview(session: Session) -> SettingsPreview:
+    """Return what `apply` would do, without owning or creating the mailbox."""
+    from postroom.adapters.compose import list_mailboxes
+
+    changes = _file_settings(session)
+    with suppress(NotFound):
+        if session.mailbox in list_mailboxes(session.existing_store()):
+            with session.read(session.mailbox) as reader:
+                return reader.preview_settings(changes, replace=True)
+    return SettingsPreview(MailboxSettings(), change_settings(MailboxSettings(), changes))
+
+
+def _file_settings(session: Session) -> SettingsChanges:
+    erasure = session.erasure_settings()
+    return msgspec.structs.replace(
+        session.settings.mailbox_settings(), subject_policies={} if erasure is None else erasure.topics
+    )
+
+
+def _has_streams(session: Session) -> bool:
+    return any(session.settings.sections.get(name) for name in ("streams", "consumers"))

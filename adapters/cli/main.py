@@ -5,10 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from postroom.adapters.cli.command import as_root
-from postroom.adapters.cli.exit_codes import HELP, INTERRUPTED, REFUSED, USAGE
+from postroom.adapters.cli.command import Command, Entries, Group, as_root, build_root
 from postroom.adapters.cli.output import Output, prepare_streams
-from postroom.adapters.cli.registry import Command, Entries, Group, build_root
+from postroom.adapters.cli.values import HELP, INTERRUPTED, REFUSED, USAGE
 
 # Typer may bundle its own copy of click, where the base class of usage errors has no public name.
 UsageError: Any = typer.BadParameter.__bases__[0]
@@ -30,10 +29,10 @@ COMMANDS: Entries = {
             "dlq": Group(
                 "Dead letters of ingestion: list, show, redrive and discard them.",
                 {
-                    "list": Command("ingest_dlq:list_dead_letters"),
-                    "show": Command("ingest_dlq:show_dead_letter"),
-                    "redrive": Command("ingest_dlq:redrive"),
-                    "discard": Command("ingest_dlq:discard"),
+                    "list": Command("ingest:list_dead_letters"),
+                    "show": Command("ingest:show_dead_letter"),
+                    "redrive": Command("ingest:redrive"),
+                    "discard": Command("ingest:discard"),
                 },
             )
         },
@@ -45,37 +44,37 @@ COMMANDS: Entries = {
     "show": Command("inspect:show", QUERIES),
     "backlog": Command("inspect:backlog", QUERIES),
     "search": Command("search:search", QUERIES),
-    "export": Command("export:export", QUERIES),
+    "export": Command("search:export", QUERIES),
     "stats": Command("search:stats", QUERIES),
-    "activity": Command("activity:activity", QUERIES),
+    "activity": Command("search:activity", QUERIES),
     "verify": Command("inspect:verify", OPERATIONS),
-    "anchor": Command("anchor:anchor", OPERATIONS),
+    "anchor": Command("log:anchor", OPERATIONS),
     "erase": Command("erase:erase", OPERATIONS),
     "erasure": Group(
         "Keys with which messages of data subjects are encrypted: create their store.",
-        {"init": Command("erasure:init")},
+        {"init": Command("erase:init")},
         OPERATIONS,
     ),
-    "audit": Group(None, {"verify": Command("audit:verify")}, OPERATIONS, target="audit:audit"),
+    "audit": Group(None, {"verify": Command("verification:verify")}, OPERATIONS, target="verification:audit"),
     "token": Group(
         "Capabilities: mint, attenuate, inspect, revoke and list tokens, and rotate the keys that sign them.",
         {
             "mint": Command("token:mint"),
-            "attenuate": Command("token_holder:attenuate"),
-            "inspect": Command("token_holder:inspect"),
+            "attenuate": Command("token:attenuate"),
+            "inspect": Command("token:inspect"),
             "revoke": Command("token:revoke"),
             "rotate": Command("token:rotate"),
             "list": Command("token:list_capabilities"),
         },
         OPERATIONS,
     ),
-    "migrate": Command("migrate:migrate", OPERATIONS),
-    "bench": Command("benchmark:bench", OPERATIONS),
+    "migrate": Command("maintenance:migrate", OPERATIONS),
+    "bench": Command("maintenance:bench", OPERATIONS),
     "dlq": Group(
         "Dead letters of a mailbox: list, group, show, redrive and purge them.",
         {
             "list": Command("dlq:list_dead_letters"),
-            "groups": Command("dead_letter_groups:group_dead_letters"),
+            "groups": Command("dlq:group_dead_letters"),
             "show": Command("dlq:show_dead_letter"),
             "redrive": Command("dlq:redrive_dead_letters"),
             "purge": Command("dlq:purge_dead_letters"),
@@ -97,8 +96,8 @@ COMMANDS: Entries = {
     ),
     "serve": Command("serve:serve", OPERATIONS),
     "console": Command("console:console", OPERATIONS),
-    "proxy": Command("proxy:proxy", OPERATIONS),
-    "runner": Command("runner:runner", OPERATIONS),
+    "proxy": Command("cluster:proxy", OPERATIONS),
+    "runner": Command("cluster:runner", OPERATIONS),
     "admin": Command("admin:admin", OPERATIONS),
     "lease": Group(
         "Leases of the mailboxes of a cluster: list and release them.",
@@ -108,7 +107,7 @@ COMMANDS: Entries = {
     "route": Group(
         "Routes to the runners of mailboxes: list them.", {"list": Command("lease:list_routes")}, OPERATIONS
     ),
-    "apply": Command("apply:apply", OPERATIONS),
+    "apply": Command("mailbox:apply", OPERATIONS),
     "mailbox": Group(
         "Mailboxes of a store: list them, show and change their settings.",
         {
@@ -128,7 +127,7 @@ COMMANDS: Entries = {
         },
         OPERATIONS,
     ),
-    "doctor": Command("doctor:doctor", OPERATIONS),
+    "doctor": Command("config:doctor", OPERATIONS),
     "config": Group(
         "Settings: show them, and where each comes from.", {"show": Command("config:show")}, OPERATIONS
     ),
@@ -136,9 +135,9 @@ COMMANDS: Entries = {
         "Read models for search, activity and backlog: rebuild, follow, verify and roll back.",
         {
             "rebuild": Command("project:rebuild"),
-            "follow": Command("follow:follow"),
+            "follow": Command("project:follow"),
             "status": Command("project:status"),
-            "contexts": Command("contexts:contexts"),
+            "contexts": Command("project:contexts"),
             "verify": Command("project:verify"),
             "roll-back": Command("project:roll_back"),
             "simulate": Command("simulate:simulate"),
@@ -152,7 +151,7 @@ COMMANDS: Entries = {
             "retries": Command("report:retries"),
             "traffic": Command("report:traffic"),
             "sla": Command("report:sla"),
-            "whatif": Command("whatif:whatif"),
+            "whatif": Command("report:whatif"),
             "run": Command("report:run"),
         },
         OPERATIONS,
@@ -164,22 +163,22 @@ COMMANDS: Entries = {
     ),
     "archive": Group(
         "Log segments that retention archived: list and verify them.",
-        {"list": Command("archive:list_segments"), "verify": Command("archive:verify")},
+        {"list": Command("log:list_segments"), "verify": Command("log:verify_archive")},
         OPERATIONS,
     ),
     "backup": Group(
         "Back up a store, and verify backups.",
-        {"create": Command("backup:create"), "verify": Command("backup:verify")},
+        {"create": Command("maintenance:create"), "verify": Command("maintenance:verify")},
         OPERATIONS,
         default="create",
     ),
-    "restore": Command("backup:restore", OPERATIONS),
-    "import-store": Command("backup:import_store", OPERATIONS),
+    "restore": Command("maintenance:restore", OPERATIONS),
+    "import-store": Command("maintenance:import_store", OPERATIONS),
     "outbox": Group(
         "Transactional outbox of a service: relay its events, list and retry those that failed.",
         {
             "relay": Command("outbox:relay"),
-            "capture": Command("outbox_capture:capture"),
+            "capture": Command("outbox:capture"),
             "backlog": Command("outbox:backlog"),
             "list": Command("outbox:list_events"),
             "retry": Command("outbox:retry"),

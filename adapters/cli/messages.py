@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from postroom.adapters.cli.exit_codes import NOTHING, describe, exit_code
+from postroom.adapters.cli.output import Id, Time
 from postroom.adapters.cli.remote import use_mailbox
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.tables import Id, Time
 from postroom.adapters.cli.values import (
+    NOTHING,
     WrongUsage,
+    describe,
+    exit_code,
     format_duration,
     parse_duration,
     parse_pairs,

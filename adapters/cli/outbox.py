@@ -1,4 +1,4 @@
-"""`postroom outbox`: the relay, and administration of its outbox."""
+"""`postroom outbox`: the relay, capture of tables, and administration of an outbox."""
 
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
@@ -6,8 +6,6 @@ from uuid import UUID
 import msgspec
 from typer import Argument, Option
 
-from postroom.adapters.cli.messaging import Database, Nats, show_backlog, show_cleanup
-from postroom.adapters.cli.monitoring import MetricsPort, monitoring
 from postroom.adapters.cli.outbox_target import (
     EXTRAS,
     EventSource,
@@ -19,14 +17,17 @@ from postroom.adapters.cli.outbox_target import (
     scheme_of,
     target_from_url,
 )
-from postroom.adapters.cli.running import opened, running
+from postroom.adapters.cli.output import show_backlog, show_cleanup
+from postroom.adapters.cli.running import monitoring, opened, running
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.values import WrongUsage, parse_duration
+from postroom.adapters.cli.values import Database, MetricsPort, Nats, WrongUsage, parse_duration
 from postroom.application.extras import explain_missing_extra
 from postroom.application.pluralize import pluralize
 
 if TYPE_CHECKING:
+    from postroom.adapters.compose.capture import CaptureSettings
     from postroom.adapters.compose.outbox import MessagingSettings, OutboxSettings
+
 
 Context = Annotated[
     str | None,
@@ -99,7 +100,7 @@ async def backlog(session: Session, database: Database = None, context: Context 
     async with open_outbox(messaging, settings) as outbox:
         counts = await outbox.get_backlog()
     if not session.settings.sections.get("capture"):
-        show_backlog(session, counts)
+        show_backlog(session.out, counts)
         return
     from postroom.adapters.compose.capture import CaptureSettings, get_slot_state
 
@@ -107,7 +108,7 @@ async def backlog(session: Session, database: Database = None, context: Context 
     if session.out.as_json:
         session.out.json(msgspec.structs.asdict(counts) | {"slot": slot})
         return
-    show_backlog(session, counts)
+    show_backlog(session.out, counts)
     session.out.table(slot.__struct_fields__, [msgspec.structs.astuple(slot)])
 
 
@@ -120,7 +121,7 @@ async def list_events(
     database: Database = None,
 ) -> None:
     """List the events that could not be published, oldest first, with the error."""
-    from postroom.adapters.cli.tables import Id, Time
+    from postroom.adapters.cli.output import Id, Time
     from postroom.adapters.compose.outbox import open_outbox
 
     messaging, settings = _settings(session, database)
@@ -204,7 +205,7 @@ async def cleanup(
         settings = msgspec.structs.replace(settings, retention_ms=parse_duration(older_than))
     async with open_outbox(messaging, settings) as outbox:
         removed = await outbox.cleanup.clean()
-    show_cleanup(session, removed, "published event")
+    show_cleanup(session.out, removed, "published event")
 
 
 def _settings(
@@ -224,3 +225,79 @@ def _ids(texts: list[str]) -> list[UUID]:
         return [UUID(text) for text in texts]
     except ValueError:
         raise WrongUsage(f"Event ids are UUIDs; one of {', '.join(texts)} is not.") from None
+
+
+Table = Annotated[
+    str | None, Option("--table", metavar="NAME", help="Table, as name or schema.name. [capture.table]")
+]
+
+
+async def capture(
+    session: Session,
+    create: Annotated[
+        bool,
+        Option("--create", help="Create the publication and the replication slot if missing, then exit."),
+    ] = False,
+    once: Annotated[bool, Option("--once", help="Publish the committed rows, then exit.")] = False,
+    table: Table = None,
+    database: Database = None,
+    context: Context = None,
+    to: Target = None,
+    topic: Topic = None,
+    exchange: Exchange = None,
+    format_: Format = None,
+    source: EventSource = None,
+    metrics_port: MetricsPort = None,
+) -> None:
+    """Publish the rows that any service inserts into a table, read by logical decoding, until interrupted.
+
+    One process at a time reads the replication slot; a second one takes over when it ends.
+    """
+    settings = publishing_settings(
+        session, to=to, topic=topic, exchange=exchange, format_=format_, source=source
+    )
+    with explain_missing_extra(EXTRAS[scheme_of(settings.to)]):
+        from postroom.adapters.compose.capture import MessagingSettings, create_slot, open_monitored_capture
+
+    messaging = session.settings.section(
+        "messaging", MessagingSettings, {"database": database, "context": context}
+    )
+    captured = capture_settings(session, table)
+    if create:
+        is_new = await create_slot(messaging, captured)
+        text = (
+            f"created replication slot {captured.slot}"
+            if is_new
+            else f"replication slot {captured.slot} exists"
+        )
+        session.out.result({"slot": captured.slot, "created": is_new}, text)
+        return
+    if not messaging.context:
+        raise WrongUsage("No context is configured; pass --context, or set context under [messaging].")
+    target = target_from_url(session, settings.to)
+    async with (
+        opened(
+            lambda: open_monitored_capture(messaging, captured, target, settings), is_patient=not once
+        ) as (capture, monitor),
+        running(session, capture.stop),
+    ):
+        if once:
+            await capture.run_once()
+        else:
+            session.out.note(f"Capturing {captured.table} for {target.shown_url}.")
+            with monitoring(session, metrics_port, monitor):
+                await capture.run()
+    counts = capture.counts
+    session.out.result(counts, f"{counts.published:,} published, {counts.held:,} held in the outbox table")
+
+
+def capture_settings(session: Session, table: str | None = None) -> "CaptureSettings":
+    """Return the settings of `[capture]`; `table` takes precedence.
+
+    Raises: WrongUsage if no table is configured.
+    """
+    from postroom.adapters.compose.capture import CaptureSettings
+
+    if table is None and "table" not in session.settings.sections.get("capture", {}):
+        raise WrongUsage("No table is configured; pass --table, or set table under [capture].")
+    return session.settings.section("capture", CaptureSettings, {"table": table})

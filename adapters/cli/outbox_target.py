@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from postroom.adapters.cli.remote import ClientSettings
+from postroom.adapters.cli.remote import ClientSettings, find_token_text
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.token_text import find_token_text
 from postroom.adapters.cli.values import WrongUsage
 from postroom.application.outbox.formats import FormatName
 

@@ -8,12 +8,217 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from postroom.adapters.cli.tables import GAP, cell_len, labeled, render
+from postroom.application.pluralize import pluralize
 from postroom.application.printable import printable
+
+if TYPE_CHECKING:
+    from postroom.application.inbox.get_backlog import InboxBacklog
+    from postroom.application.outbox.operate import OutboxBacklog
+
+GAP = "  "
+MIN_WIDTH = 4
+"""Minimum width of a shortened column."""
+READABLE_WIDTH = 8
+"""Width that shortened columns keep by the move of ids to lines of their own."""
+_AGES = (("y", 365 * 86_400), ("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+
+
+class Id(str):
+    """Text that is never shortened, such as a message's id."""
+
+    __slots__ = ()
+
+
+class Prose(str):
+    """Text that is wrapped if it does not fit."""
+
+    __slots__ = ()
+
+
+class Time:
+    """A point in time, shown as an age, or in full with `--wide`.
+
+    Arguments:
+        at: a datetime, RFC 3339, or µs since 1970 UTC.
+        as_of: the time from which the age is counted; None for the current time.
+    """
+
+    def __init__(self, at: datetime | str | int, as_of: datetime | str | int | None = None) -> None:
+        self.at = _datetime(at)
+        self.as_of = datetime.now(UTC) if as_of is None else _datetime(as_of)
+
+    def __str__(self) -> str:
+        text = self.at.isoformat(timespec="microseconds" if self.at.microsecond else "seconds")
+        return text.replace("+00:00", "Z")
+
+    @property
+    def age(self) -> str:
+        """Return how long ago it was, as in `5m`, or `in 5m` for the future."""
+        seconds = int((self.as_of - self.at).total_seconds())
+        unit, size = next((each for each in _AGES if abs(seconds) >= each[1]), _AGES[-1])
+        text = f"{abs(seconds) // size}{unit}"
+        return f"in {text}" if seconds < 0 else text
+
+
+def time_or_text(text: str) -> "Time | str":
+    """Return a `Time` for RFC 3339 text, and any other text unchanged."""
+    try:
+        return Time(text)
+    except ValueError:
+        return text
+
+
+def render(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int | None) -> Iterator[str]:
+    """Yield the lines of a table; numbers are right-aligned, None is an empty cell.
+
+    Ids that leave too little room for the other columns are on lines of their own above their rows.
+
+    Arguments:
+        width: maximum length of a line, exceeded only by an id that is longer; None for full values.
+    """
+    cells = [[_cell(value, width is None) for value in row] for row in rows]
+    values = [[row[index] for row in rows if row[index] is not None] for index in range(len(columns))]
+    full_widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
+    above = [] if width is None else _above(full_widths, values, width)
+    side_by_side = [index for index in range(len(columns)) if index not in above]
+    widths = [full_widths[index] for index in side_by_side]
+    if width is not None:
+        widths = _fit(widths, [_can_shrink(values[index]) for index in side_by_side], width)
+    numeric = [bool(values[n]) and all(isinstance(value, int) for value in values[n]) for n in side_by_side]
+    yield from (columns[index] for index in above)
+    yield _line([columns[index] for index in side_by_side], widths, numeric)
+    yield GAP.join("─" * each for each in widths)
+    for source, row in zip(rows, cells, strict=True):
+        yield from (row[index] for index in above if row[index])
+        yield from _lines([source[n] for n in side_by_side], [row[n] for n in side_by_side], widths, numeric)
+
+
+def labeled(label: str, value: object, width: int | None) -> Iterator[str]:
+    """Yield the lines of a label and its value: ids stay whole, and other text is wrapped beside the label.
+
+    Arguments:
+        width: maximum length of a line, exceeded only by an id that is longer; None for one line.
+    """
+    label, text = printable(label, multiline=False), _cell(value, full=True)
+    if width is None or cell_len(label + text) <= width:
+        yield (label + text).rstrip()
+        return
+    room = width - cell_len(label)
+    if isinstance(value, Id) or room < READABLE_WIDTH:
+        yield from _wrap(label.rstrip(), width)
+        label, room = "", width
+    lines = [text] if isinstance(value, Id) else _wrap(text, room)
+    for number, line in enumerate(filter(None, lines)):
+        yield " " * cell_len(label) + line if number else label + line
+
+
+def cell_len(text: str) -> int:
+    """Return the number of columns of a terminal that text takes."""
+    if text.isascii():
+        return len(text)
+    from rich import cells  # takes long to load
+
+    return cells.cell_len(text)
+
+
+def _above(full_widths: Sequence[int], values: Sequence[Sequence[object]], width: int) -> list[int]:
+    """Return the columns of ids, the widest first, that leave too little room for the others."""
+    needed = [
+        min(each, READABLE_WIDTH) if _can_shrink(column) else each
+        for each, column in zip(full_widths, values, strict=True)
+    ]
+    above: list[int] = []
+    ids = [n for n, column in enumerate(values) if column and all(isinstance(each, Id) for each in column)]
+    for index in sorted(ids, key=lambda index: -full_widths[index]):
+        side_by_side = [each for n, each in enumerate(needed) if n not in above]
+        if len(side_by_side) == 1 or sum(side_by_side) + len(GAP) * (len(side_by_side) - 1) <= width:
+            break
+        above.append(index)
+    return sorted(above)
+
+
+def _lines(
+    source: Sequence[object], row: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]
+) -> Iterator[str]:
+    wrapped_cells = [
+        _wrap(text, width) if isinstance(value, Prose) else [text]
+        for value, text, width in zip(source, row, widths, strict=True)
+    ]
+    for number in range(max(map(len, wrapped_cells))):
+        yield _line([each[number] if number < len(each) else "" for each in wrapped_cells], widths, numeric)
+
+
+def _line(texts: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:
+    aligned_cells = zip(
+        (_shorten(*each) for each in zip(texts, widths, strict=True)), widths, numeric, strict=True
+    )
+    return GAP.join(
+        " " * (width - cell_len(text)) + text if right else text + " " * (width - cell_len(text))
+        for text, width, right in aligned_cells
+    ).rstrip()
+
+
+def _cell(value: object, full: bool) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, Time) and not full:
+        return value.age
+    return "" if value is None else printable(str(value), multiline=False)
+
+
+def _can_shrink(values: Sequence[object]) -> bool:
+    return not values or not all(isinstance(value, Id | Time | int) for value in values)
+
+
+def _fit(full_widths: Sequence[int], shrinkable: Sequence[bool], width: int) -> list[int]:
+    """Return column widths that fit; the widest shrinkable column is shortened first."""
+    room = width - len(GAP) * (len(full_widths) - 1)
+    widths = [min(each, width) if can else each for each, can in zip(full_widths, shrinkable, strict=True)]
+    while sum(widths) > room:
+        widest = max((each for each, can in zip(widths, shrinkable, strict=True) if can), default=0)
+        if widest <= MIN_WIDTH:
+            break
+        widths[next(n for n, can in enumerate(shrinkable) if can and widths[n] == widest)] -= 1
+    return widths
+
+
+def _shorten(text: str, width: int) -> str:
+    if cell_len(text) <= width:
+        return text
+    from rich.cells import set_cell_size
+
+    return set_cell_size(text, width - 1) + "…"
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    """Return text as lines of at most `width` columns, broken at spaces where possible."""
+    lines = [""]
+    for word in text.split(" "):
+        line = f"{lines[-1]} {word}" if lines[-1] else word
+        if cell_len(line) <= width:
+            lines[-1] = line
+            continue
+        lines.append("")
+        for character in word:
+            if cell_len(lines[-1] + character) > width:
+                lines.append("")
+            lines[-1] += character
+    return lines if lines[0] else lines[1:]
+
+
+def _datetime(at: datetime | str | int) -> datetime:
+    if isinstance(at, int):
+        return datetime.fromtimestamp(at / 1_000_000, UTC)
+    time = datetime.fromisoformat(at) if isinstance(at, str) else at
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
 
 FALLBACK_SIZE = (80, 24)
 """Columns and lines if stdout is not a terminal and COLUMNS is not set."""
@@ -163,3 +368,18 @@ def _encode(value: Any) -> str:
         return msgspec.json.encode(value).decode()
     except UnicodeEncodeError:  # a lone surrogate, as in the name of a file that is not valid UTF-8
         return json.dumps(msgspec.to_builtins(value))
+
+
+def show_backlog(out: Output, backlog: "InboxBacklog | OutboxBacklog") -> None:
+    """Show the number of waiting rows, and the age of the oldest."""
+    if out.as_json:
+        out.json(backlog)
+        return
+    oldest = None if backlog.oldest_at is None else Time(backlog.oldest_at)
+    out.table(("context", "count", "oldest"), [(backlog.context, backlog.count, oldest)])
+
+
+def show_cleanup(out: Output, removed: int | None, noun: str) -> None:
+    """Show the number of rows that a cleanup removed; None if another one is running."""
+    text = "another cleanup is running" if removed is None else f"{pluralize(removed, noun)} removed"
+    out.result({"removed": removed}, text)

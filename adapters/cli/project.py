@@ -1,22 +1,29 @@
-"""`postroom project rebuild`, `status`, `verify` and `roll-back`: versions of the read models."""
+"""`postroom project`: rebuild, follow, verify and roll back the read models."""
 
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from typer import Option
 
-from postroom.adapters.cli.exit_codes import REFUSED
 from postroom.adapters.cli.filters import From
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
-from postroom.adapters.cli.values import WrongUsage
+from postroom.adapters.cli.values import REFUSED, MetricsPort, WrongUsage
 from postroom.application.extras import explain_missing_extra
 from postroom.application.pluralize import pluralize
+from postroom.domain.errors import NotFound, Unavailable
+from postroom.domain.names import describe_choices
 
 if TYPE_CHECKING:
+    from postroom.adapters.compose.contexts import MessagingSettings
+    from postroom.adapters.compose.follow import RunningFollower
     from postroom.application.ports.read_models import ProjectionStatus
     from postroom.domain.search import BodyRules
     from postroom.projections.ports.runner import Runner
+
 
 MAX_PARKED_LIMIT = 10_000
 """Maximum number of parked records that `--parked` lists."""
@@ -181,7 +188,7 @@ def _runner(engine: str) -> "Runner | None":
 
 
 def _show_status(session: Session, current: "ProjectionStatus") -> None:
-    from postroom.adapters.cli.tables import Time
+    from postroom.adapters.cli.output import Time
 
     out = session.out
     out.table(
@@ -220,3 +227,125 @@ def _show_status(session: Session, current: "ProjectionStatus") -> None:
     )
     if current.active is None:
         out.note("There is no version yet; run postroom project rebuild.")
+
+
+Database = Annotated[
+    str | None,
+    Option("--messaging", metavar="URL", help="Database of the service. [messaging.database]"),
+]
+Context = Annotated[
+    str | None, Option("--context", metavar="NAME", help="Name of the context. [messaging.context]")
+]
+
+
+def contexts(session: Session, database: Database = None, context: Context = None) -> None:
+    """Show the backlog of the outbox and the inbox of each context, as of the last count.
+
+    The configured context is counted now; `postroom project follow` counts it every few seconds.
+    """
+    from postroom.adapters.cli.output import Time
+    from postroom.adapters.compose.contexts import context_backlogs
+    from postroom.adapters.compose.queries import open_read_models
+
+    store = session.existing_store()
+    messaging = messaging_settings(session, database, context)
+    if messaging is not None:
+        context_backlogs(store, messaging).refresh()
+    with closing(open_read_models(store)) as models:
+        backlogs = models.contexts()
+    if context is not None and context not in (names := {each.context for each in backlogs}):
+        raise NotFound(f"There is no context {context}; {describe_choices(context, names)}")
+    if session.out.as_json:
+        session.out.json({"contexts": backlogs})
+        return
+    session.out.table(
+        ("context", "box", "waiting", "parked", "oldest", "counted"),
+        [
+            (
+                each.context,
+                each.box,
+                each.count,
+                each.parked,
+                None if each.oldest_at is None else Time(each.oldest_at, each.as_of),
+                Time(each.as_of),
+            )
+            for each in backlogs
+        ],
+    )
+
+
+@contextmanager
+def refresh_contexts(session: Session, store: str) -> Iterator[None]:
+    """Refresh the backlog of the configured context, if there is one, until the context manager exits."""
+    messaging = messaging_settings(session)
+    if messaging is None:
+        yield
+        return
+    from postroom.adapters.compose.contexts import context_backlogs
+
+    backlogs = context_backlogs(store, messaging)
+    with backlogs.refreshing():
+        yield
+
+
+def messaging_settings(
+    session: Session, database: str | None = None, context: str | None = None
+) -> "MessagingSettings | None":
+    """Return the database and context of the service; None if no database is configured."""
+    if database is None and "database" not in session.settings.sections.get("messaging", {}):
+        return None
+    from postroom.adapters.compose.contexts import MessagingSettings
+
+    flags = {"database": database, "context": context}
+    return session.settings.section("messaging", MessagingSettings, flags)
+
+
+async def follow(
+    session: Session,
+    once: Annotated[bool, Option("--once", help="Catch up with the log, then exit.")] = False,
+    batch: Annotated[
+        int, Option(metavar="N", min=1, help="Maximum number of log records in a batch.")
+    ] = 300_000,
+    into: Annotated[
+        str | None,
+        Option(metavar="TARGET", help="Update read models in clickhouse: or chdb: instead of the store's."),
+    ] = None,
+    metrics_port: MetricsPort = None,
+) -> None:
+    """Apply new log records to the read models continuously, until interrupted.
+
+    One process at a time follows a store into one place; others stand by to take over. A rebuild may run
+    at the same time.
+    """
+    from postroom.adapters.cli.running import monitoring, opened, running
+
+    async with opened(lambda: _open(session, batch, into), is_patient=not once) as follower:
+        with monitoring(session, metrics_port, follower.monitor):
+            if not once:
+                session.out.note(f"Following {session.shown_store}.")
+            async with running(session, follower.stop):
+                await asyncio.to_thread(lambda: follower.run(once=once))
+    counts = follower.counts
+    session.out.result(
+        counts,
+        f"Version {counts.version}: {pluralize(counts.events, 'log record')} "
+        f"in {pluralize(counts.batches, 'batch', 'batches')} "
+        f"({counts.seconds:.1f} s), {counts.parked:,} parked",
+    )
+
+
+@asynccontextmanager
+async def _open(session: Session, batch: int, into: str | None) -> "AsyncIterator[RunningFollower]":
+    """Open the follower; raise Unavailable while the store, whose folder exists, is not created yet."""
+    try:
+        store = session.existing_store()
+    except NotFound as error:
+        session.writable_store()
+        raise Unavailable(f"There is no store at {session.store} yet; `follow` waits for it.") from error
+    from postroom.adapters.compose.follow import open_follower
+
+    with (
+        open_follower(store, max_events=batch, into=into) as follower,
+        refresh_contexts(session, store),
+    ):
+        yield follower

@@ -10,12 +10,11 @@ import msgspec
 import typer
 from typer import Argument, Option
 
-from postroom.adapters.cli.exit_codes import NOTHING, REFUSED
+from postroom.adapters.cli.output import Id
+from postroom.adapters.cli.output import Time as Age
 from postroom.adapters.cli.remote import use_mailbox
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.tables import Id
-from postroom.adapters.cli.tables import Time as Age
-from postroom.adapters.cli.values import WrongUsage, parse_duration, parse_pairs, parse_time
+from postroom.adapters.cli.values import NOTHING, REFUSED, WrongUsage, parse_duration, parse_pairs, parse_time
 
 if TYPE_CHECKING:
     from postroom.application.operations.mailbox import Mailbox

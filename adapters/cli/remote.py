@@ -1,15 +1,32 @@
-"""Commands on a mailbox, wherever it is: in a store, or behind the URL of a server."""
+"""Commands on a mailbox, wherever it is, and the tokens that servers ask for.
 
+A token is never an argument: other users see those of a process.
+"""
+
+import os
+import stat
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from typer import Option
 
 from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.values import WrongUsage
 
 if TYPE_CHECKING:
     from postroom.application.operations.mailbox import Mailbox
+
+VARIABLE = "POSTROOM_TOKEN"
+OTHERS = 0o077
+
+TokenFile = Annotated[
+    str | None,
+    Option("--token-file", metavar="FILE", help="File with the token; - for stdin. [POSTROOM_TOKEN]"),
+]
 
 
 class ClientSettings(msgspec.Struct, frozen=True):
@@ -38,7 +55,6 @@ async def use_mailbox(session: Session, *, create: bool = False) -> AsyncIterato
         async with session.use(create=create) as shared:
             yield shared
         return
-    from postroom.adapters.cli.token_text import find_token_text
     from postroom.adapters.compose.remote import ClientTls, connect_remote
 
     settings = session.settings
@@ -52,3 +68,36 @@ async def use_mailbox(session: Session, *, create: bool = False) -> AsyncIterato
         tls=ClientTls(*files) if any(files) else None,
     ) as mailbox:
         yield mailbox
+
+
+def find_token_text(session: Session, file: str | None) -> str | None:
+    """Return the text of a token from a file (`-` is stdin) or `POSTROOM_TOKEN`, or None without a token.
+
+    Raises: WrongUsage for an empty file.
+    """
+    if file is not None or os.environ.get(VARIABLE):
+        return read_token_text(session, file)
+    return None
+
+
+def read_token_text(session: Session, file: str | None) -> str:
+    """Return the text of a token from a file, `POSTROOM_TOKEN`, or stdin, in this order.
+
+    Raises: WrongUsage without a token.
+    """
+    if file is None and os.environ.get(VARIABLE):
+        return os.environ[VARIABLE].strip()
+    from postroom.domain.capability.token import MAX_TOKEN_CHARS
+
+    if file == "-" or (file is None and not sys.stdin.isatty()):
+        text = sys.stdin.read(MAX_TOKEN_CHARS + 2)
+    elif file is None:
+        raise WrongUsage(f"Name the token's file with --token-file, set {VARIABLE}, or pipe it to stdin.")
+    else:
+        with Path(file).open(encoding="utf-8", errors="replace") as opened:
+            text = opened.read(MAX_TOKEN_CHARS + 2)
+            if stat.S_IMODE(os.fstat(opened.fileno()).st_mode) & OTHERS:
+                session.out.note(f"Other users may read the token in {file}; run chmod 600 on it.")
+    if not text.strip():
+        raise WrongUsage("The token is empty; write what postroom token mint printed.")
+    return text.strip()

@@ -1,11 +1,18 @@
-"""Options that limit a capability, and the rights and caveats that they describe."""
+"""Options that limit a capability and write its token, and the settings `[access]`."""
 
-from collections.abc import Iterable
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Annotated
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from typer import Option
 
+from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import (
     WrongUsage,
     exact_duration,
@@ -15,6 +22,7 @@ from postroom.adapters.cli.values import (
     parse_size,
     parse_time,
 )
+from postroom.domain.capability.access import combine
 from postroom.domain.capability.rights import (
     QUOTA_WINDOWS_MS,
     BindPrincipal,
@@ -28,6 +36,12 @@ from postroom.domain.capability.rights import (
     Right,
     Topics,
 )
+from postroom.domain.capability.token import Token
+
+if TYPE_CHECKING:
+    from postroom.adapters.cli.output import Time
+    from postroom.application.access.settings import AccessSettings
+
 
 ALL = "all"
 
@@ -158,3 +172,99 @@ def _parse_future(text: str, now_ms: int) -> int:
         return now_ms + parse_duration(text)
     except WrongUsage:
         return parse_time(text, datetime.fromtimestamp(now_ms / 1_000, UTC))
+
+
+CACHE_TTL_MS = 30_000
+
+
+class AccessSection(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of `[access]`.
+
+    Arguments:
+        key_file: path of the keys that sign capabilities; None is beside the store.
+        cap_cache_ttl_ms: how long a verified token is not verified again, 5 to 120 s.
+        quotas: by principal, such as `1000/1m` or `50MB/1h`; `*` is that of each one that is not named.
+    """
+
+    key_file: str | None = None
+    cap_cache_ttl_ms: int = CACHE_TTL_MS
+    quotas: dict[str, str] = {}
+
+    def validate(self) -> "AccessSection":
+        """Return the settings; raise InvalidRequest for one out of bounds."""
+        self.control()
+        return self
+
+    def control(self) -> "AccessSettings":
+        """Return the settings of access control; raise InvalidRequest for one out of bounds."""
+        from postroom.application.access.settings import AccessSettings
+
+        quotas = {
+            principal: parse_quota(text, f"the quota of {principal}")
+            for principal, text in self.quotas.items()
+        }
+        return AccessSettings(cap_cache_ttl_ms=self.cap_cache_ttl_ms, principal_quotas=quotas).validate()
+
+
+MODE = 0o600
+Out = Annotated[
+    str | None,
+    Option("--out", metavar="FILE", help="Write the token to a file that only its owner can read."),
+]
+
+
+@contextmanager
+def writing_token(session: Session, file: str | None) -> Iterator[Callable[[str], None]]:
+    """Yield a function that writes the text of a token to a file, or to stdout for people.
+
+    A file is created before a token is made, so that none is lost because it can't be written; it replaces an
+    existing one when it is complete.
+    """
+    if file is None:
+        yield lambda text: None if session.out.as_json else session.out.line(text)
+        return
+    path = Path(file)
+    temporary = path.with_name(f".{path.name}.{token_hex(8)}")
+    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, MODE)
+    try:
+        with open(descriptor, "w", encoding="ascii") as opened:
+
+            def write(text: str) -> None:
+                opened.write(f"{text}\n")
+                opened.flush()
+                os.fsync(descriptor)
+                temporary.replace(path)
+
+            yield write
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+
+
+def report_token(session: Session, text: str, out: str | None) -> None:
+    """Report a new token: as JSON with its text, unless that is in a file."""
+    token = Token.decode(text)
+    identifier = token.read_identifier()
+    expires = combine(identifier, token.read_caveats()).expires
+    if session.out.as_json:
+        facts: dict[str, Any] = {
+            "nonce": identifier.nonce.hex(),
+            "principal": identifier.principal,
+            "expires": str(show_time(expires)),
+        }
+        session.out.json(facts | ({"token": text} if out is None else {"file": out}))
+    else:
+        where = "" if out is None else f", in {out}"
+        session.out.note(f"Nonce {identifier.nonce.hex()}, expires {show_time(expires).age}{where}.")
+
+
+def show_time(at_ms: int) -> "Time":
+    """Return a time in ms since 1970 UTC as a cell or text."""
+    from postroom.adapters.cli.output import Time
+
+    return Time(at_ms * 1_000)
+
+
+def now_ms() -> int:
+    """Return the time in ms since 1970 UTC."""
+    return time.time_ns() // 1_000_000

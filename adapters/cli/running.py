@@ -1,4 +1,4 @@
-"""Long-running commands: signals, reloads of settings, and the service manager."""
+"""Long-running commands: signals, reloads of settings, the service manager, and metrics."""
 
 import asyncio
 import logging
@@ -6,8 +6,8 @@ import os
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -18,12 +18,30 @@ from postroom.adapters.compose.running import ServiceManager
 from postroom.application.background import background_task
 from postroom.application.backoff import OutageBackoff
 from postroom.application.garbage_collection import exempt_heap
+from postroom.application.monitor import Monitor
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.queries.preview_settings import check_losses
 from postroom.application.telemetry import ROOT, logger, summarize
 from postroom.domain.errors import PostroomError, Unavailable, UnusableServer
 from postroom.domain.policy import SECOND_MS, backoff_ms
 from postroom.domain.settings import changed_settings
+
+
+@contextmanager
+def monitoring(session: Session, port: int | None, monitor: Monitor) -> Iterator[None]:
+    """Serve the metrics and the health of a command while the context lasts, if a port is given.
+
+    Raises: MissingExtra without `prometheus_client`, Unavailable when the port can't be bound.
+    """
+    if port is None:
+        yield
+        return
+    from postroom.adapters.compose.monitoring import serve_monitor
+
+    with serve_monitor(monitor, port) as url:
+        session.out.note(f"Metrics at {url}/metrics.")
+        yield
+
 
 BACKOFF = OutageBackoff(250, 15_000)
 """Backoff while what a command uses is unavailable at its start."""

@@ -1,19 +1,22 @@
-"""`postroom search` and `stats`: queries on the read models."""
+"""`postroom search`, `stats`, `activity` and `export`: queries on the read models."""
 
 import sys
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import msgspec
-from typer import Option
+from typer import Argument, Option
 
-from postroom.adapters.cli.exit_codes import NOTHING
 from postroom.adapters.cli.filters import From, takes_filter
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.values import WrongUsage
+from postroom.adapters.cli.values import NOTHING, WrongUsage, parse_micros
 from postroom.application.pluralize import pluralize
 
 if TYPE_CHECKING:
+    from postroom.adapters.compose.export import Format
     from postroom.adapters.compose.queries import Projections
     from postroom.domain.search import EventFilter, FoundMessage
 
@@ -58,7 +61,7 @@ def stats(session: Session, source: From = None) -> None:
     if session.out.as_json:
         session.out.json(totals)
         return
-    from postroom.adapters.cli.tables import Time
+    from postroom.adapters.cli.output import Time
 
     oldest, newest = totals.oldest_event, totals.newest_event
     session.out.facts(
@@ -110,7 +113,7 @@ def _show_pages(
 
 
 def _show_table(session: Session, messages: "Sequence[FoundMessage]") -> None:
-    from postroom.adapters.cli.tables import Id, Time
+    from postroom.adapters.cli.output import Id, Time
 
     session.out.table(
         ("message", "topic", "principal", "status", "attempts", "age"),
@@ -150,3 +153,106 @@ def _note_lag(session: Session, projections: "Projections") -> None:
         session.out.note(
             f"The read models are {pluralize(lag, 'log record')} behind; run postroom project follow --once."
         )
+
+
+def activity(
+    session: Session,
+    period: Annotated[str, Argument(metavar="hour|day", help="Period to count by, in UTC.")] = "day",
+    topic: Annotated[
+        list[str] | None, Option(metavar="GLOB", help="Only topics that match; may be repeated.")
+    ] = None,
+    since: Annotated[
+        str | None, Option(metavar="TIME", help="First period: RFC 3339, or an age such as 7d.")
+    ] = None,
+    until: Annotated[str | None, Option(metavar="TIME", help="End (exclusive), in the same format.")] = None,
+    limit: Annotated[int, Option(help="Rows per page, up to 1000.")] = 100,
+    cursor: Annotated[str | None, Option(help="Continue after the page that printed this cursor.")] = None,
+    source: From = None,
+) -> int | None:
+    """Count events by hour or day, topic and type, latest first, as of the read models.
+
+    The topic is empty for events of the mailbox itself, such as a change of its owner.
+    """
+    from postroom.adapters.compose.queries import open_read_models
+    from postroom.application.ports.read_models import ActivityFilter
+
+    criteria = ActivityFilter(
+        period=period,
+        mailbox=session.settings.mailbox,
+        topics=tuple(topic or ()),
+        since=parse_micros("--since", since),
+        until=parse_micros("--until", until),
+        limit=limit,
+        cursor=cursor,
+    )
+    with closing(open_read_models(session.existing_store(), source)) as models:
+        page = models.activity(criteria)
+    if session.out.as_json:
+        session.out.json({"period": period, **msgspec.structs.asdict(page)})
+    else:
+        session.out.table(
+            (period, "topic", "event", "events"),
+            [(_start(each.starts_at, period), each.topic, each.event, each.events) for each in page.items],
+        )
+        if page.next_cursor is not None:
+            session.out.note(f"There is more; continue with --cursor {page.next_cursor}.")
+    return None if page.items else NOTHING
+
+
+def _start(at: int, period: str) -> str:
+    start = datetime.fromtimestamp(at // 1_000_000, UTC)
+    return f"{start:%Y-%m-%d}" if period == "day" else f"{start:%Y-%m-%dT%H:%MZ}"
+
+
+@takes_filter
+def export(
+    session: Session,
+    criteria: "EventFilter",
+    format_: Annotated[str, Argument(metavar="parquet|csv|json", help="File format.")],
+    file: Annotated[str, Argument(metavar="FILE", help="Target file; its folder is created if missing.")],
+    envelope: Annotated[bool, Option("--envelope/--no-envelope", help="Include the envelopes.")] = True,
+    payload: Annotated[bool, Option("--payload", help="Include payloads that are not encrypted.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace an export of the same format.")] = False,
+) -> int | None:
+    """Export the messages that a search finds, as of the read models.
+
+    The file appears only when it is complete; a failure leaves it as it was.
+    """
+    from postroom.adapters.compose.export import Format, export_messages
+
+    if format_ not in get_args(Format):
+        raise WrongUsage(f"Unknown format {format_!r}; expected one of {', '.join(get_args(Format))}.")
+    start = time.monotonic()
+
+    def rate(messages: int) -> float:
+        return messages / max(time.monotonic() - start, 0.001)
+
+    with session.out.progress(f"Exporting to {file}") as advance:
+        source, size = export_messages(
+            session.existing_store(),
+            criteria,
+            cast("Format", format_),
+            file,
+            envelope=envelope,
+            payload=payload,
+            overwrite=overwrite,
+            progress=lambda done: advance(done, f"{done:,} messages, {rate(done):,.0f}/s"),
+        )
+    if session.out.as_json:
+        facts = {
+            "file": file,
+            "format": format_,
+            "messages": source.messages,
+            "bytes": size,
+            "version": source.version,
+            "positions": source.positions,
+            "filter": source.filter,
+            "seconds": round(time.monotonic() - start, 3),
+        }
+        session.out.json(facts)
+    else:
+        session.out.line(
+            f"{pluralize(source.messages, 'message')} ({pluralize(size, 'byte')}) in {file}, "
+            f"of version {source.version} of the read models; {rate(source.messages):,.0f} messages/s"
+        )
+    return None if source.messages else NOTHING

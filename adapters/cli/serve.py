@@ -1,20 +1,21 @@
-"""`postroom serve`: serve a mailbox to other processes."""
+"""`postroom serve`: serve a mailbox to other processes, also in amnesia mode."""
 
 import asyncio
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 from typer import Option
 
-from postroom.adapters.cli.access_settings import AccessSection
-from postroom.adapters.cli.amnesia import enter_amnesia, report_loss
-from postroom.adapters.cli.apply import Apply, use_applied
 from postroom.adapters.cli.lease import open_control_plane
+from postroom.adapters.cli.mailbox import Apply, use_applied
+from postroom.adapters.cli.restrictions import AccessSection
 from postroom.adapters.cli.running import Reload, mailbox_settings, opened, running
-from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.session import MEMORY, Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
 from postroom.adapters.compose.access import Access, CheckedAccess, check_keys, open_access, open_key_ring
+from postroom.adapters.compose.amnesia import protect_memory
 from postroom.adapters.compose.audit import AuditSettings
 from postroom.adapters.compose.console import ConsoleSettings, console_mount, is_installed
 from postroom.adapters.compose.serve import (
@@ -29,7 +30,46 @@ from postroom.adapters.compose.serve import (
 )
 from postroom.application.extras import explain_missing_extra
 from postroom.application.service import Surface
+from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from postroom.application.operations.mailbox import Mailbox
+
+
+def enter_amnesia(session: Session, *addresses: str | None) -> Session:
+    """Keep this process off every disk, and return the session with its store in memory.
+
+    Arguments:
+        addresses: where it is to listen.
+
+    Raises: InvalidSettings when the store or an address is a file.
+    """
+    if session.settings.store not in (None, MEMORY):
+        raise InvalidSettings(
+            f"In amnesia mode the store is in memory, not {session.shown_store}; leave --store and "
+            "POSTROOM_STORE out."
+        )
+    for address in addresses:
+        if address and address.startswith("unix:"):
+            raise InvalidSettings(
+                f"Amnesia mode can't listen at {address}: a Unix socket is a file; use 127.0.0.1:PORT."
+            )
+    for reason in protect_memory():
+        logger().warning("amnesia.unprotected", reason=reason)
+    return session.with_settings(msgspec.structs.replace(session.settings, store=MEMORY))
+
+
+async def report_loss(mailbox: "Mailbox") -> None:
+    """Log how many messages end with this process."""
+    backlog = await mailbox.get_backlog()
+    logger().warning(
+        "amnesia.forgotten",
+        mailbox=backlog.mailbox,
+        unsettled=sum(each.ready + each.delayed + each.in_flight for each in backlog.shards),
+        dead_letters=sum(each.dead for each in backlog.shards),
+    )
+
 
 DEFAULT_HTTP = "127.0.0.1:8080"
 

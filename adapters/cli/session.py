@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from postroom.application.erasure.settings import ErasureSettings
     from postroom.domain.mailbox.events import MailboxMode
 
+
 MEMORY = "memory:"
 IN_MEMORY = ("demo", "import", "serve")
 """Commands that are of use with a store in memory: they show, check, or answer others while they run."""

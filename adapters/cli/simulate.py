@@ -6,10 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from postroom.adapters.cli.exit_codes import NOTHING
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.time_arguments import Archive, parse_moment
-from postroom.adapters.cli.values import WrongUsage, format_duration, parse_duration
+from postroom.adapters.cli.values import (
+    NOTHING,
+    Archive,
+    WrongUsage,
+    format_duration,
+    parse_duration,
+    parse_moment,
+)
 from postroom.application.pluralize import pluralize
 
 if TYPE_CHECKING:

@@ -1,44 +1,36 @@
-"""`spark-submit projections/rebuild.py`: a rebuild started by Spark."""
+"""`spark-submit projections/rebuild.py`, `verify.py` or `report.py`: a command started by Spark."""
 
 import argparse
 import logging
 import os
 import sys
+from collections.abc import Callable
 
 import msgspec
 
+from postroom.adapters.cli.values import REFUSED
 from postroom.domain.errors import PostroomError
 from postroom.domain.search import BodyRules
 
 
 def main() -> int:
-    """Run a rebuild, and return the exit code."""
-    arguments = _parse()
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)  # stdout is for the report
-    try:
-        from postroom.adapters.compose.projections import rebuild_projections
+    """Run what the first argument names, and return the exit code."""
+    commands: dict[str, Callable[[], int]] = {"rebuild": rebuild, "report": report, "verify": verify}
+    return commands[sys.argv.pop(1)]()
 
-        report = rebuild_projections(
-            arguments.store,
-            only=[name for name in arguments.only.split(",") if name],
-            to_position=arguments.to_position,
-            compare=arguments.compare,
-            archive=arguments.archive,
-            into=arguments.into,
-            bodies=BodyRules(tuple(arguments.bodies)),
-            restart=arguments.restart,
-            verify=arguments.verify,
-            allow_gaps=arguments.allow_gaps,
-        )
-    except PostroomError as error:
-        sys.stderr.write(f"postroom: {error}\n")
-        return 1
-    sys.stdout.write(f"{msgspec.json.encode(report).decode() if arguments.json else report.summary()}\n")
+
+def report() -> int:
+    """Run a report, with the options of `postroom report`."""
+    from postroom.adapters.cli.main import main
+
+    sys.argv[1:1] = ["report"]
+    main()
     return 0
 
 
-def _parse() -> argparse.Namespace:
-    parser = store_parser("Rebuild the read models of a Postroom store.")
+def rebuild() -> int:
+    """Run a rebuild."""
+    parser = _store_parser("Rebuild the read models of a Postroom store.")
     parser.add_argument(
         "--only", default="", help="models to build, separated by commas; `search` is an alias of `mailbox`"
     )
@@ -61,11 +53,47 @@ def _parse() -> argparse.Namespace:
         "--verify", action="store_true", help="check the hashes of all commits and envelopes that are read"
     )
     parser.add_argument("--allow-gaps", action="store_true", help="ignore missing log records")
-    return parse(parser)
+    arguments = _parse(parser)
+    try:
+        from postroom.adapters.compose.projections import rebuild_projections
+
+        result = rebuild_projections(
+            arguments.store,
+            only=[name for name in arguments.only.split(",") if name],
+            to_position=arguments.to_position,
+            compare=arguments.compare,
+            archive=arguments.archive,
+            into=arguments.into,
+            bodies=BodyRules(tuple(arguments.bodies)),
+            restart=arguments.restart,
+            verify=arguments.verify,
+            allow_gaps=arguments.allow_gaps,
+        )
+    except PostroomError as error:
+        return _refuse(error)
+    sys.stdout.write(f"{msgspec.json.encode(result).decode() if arguments.json else result.summary()}\n")
+    return 0
 
 
-def store_parser(description: str) -> argparse.ArgumentParser:
-    """Return a parser with the options that all entry points have."""
+def verify() -> int:
+    """Run a verification of the read models."""
+    parser = _store_parser("Compare the read models of a Postroom store with its log.")
+    parser.add_argument(
+        "--no-chain", action="store_true", help="do not check the hashes of commits and envelopes"
+    )
+    arguments = _parse(parser)
+    try:
+        from postroom.adapters.compose.projections import verify_projections
+
+        result = verify_projections(arguments.store, archive=arguments.archive, chain=not arguments.no_chain)
+    except PostroomError as error:
+        return _refuse(error)
+    sys.stdout.write(f"{msgspec.json.encode(result).decode() if arguments.json else result.summary()}\n")
+    return 0 if result.is_intact else REFUSED
+
+
+def _store_parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that rebuilds and verifications have."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--store",
@@ -77,12 +105,18 @@ def store_parser(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+def _parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Return the arguments of the command line; end the process when no store is named."""
     arguments = parser.parse_args()
     if not arguments.store:
         parser.error("name the store with --store or POSTROOM_STORE")
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)  # stdout is for the report
     return arguments
+
+
+def _refuse(error: PostroomError) -> int:
+    sys.stderr.write(f"postroom: {error}\n")
+    return 1
 
 
 if __name__ == "__main__":

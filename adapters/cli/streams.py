@@ -2,17 +2,24 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
 from typer import Option
 
-from postroom.adapters.cli.exit_codes import DIFFERS, REFUSED
-from postroom.adapters.cli.messaging import Nats
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings, unknown_key
-from postroom.adapters.cli.values import WrongUsage, exact_duration, exact_size, parse_duration, parse_size
+from postroom.adapters.cli.values import (
+    DIFFERS,
+    REFUSED,
+    Nats,
+    WrongUsage,
+    exact_duration,
+    exact_size,
+    parse_duration,
+    parse_size,
+)
 from postroom.adapters.compose.streams import (
     ConsumerDefinition,
     Definition,
@@ -26,6 +33,10 @@ from postroom.adapters.compose.streams import (
     open_streams,
 )
 from postroom.domain.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    pass
+
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 _SIZES = ("max_bytes", "max_msg_size")
@@ -172,7 +183,7 @@ def _show(session: Session, plan: Plan) -> None:
     if not plan.differences:
         session.out.line("Streams and consumers match their definitions.")
         return
-    from postroom.adapters.cli.tables import Prose
+    from postroom.adapters.cli.output import Prose
 
     rows = [
         (

@@ -5,12 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument
 
-from postroom.adapters.cli.apply import Yes, confirm, invalid_settings
-from postroom.adapters.cli.exit_codes import REFUSED
 from postroom.adapters.cli.remote import use_mailbox
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import parse_fields
-from postroom.adapters.cli.values import format_duration, parse_pairs
+from postroom.adapters.cli.values import REFUSED, Yes, format_duration, parse_pairs
 from postroom.domain.errors import Forbidden, InvalidRequest
 from postroom.domain.names import describe_choices
 from postroom.domain.policy import TopicPolicy
@@ -31,7 +29,7 @@ def list_topics(session: Session) -> None:
         facts = {"mailbox": session.mailbox, "default_policy": default, "topics": topics}
         session.out.json(facts | {"dlq_profile": "durable"})
         return
-    from postroom.adapters.cli.tables import Time
+    from postroom.adapters.cli.output import Time
 
     session.out.table(
         ("topic", "ready", "delayed", "in flight", "dead", "oldest", "paused", "policy"),
@@ -87,6 +85,8 @@ async def policy(
     if pairs:
         fields = parse_fields(TopicPolicy(), pairs, f"The policy of {topic}")
         async with use_mailbox(session, create=True) as postroom:
+            from postroom.adapters.cli.mailbox import invalid_settings
+
             with invalid_settings():
                 if not await _confirm(session, postroom, topic, fields, yes=yes):
                     return REFUSED
@@ -126,6 +126,8 @@ async def _confirm(
         preview = await mailbox.preview_settings(SettingsChanges(topics={topic: fields}))
     except Forbidden:
         return True
+    from postroom.adapters.cli.mailbox import confirm
+
     return confirm(session, preview, yes=yes)
 
 

@@ -1,11 +1,68 @@
-"""Values on the command line: durations, sizes, times, `NAME=VALUE` pairs, payloads."""
+"""Values and options that commands share: durations, sizes, times, `NAME=VALUE` pairs, exit codes."""
 
 import re
+import sys
 from collections.abc import Iterable
-from datetime import UTC, datetime
-from typing import BinaryIO
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
 
-from postroom.domain.errors import InvalidRequest
+from typer import Option
+
+from postroom.domain.errors import (
+    IntegrityFailure,
+    InvalidRequest,
+    NotFound,
+    PostroomError,
+    Saturated,
+    Unavailable,
+    UnusableServer,
+)
+
+if TYPE_CHECKING:
+    from postroom.application.ingest.file_import import RecordMapping
+
+
+DONE, REFUSED, USAGE, NOTHING, TRY_AGAIN, INTEGRITY, DIFFERS = range(7)
+INTERRUPTED, BROKEN_PIPE = 130, 141
+
+MEANINGS = {
+    DONE: "done",
+    REFUSED: "refused, or failed",
+    USAGE: "wrong usage, invalid settings, or a store or server that this version or user can't use",
+    NOTHING: "not found, or nothing to receive",
+    TRY_AGAIN: "temporary failure, retry: saturated or unavailable",
+    INTEGRITY: "stored data is not intact",
+    DIFFERS: "settings or streams differ from the file (`apply --check`, `streams diff`)",
+    INTERRUPTED: "interrupted by Ctrl-C",
+    BROKEN_PIPE: "output pipe closed by its reader",
+}
+
+HELP = "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items()) + "."
+
+
+def exit_code(error: PostroomError) -> int:
+    """Return the exit code for a kind of error."""
+    match error:
+        case WrongUsage() | UnusableServer():
+            return USAGE
+        case NotFound():
+            return NOTHING
+        case Saturated() | Unavailable():
+            return TRY_AGAIN
+        case IntegrityFailure():
+            return INTEGRITY
+        case _:
+            return REFUSED
+
+
+def describe(error: PostroomError) -> dict[str, Any]:
+    """Return an error as JSON: `{code, message, retry_after_ms?}`."""
+    facts: dict[str, Any] = {"code": error.code, "message": str(error)}
+    if isinstance(error, Saturated | Unavailable) and not isinstance(error, UnusableServer):
+        facts["retry_after_ms"] = error.retry_after_ms
+    return facts
+
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)\Z", re.ASCII)
@@ -139,3 +196,162 @@ def readable(payload: bytes) -> tuple[str, bool]:
         from base64 import b64encode
 
         return b64encode(payload).decode(), False
+
+
+T = TypeVar("T")
+
+
+def load_object(text: str, kind: type[T]) -> T:
+    """Import an object by `module:name`; the working directory comes first, as with `python -m`.
+
+    Raises: WrongUsage when it can't be imported or is of another type.
+    """
+    module, colon, name = text.partition(":")
+    if not (module and colon and name):
+        raise WrongUsage(
+            f"{text!r} does not name an object of type {kind.__name__}; write MODULE:NAME, such as "
+            "shop.tasks:worker."
+        )
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        value = import_module(module)
+        for part in name.split("."):
+            value = getattr(value, part)
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
+        from postroom.application.telemetry import summarize
+
+        raise WrongUsage(f"{text} can't be imported: {summarize(error).rstrip('.')}.") from error
+    if not isinstance(value, kind):
+        raise WrongUsage(f"{text} is of type {type(value).__name__}, not {kind.__name__}.")
+    return value
+
+
+At = Annotated[
+    str | None,
+    Option(
+        "--at", metavar="POSITION|TIME", help="State at this log position, RFC 3339 time, or age such as 5m."
+    ),
+]
+
+Archive = Annotated[
+    str | None,
+    Option(
+        "--archive",
+        metavar="FOLDER",
+        help="Also read the log segments that retention archived here. [archive.folder]",
+    ),
+]
+
+
+def parse_moment(text: str, now: datetime) -> int | datetime:
+    """Parse a log position or a time.
+
+    Arguments:
+        text: digits alone for a position; RFC 3339 (a date alone is its midnight, a time without offset is
+            UTC); or an age such as `5m`, counted back from `now`.
+
+    Raises: WrongUsage for anything else.
+    """
+    position = parse_position(text)
+    if position is not None:
+        return position
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return now - _age(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def parse_micros(option: str, text: str | None) -> int | None:
+    """Return the time that an option names in µs since 1970 UTC, or None without one.
+
+    Raises: WrongUsage for a text that is neither a time nor an age.
+    """
+    if text is None:
+        return None
+    moment = parse_moment(text, datetime.now(UTC))
+    if isinstance(moment, int):
+        raise WrongUsage(
+            f"{option} {text!r} is not a time; write 2026-01-31T08:00:00Z, or an age such as 7d."
+        )
+    return round(moment.timestamp() * 1_000_000)
+
+
+def _age(text: str) -> timedelta:
+    try:
+        return timedelta(milliseconds=parse_duration(text))
+    except (WrongUsage, OverflowError):
+        raise WrongUsage(
+            f"{text!r} is not a point in time; write a log position such as 1200, a time such as "
+            "2026-01-31T08:00:00Z, or an age such as 5m."
+        ) from None
+
+
+Headers = Annotated[
+    list[str] | None,
+    Option(
+        metavar="NAME=PATH",
+        help="Header from a field, such as principal=sender.login; may be repeated. principal, "
+        "correlation_id, trace_id, span_id and content_type are standard, others are custom headers.",
+    ),
+]
+Key = Annotated[str | None, Option(metavar="PATH", help="Field of the sticky key.")]
+Time = Annotated[
+    str | None,
+    Option(
+        "--time", metavar="PATH", help="Field of the publish time: RFC 3339, or s, ms, µs, ns since 1970."
+    ),
+]
+Id = Annotated[
+    str | None,
+    Option(
+        "--id",
+        metavar="PATH",
+        help="Field of the message id; default: the publisher's, or derived from place and content.",
+    ),
+]
+
+
+def record_mapping(
+    topic: str | None, headers: list[str], key: str | None, time: str | None, id_: str | None
+) -> "RecordMapping | None":
+    """Return the mapping of the options, or None without a topic, which all others require."""
+    from postroom.application.ingest.file_import import RecordMapping, TopicTemplate, parse_path
+
+    if topic is None:
+        if headers or key or time or id_:
+            raise WrongUsage("--header, --key, --time and --id require --topic.")
+        return None
+    return RecordMapping(
+        topic=TopicTemplate(topic),
+        headers={name: parse_path(path) for name, path in parse_pairs(headers, "--header").items()},
+        key=parse_path(key) if key else None,
+        time=parse_path(time) if time else None,
+        id=parse_path(id_) if id_ else None,
+    )
+
+
+Database = Annotated[
+    str | None, Option("--database", metavar="URL", help="Database of the service. [messaging.database]")
+]
+Nats = Annotated[str | None, Option("--nats", metavar="URL", help="NATS URL. [nats.url]")]
+Outboxes = Annotated[
+    list[str] | None,
+    Option("--outbox", metavar="ADDRESS", help="Also count the messages that are recorded here; repeatable."),
+]
+
+
+MetricsPort = Annotated[
+    int | None,
+    Option(
+        "--metrics-port",
+        metavar="PORT",
+        min=0,
+        max=65_535,
+        help="Serve /metrics, /healthz and /readyz at 127.0.0.1:PORT.",
+    ),
+]
+
+
+Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")]

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from typer import Argument, Option
 
-from postroom.adapters.cli.apply import Apply, use_applied
-from postroom.adapters.cli.exit_codes import DONE
-from postroom.adapters.cli.monitoring import MetricsPort, monitoring
-from postroom.adapters.cli.python_object import load_object
-from postroom.adapters.cli.running import mailbox_settings, opened, running
+from postroom.adapters.cli.mailbox import Apply, use_applied
+from postroom.adapters.cli.running import mailbox_settings, monitoring, opened, running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
-from postroom.adapters.cli.values import WrongUsage, parse_duration
+from postroom.adapters.cli.values import DONE, MetricsPort, WrongUsage, load_object, parse_duration
 from postroom.application.background import cancel_and_wait
 from postroom.application.monitor import mailbox_monitor
 from postroom.application.pluralize import pluralize

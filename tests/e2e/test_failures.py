@@ -215,10 +215,17 @@ except SystemExit as end:
     assert {name for name in own if name.startswith("adapters.cli.")} == {
         f"adapters.cli.{name}"
         for name in (
-            "command", "exit_codes", "logs", "main", "messages", "output", "registry", "remote", "session",
-            "settings", "tables", "values",
+            "command",
+            "logs",
+            "main",
+            "messages",
+            "output",
+            "remote",
+            "session",
+            "settings",
+            "values",
         )
-    }  # fmt: skip
+    }
     assert "adapters.compose.connect" in own
     unused = (
         "postgres.store memory.store grpc http http_client http_server nats compose.queries compose.serve"

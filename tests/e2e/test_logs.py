@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from postroom.adapters.cli.command import Entries, Group
 from postroom.adapters.cli.main import COMMANDS as TREE
-from postroom.adapters.cli.registry import Entries, Group
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from tests.e2e.conftest import TIMEOUT_SECONDS, Postroom
 

@@ -7,7 +7,7 @@ from itertools import takewhile
 import pytest
 from rich.cells import cell_len
 
-from postroom.adapters.cli.exit_codes import DIFFERS
+from postroom.adapters.cli.values import DIFFERS
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.settings import NatsSettings

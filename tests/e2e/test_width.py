@@ -6,7 +6,7 @@ import re
 from msgspec.structs import replace
 from rich.cells import cell_len
 
-from postroom.adapters.cli.exit_codes import DIFFERS
+from postroom.adapters.cli.values import DIFFERS
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.audit import open_audit_log
 from postroom.adapters.compose.store import open_store

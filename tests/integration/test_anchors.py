@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from postroom.adapters.anchors.file import AnchorFile
-from postroom.adapters.cli import anchor, inspect
+from postroom.adapters.cli import inspect, log
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import load_settings
@@ -93,17 +93,17 @@ def refuse(error: type[Exception], text: str, run: Run) -> None:
     with pytest.raises(error, match=text):
         run(inspect.verify, anchor=str(ANCHORS))
     with pytest.raises(error, match=text):
-        run(anchor.anchor, str(ANCHORS))
+        run(log.anchor, str(ANCHORS))
 
 
 def test_anchors_of_every_log_are_appended_when_it_has_changed(run: Run) -> None:
     send()
     asyncio.run(record_access())
-    first = run(anchor.anchor, str(ANCHORS))
+    first = run(log.anchor, str(ANCHORS))
     assert ([each["log"] for each in first["anchors"]], first["unchanged"]) == ([MAILBOX, "$audit"], 0)
-    assert run(anchor.anchor, str(ANCHORS)) == {"file": str(ANCHORS), "anchors": [], "unchanged": 2}
+    assert run(log.anchor, str(ANCHORS)) == {"file": str(ANCHORS), "anchors": [], "unchanged": 2}
     send()
-    assert [each["log"] for each in run(anchor.anchor, str(ANCHORS))["anchors"]] == [MAILBOX]
+    assert [each["log"] for each in run(log.anchor, str(ANCHORS))["anchors"]] == [MAILBOX]
 
     verified = run(inspect.verify, anchor=str(ANCHORS))
     assert [each["anchors"] for each in verified["mailboxes"] + verified["logs"]] == [2, 1]
@@ -113,7 +113,7 @@ def test_a_log_that_was_cut_off_together_with_its_seal_is_known_by_its_anchor(ru
     send()
     earlier = Path("store.db").read_bytes()
     send()
-    run(anchor.anchor, str(ANCHORS))
+    run(log.anchor, str(ANCHORS))
     Path("store.db").write_bytes(earlier)
 
     run(inspect.verify)  # by itself the log is intact
@@ -127,7 +127,7 @@ def test_a_log_that_was_cut_off_together_with_its_seal_is_known_by_its_anchor(ru
 def test_a_log_that_was_removed_is_missed(run: Run) -> None:
     send()
     send(mailbox="acme@two")
-    run(anchor.anchor, str(ANCHORS))
+    run(log.anchor, str(ANCHORS))
     Path("store.db").unlink()
     send()
     refuse(BrokenLog, "has no log of acme@two", run)
@@ -137,13 +137,13 @@ def test_anchors_older_than_what_retention_left_are_counted_and_do_not_fail(run:
     for _ in range(3):
         send()
         settle()
-        run(anchor.anchor, str(ANCHORS), mailbox=MAILBOX)
+        run(log.anchor, str(ANCHORS), mailbox=MAILBOX)
     delete_old_events()
     (verified,) = run(inspect.verify, anchor=str(ANCHORS), mailbox=MAILBOX)["mailboxes"]
     assert verified["first"] > 1
     assert verified["older_anchors"] >= 1
     assert verified["anchors"] + verified["older_anchors"] == 3
-    assert len(run(anchor.anchor, str(ANCHORS))["anchors"]) == 1
+    assert len(run(log.anchor, str(ANCHORS))["anchors"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_another_line_than_an_anchor_is_named_and_nothing_is_written(
     run: Run, change: Callable[[bytes], bytes]
 ) -> None:
     send()
-    run(anchor.anchor, str(ANCHORS))
+    run(log.anchor, str(ANCHORS))
     ANCHORS.write_bytes(change(ANCHORS.read_bytes().strip()) + b"\n")
     before = ANCHORS.read_bytes()
     refuse(InvalidRequest, r"Line 1 of anchors\.jsonl is not an anchor", run)
@@ -171,7 +171,7 @@ def test_another_line_than_an_anchor_is_named_and_nothing_is_written(
 
 def test_a_line_that_a_crash_left_incomplete_is_replaced_by_the_next_anchor(run: Run) -> None:
     send()
-    run(anchor.anchor, str(ANCHORS))
+    run(log.anchor, str(ANCHORS))
     whole = ANCHORS.read_bytes()
     ANCHORS.write_bytes(whole + whole[:30])
     with pytest.raises(
@@ -179,7 +179,7 @@ def test_a_line_that_a_crash_left_incomplete_is_replaced_by_the_next_anchor(run:
     ):
         run(inspect.verify, anchor=str(ANCHORS))
     send()
-    run(anchor.anchor, str(ANCHORS))
+    run(log.anchor, str(ANCHORS))
     assert ANCHORS.read_bytes().startswith(whole + b'{"log":')
     assert len(AnchorFile(ANCHORS).read()) == 2
 
@@ -187,7 +187,7 @@ def test_a_line_that_a_crash_left_incomplete_is_replaced_by_the_next_anchor(run:
 @pytest.mark.parametrize("end", [0, -1, 40], ids=["empty", "without its line break", "cut"])
 def test_an_anchor_file_that_was_cut_verifies_nothing(run: Run, end: int) -> None:
     send()
-    run(anchor.anchor, str(ANCHORS))
+    run(log.anchor, str(ANCHORS))
     ANCHORS.write_bytes(ANCHORS.read_bytes()[:end])
     with pytest.raises(InvalidRequest, match=r"is empty, so no log|is incomplete: the file was cut"):
         run(inspect.verify, anchor=str(ANCHORS))
@@ -195,7 +195,7 @@ def test_an_anchor_file_that_was_cut_verifies_nothing(run: Run, end: int) -> Non
 
 def test_an_anchor_file_without_the_mailbox_verifies_nothing(run: Run) -> None:
     send()
-    run(anchor.anchor, str(ANCHORS))
+    run(log.anchor, str(ANCHORS))
     send(mailbox="acme@two")
     with pytest.raises(InvalidRequest, match="has no anchor of acme@two"):
         run(inspect.verify, anchor=str(ANCHORS), mailbox="acme@two")
@@ -224,19 +224,19 @@ def test_files_that_can_not_be_used_are_refused(run: Run) -> None:
         run(inspect.verify, anchor="missing")
     os.mkfifo("pipe")
     with pytest.raises(InvalidRequest, match="not an anchor file"):
-        run(anchor.anchor, "pipe")
+        run(log.anchor, "pipe")
     with pytest.raises(Unavailable, match="can't be used"):
-        run(anchor.anchor, "no/folder")
+        run(log.anchor, "no/folder")
     with ANCHORS.open("w") as held:
         flock(held, LOCK_EX)
         with pytest.raises(Unavailable, match="Another process is writing"):
-            run(anchor.anchor, str(ANCHORS))
+            run(log.anchor, str(ANCHORS))
 
 
 def test_anchors_are_committed_to_git_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     send()
     with pytest.raises(InvalidRequest, match="not in a git repository"):
-        run(anchor.anchor, str(ANCHORS), git=True)
+        run(log.anchor, str(ANCHORS), git=True)
     assert not ANCHORS.exists()
 
     for name in ("AUTHOR", "COMMITTER"):
@@ -248,27 +248,27 @@ def test_anchors_are_committed_to_git_alone(run: Run, monkeypatch: pytest.Monkey
     (repository / "other").write_text("staged by somebody else")
     git(repository, "add", "other")
     file = repository / "anchors.jsonl"
-    run(anchor.anchor, str(file), git=True)
+    run(log.anchor, str(file), git=True)
     send()
-    run(anchor.anchor, str(file), git=True)
-    run(anchor.anchor, str(file), git=True)
-    log = git(repository, "log", "--format=%s", "--name-only").split("\n")
-    assert [line for line in log if line] == ["Anchor 1 log", "anchors.jsonl"] * 2
+    run(log.anchor, str(file), git=True)
+    run(log.anchor, str(file), git=True)
+    history = git(repository, "log", "--format=%s", "--name-only").split("\n")
+    assert [line for line in history if line] == ["Anchor 1 log", "anchors.jsonl"] * 2
 
     (repository / ".git" / "index.lock").touch()
     send()
     with pytest.raises(Unavailable, match=r"are in repository/anchors\.jsonl, but git add failed"):
-        run(anchor.anchor, str(file), git=True)
+        run(log.anchor, str(file), git=True)
     (repository / ".git" / "index.lock").unlink()
-    assert run(anchor.anchor, str(file), git=True)["anchors"] == []
+    assert run(log.anchor, str(file), git=True)["anchors"] == []
     assert git(repository, "diff", "HEAD", "--", file.name) == ""
 
 
 def test_an_authority_certifies_when_an_anchor_existed(run: Run, authority: Authority) -> None:
     send()
-    run(anchor.anchor, str(ANCHORS))
+    run(log.anchor, str(ANCHORS))
     send()
-    run(anchor.anchor, str(ANCHORS), timestamp=authority.url)
+    run(log.anchor, str(ANCHORS), timestamp=authority.url)
     verified = run(inspect.verify, anchor=str(ANCHORS), timestamp_ca=str(authority.root))
     assert len(verified["timestamps"]) == 1
 
@@ -283,7 +283,7 @@ def test_a_time_stamp_of_an_unknown_authority_is_refused(
     run: Run, authority: Authority, tmp_path: Path
 ) -> None:
     send()
-    run(anchor.anchor, str(ANCHORS), timestamp=authority.url)
+    run(log.anchor, str(ANCHORS), timestamp=authority.url)
     other = tmp_path / "other"
     other.mkdir()
     with timestamp_authority(other) as stranger, pytest.raises(IntegrityFailure, match="is not valid"):
@@ -299,7 +299,7 @@ def test_without_a_time_stamp_nothing_is_anchored(run: Run, authority: Authority
     send()
     authority.faults.append(fault)
     with pytest.raises(Unavailable, match="time stamp authority"):
-        run(anchor.anchor, str(ANCHORS), timestamp=authority.url)
+        run(log.anchor, str(ANCHORS), timestamp=authority.url)
     assert ANCHORS.read_bytes() == b""
     with pytest.raises(InvalidRequest, match="not the URL"):
-        run(anchor.anchor, str(ANCHORS), timestamp="ftp://example.com")
+        run(log.anchor, str(ANCHORS), timestamp="ftp://example.com")

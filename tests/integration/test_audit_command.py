@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from postroom.adapters.cli import audit, inspect
+from postroom.adapters.cli import inspect, verification
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import load_settings
@@ -60,14 +60,14 @@ async def test_the_table_has_whole_ids_and_fits_the_terminal(session: Open, caps
         entry(principal="ada", target="", topics=("orders." + "t" * 200,), matches=17),
         entry(target="", topics=()),
     )
-    audit.audit(session())
+    verification.audit(session())
     shown = capsys.readouterr().out
     assert all(cell_len(line) <= 80 for line in shown.splitlines())
     newest, search, read = (line.split() for line in shown.splitlines()[2:])
     assert newest[1:] == ["ada", "read-headers", "all", "topics", "allowed"]
     assert search[3].startswith("orders.ttt")
     assert ID in read
-    audit.audit(session(wide=True))
+    verification.audit(session(wide=True))
     shown = capsys.readouterr().out
     assert "orders." + "t" * 200 in shown
     assert "p" * 200 in shown
@@ -80,7 +80,7 @@ async def test_options_select_entries(session: Open, capsys: Captured) -> None:
     )
 
     def targets(**options: Any) -> list[str]:
-        audit.audit(session(as_json=True), **options)
+        verification.audit(session(as_json=True), **options)
         return [each["target"] for each in document(capsys)["entries"]]
 
     assert targets() == ["m-4", "m-3", "m-2", "m-1"]
@@ -94,9 +94,9 @@ async def test_options_select_entries(session: Open, capsys: Captured) -> None:
 
 async def test_pages_continue_with_a_cursor(session: Open, capsys: Captured) -> None:
     await record(entry(1), entry(2), entry(3))
-    audit.audit(session(), limit=2)
+    verification.audit(session(), limit=2)
     assert "There are more; continue with --cursor 2." in capsys.readouterr().err
-    audit.audit(session(as_json=True), limit=2, cursor=2)
+    verification.audit(session(as_json=True), limit=2, cursor=2)
     page = document(capsys)
     assert ([each["target"] for each in page["entries"]], page["next_cursor"]) == (["m-1"], None)
     assert page["entries"][0]["at"].endswith("Z")
@@ -104,13 +104,13 @@ async def test_pages_continue_with_a_cursor(session: Open, capsys: Captured) -> 
 
 async def test_a_store_without_audited_accesses_has_none(session: Open, capsys: Captured) -> None:
     with pytest.raises(NotFound, match=r"no store at store\.db"):
-        audit.audit(session())
+        verification.audit(session())
     async with open_mailbox("store.db", MAILBOX, durability="relaxed"):
         pass
-    audit.audit(session())
-    audit.verify(session())
+    verification.audit(session())
+    verification.verify(session())
     assert capsys.readouterr().out.splitlines() == ["(none)", "Nothing was audited yet."]
-    audit.verify(session(as_json=True))
+    verification.verify(session(as_json=True))
     assert document(capsys) == {"log": None}
     inspect.verify(session(as_json=True))
     assert document(capsys)["logs"] == []
@@ -121,7 +121,7 @@ async def test_verification_detects_entries_that_were_altered_or_removed(
 ) -> None:
     await record(entry(1))
     await record(entry(2))
-    audit.verify(session())
+    verification.verify(session())
     expect = capsys.readouterr().out.rpartition("--expect ")[2].strip()
     inspect.verify(session(as_json=True))
     verified = document(capsys)
@@ -134,20 +134,20 @@ async def test_verification_detects_entries_that_were_altered_or_removed(
         connection.execute("DELETE FROM log WHERE place = ?", ((id_ << 40) + 2,))
         connection.execute("DELETE FROM seal")
     with pytest.raises(BrokenLog, match="leads to position 2"):
-        audit.verify(session())
+        verification.verify(session())
     with closing(sqlite3.connect("store.db")) as connection, connection:
         connection.execute("DELETE FROM log_index WHERE mailbox = ? AND position = 2", (id_,))
-    audit.verify(session())
+    verification.verify(session())
     with pytest.raises(BrokenLog, match="its end was cut off"):
-        audit.verify(session(), expect)
+        verification.verify(session(), expect)
     alter("store.db", "events", lambda events: events.replace(b"principal", b"Principal"))
-    for verify in (audit.verify, inspect.verify):
+    for verify in (verification.verify, inspect.verify):
         with pytest.raises(BrokenLog, match="positions 1 to 1 does not match its hash"):
             verify(session())
     with pytest.raises(BrokenLog, match="can't be read at position 1"):
-        audit.audit(session())
+        verification.audit(session())
     with pytest.raises(WrongUsage, match="POSITION:CHAIN"):
-        audit.verify(session(), "2")
+        verification.verify(session(), "2")
 
 
 async def test_a_retention_out_of_bounds_is_refused(tmp_path: Path) -> None:

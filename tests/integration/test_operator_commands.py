@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from postroom.adapters.cli import backup, config, dlq, inspect, mailbox, messages, topic
+from postroom.adapters.cli import config, dlq, inspect, mailbox, maintenance, messages, topic
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.serve import checked_access
 from postroom.adapters.cli.session import Session
@@ -65,16 +65,16 @@ def document(captured: Captured) -> Any:
 
 
 async def test_a_backup_is_listed_verified_and_restored(session: Open, store: str, capsys: Captured) -> None:
-    backup.create(session(), "monday")
+    maintenance.create(session(), "monday")
     header, _, row, *_, headline, summary = lines(capsys)
     assert header.split() == ["log", "first", "head", "epoch", "recorded"]
     assert row.split()[:4] == [MAILBOX, "1", "6", "1"]
     assert headline == "monday: complete"
     assert summary.startswith("  6 records, 0.0 MB, as of ")
-    backup.verify(session(as_json=True), "monday")
+    maintenance.verify(session(as_json=True), "monday")
     (log,) = document(capsys)["manifest"]["mailboxes"]
     assert (log["mailbox"], log["position"], len(log["chain"])) == (MAILBOX, 6, 64)
-    await backup.restore(session(), "monday", "restored.db")
+    await maintenance.restore(session(), "monday", "restored.db")
     assert lines(capsys)[-1] == "The store has no read models yet; make them with: postroom project rebuild"
     topic.list_topics(session(store="restored.db"))
     assert len(lines(capsys)) == 4

@@ -9,11 +9,11 @@ import pytest
 from trustme import CA
 
 from postroom.adapters.cli import dlq, inspect, messages, search, topic
-from postroom.adapters.cli.exit_codes import NOTHING
 from postroom.adapters.cli.output import Output
+from postroom.adapters.cli.remote import VARIABLE
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import load_settings
-from postroom.adapters.cli.token_text import VARIABLE
+from postroom.adapters.cli.values import NOTHING
 from postroom.adapters.compose.serve import Protection, ServerTls, TlsFiles
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated

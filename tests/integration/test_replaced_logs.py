@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from postroom.adapters.cli.exit_codes import INTEGRITY, exit_code
+from postroom.adapters.cli.values import INTEGRITY, exit_code
 from postroom.adapters.compose.projections import rebuild_projections, verify_projections
 from postroom.domain.errors import BrokenLog
 from postroom.projections.follow import Follower

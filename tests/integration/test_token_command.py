@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from postroom.adapters.cli import token_holder
+from postroom.adapters.cli import token
 from postroom.adapters.cli.output import Output
+from postroom.adapters.cli.remote import VARIABLE
 from postroom.adapters.cli.restrictions import describe_quota, parse_operations, parse_quota
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import load_settings
-from postroom.adapters.cli.token_text import VARIABLE
 from postroom.adapters.cli.values import WrongUsage
 from postroom.domain.capability.access import verify
 from postroom.domain.capability.rights import Expires, Quota, Right, Rights
@@ -76,7 +76,7 @@ def document(captured: Captured) -> Any:
 def test_a_token_is_narrowed_without_a_key_or_a_store(
     session: Open, token_file: str, capsys: Captured
 ) -> None:
-    token_holder.attenuate(
+    token.attenuate(
         session(),
         token_file,
         operation=["send"],
@@ -99,7 +99,7 @@ def test_a_token_is_narrowed_without_a_key_or_a_store(
 
 
 def test_a_caveat_never_widens_a_token(session: Open, token_file: str, capsys: Captured) -> None:
-    token_holder.attenuate(session(), token_file, operation=["all"], topic=["*"], expires_in="3650d")
+    token.attenuate(session(), token_file, operation=["all"], topic=["*"], expires_in="3650d")
     access = verify(Token.decode(printed_token(capsys)), SECRET)
     assert access.operations == {Right.SEND, Right.ACK}
     assert not access.covers_topic("payments")
@@ -110,7 +110,7 @@ def test_a_token_is_read_from_a_file_the_environment_or_stdin(
     session: Open, token_file: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     def principal(file: str | None) -> Any:
-        token_holder.inspect(session(as_json=True), file)
+        token.inspect(session(as_json=True), file)
         return document(capsys)["nonce"]
 
     monkeypatch.setattr("sys.stdin", io.StringIO(make_token()))
@@ -129,28 +129,28 @@ def test_a_terminal_is_not_waited_for(session: Open, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdin", terminal)
     with pytest.raises(WrongUsage, match="--token-file, set POSTROOM_TOKEN"):
-        token_holder.inspect(session())
+        token.inspect(session())
 
 
 def test_a_file_that_others_may_read_is_reported(session: Open, token_file: str, capsys: Captured) -> None:
     Path(token_file).chmod(0o644)
-    token_holder.inspect(session(), token_file)
+    token.inspect(session(), token_file)
     assert "Other users may read the token in token; run chmod 600" in capsys.readouterr().err
 
 
 def test_no_limit_is_wrong_usage(session: Open, token_file: str) -> None:
     with pytest.raises(WrongUsage, match="at least one limit"):
-        token_holder.attenuate(session(), token_file)
+        token.attenuate(session(), token_file)
 
 
 @pytest.mark.parametrize("text", ["junk", "prm1_junk", "é" * 9_000, "\x00"])
 def test_what_is_not_a_token_is_refused_without_its_text(session: Open, capsys: Captured, text: str) -> None:
     Path("token").write_text(text)
     with pytest.raises(Unauthenticated) as refused:
-        token_holder.inspect(session(), "token")
+        token.inspect(session(), "token")
     assert text not in str(refused.value)
     with pytest.raises(Unauthenticated):
-        token_holder.attenuate(session(), "token", topic=["a"])
+        token.attenuate(session(), "token", topic=["a"])
     assert text not in capsys.readouterr().out
 
 
@@ -162,31 +162,31 @@ def test_a_token_can_be_written_to_a_file_that_only_its_owner_reads(
 ) -> None:
     Path("narrow").write_text("an old token")
     Path("narrow").chmod(0o644)
-    token_holder.attenuate(session(), token_file, topic=["orders.eu"], out="narrow")
+    token.attenuate(session(), token_file, topic=["orders.eu"], out="narrow")
     shown = capsys.readouterr()
     assert (shown.out, "in narrow" in shown.err) == ("", True)
     assert stat.S_IMODE(Path("narrow").stat().st_mode) == 0o600
-    token = Path("narrow").read_text()
-    assert len(Token.decode(token.strip()).caveats) == 2
-    assert token not in shown.err
+    text = Path("narrow").read_text()
+    assert len(Token.decode(text.strip()).caveats) == 2
+    assert text not in shown.err
     assert sorted(each.name for each in Path().iterdir()) == ["narrow", "token"]
 
 
 def test_nothing_is_left_when_a_token_can_not_be_written(session: Open, token_file: str) -> None:
     with pytest.raises(FileNotFoundError):
-        token_holder.attenuate(session(), token_file, topic=["a"], out="missing/narrow")
+        token.attenuate(session(), token_file, topic=["a"], out="missing/narrow")
     Path("folder").mkdir()
     with pytest.raises(OSError, match="directory"):
-        token_holder.attenuate(session(), token_file, topic=["a"], out="folder")
+        token.attenuate(session(), token_file, topic=["a"], out="folder")
     assert sorted(each.name for each in Path().iterdir()) == ["folder", "token"]
 
 
 def test_json_has_the_token_unless_it_is_in_a_file(session: Open, token_file: str, capsys: Captured) -> None:
-    token_holder.attenuate(session(as_json=True), token_file, topic=["a"])
+    token.attenuate(session(as_json=True), token_file, topic=["a"])
     facts = document(capsys)
     assert (facts["nonce"], facts["principal"]) == ((b"n" * 16).hex(), "shop")
     assert len(Token.decode(facts["token"]).caveats) == 2
-    token_holder.attenuate(session(as_json=True), token_file, topic=["a"], out="narrow")
+    token.attenuate(session(as_json=True), token_file, topic=["a"], out="narrow")
     facts = document(capsys)
     assert ("token" in facts, facts["file"]) == (False, "narrow")
 
@@ -197,7 +197,7 @@ def test_json_has_the_token_unless_it_is_in_a_file(session: Open, token_file: st
 def test_a_token_is_shown_with_its_limits_and_without_its_tag(
     session: Open, token_file: str, capsys: Captured
 ) -> None:
-    token_holder.attenuate(
+    token.attenuate(
         session(),
         token_file,
         topic=["orders.eu"],
@@ -206,7 +206,7 @@ def test_a_token_is_shown_with_its_limits_and_without_its_tag(
         bind_principal=True,
         out="narrow",
     )
-    token_holder.inspect(session(), "narrow")
+    token.inspect(session(), "narrow")
     shown = capsys.readouterr().out
     assert all(cell_len(line) <= 80 for line in shown.splitlines())
     rows = [line.split() for line in shown.splitlines()]
@@ -223,7 +223,7 @@ def test_a_token_is_shown_with_its_limits_and_without_its_tag(
     text = Path("narrow").read_text().strip()
     assert text not in shown
     assert Token.decode(text).tag.hex() not in shown
-    token_holder.inspect(session(as_json=True), "narrow")
+    token.inspect(session(as_json=True), "narrow")
     facts = document(capsys)
     assert (facts["operations"], facts["topics"]) == (["send"], [["orders.*"], ["orders.eu"]])
     assert facts["limits"][-2] == {"limit": "quota", "value": "5/1m", "by": "caveat 4"}
@@ -231,11 +231,11 @@ def test_a_token_is_shown_with_its_limits_and_without_its_tag(
 
 
 def test_the_validity_of_a_token_is_shown(session: Open, token_file: str, capsys: Captured) -> None:
-    token_holder.attenuate(session(), token_file, not_before="2h", out="later")
-    token_holder.inspect(session(as_json=True), "later")
+    token.attenuate(session(), token_file, not_before="2h", out="later")
+    token.inspect(session(as_json=True), "later")
     assert document(capsys)["validity"].startswith("valid in ")
     Path(token_file).write_text(make_token(expires=1))
-    token_holder.inspect(session(as_json=True), token_file)
+    token.inspect(session(as_json=True), token_file)
     facts = document(capsys)
     assert facts["validity"].startswith("expired ")
     assert facts["expires"] == "1970-01-01T00:00:00.001000Z"
@@ -244,7 +244,7 @@ def test_the_validity_of_a_token_is_shown(session: Open, token_file: str, capsys
 def test_the_longest_token_fits_the_terminal(session: Open, capsys: Captured) -> None:
     names = tuple(f"{'t' * 250}{number:03d}" for number in range(10))
     Path("token").write_text(make_token(Rights(names[:4], names[:6])))
-    token_holder.inspect(session(), "token")
+    token.inspect(session(), "token")
     assert all(cell_len(line) <= 80 for line in capsys.readouterr().out.splitlines())
 
 
@@ -271,6 +271,6 @@ def test_operations_are_named_once_each_or_all_at_once() -> None:
 
 def test_caveats_out_of_bounds_are_refused(session: Open, token_file: str) -> None:
     with pytest.raises(InvalidRequest, match="topics"):
-        token_holder.attenuate(session(), token_file, topic=[""])
+        token.attenuate(session(), token_file, topic=[""])
     with pytest.raises(InvalidRequest, match="expires"):
-        token_holder.attenuate(session(), token_file, expires_in="100000000d")
+        token.attenuate(session(), token_file, expires_in="100000000d")

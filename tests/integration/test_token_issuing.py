@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from postroom.adapters.cli import audit, token
-from postroom.adapters.cli.access_settings import AccessSection
-from postroom.adapters.cli.exit_codes import NOTHING
+from postroom.adapters.cli import token, verification
 from postroom.adapters.cli.output import Output
+from postroom.adapters.cli.restrictions import AccessSection
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import load_settings
-from postroom.adapters.cli.values import WrongUsage
+from postroom.adapters.cli.values import NOTHING, WrongUsage
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.access import open_access_control, open_capabilities, open_key_ring
 from postroom.adapters.compose.audit import open_audit_log
@@ -274,7 +273,7 @@ async def test_minted_tokens_open_sessions_until_they_are_revoked(
         with pytest.raises(Unauthenticated):
             await control.open_session(facts["token"])
     capsys.readouterr()
-    audit.audit(session(as_json=True))
+    verification.audit(session(as_json=True))
     entry, refusal = document(capsys)["entries"]
     assert (refusal["operation"], refusal["topics"], refusal["outcome"]) == (
         "send",

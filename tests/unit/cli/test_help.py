@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import typer
 
-from postroom.adapters.cli.exit_codes import MEANINGS
 from postroom.adapters.cli.main import build
+from postroom.adapters.cli.values import MEANINGS
 
 BRACKETED = re.compile(r"\[[^\]]+\]")
 RETIRED = re.compile(r"\b(reprocess|put (it|them) back|looking|promises?|knows|tells?|what is there)\b", re.I)

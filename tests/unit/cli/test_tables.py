@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from postroom.adapters.cli.output import Output
-from postroom.adapters.cli.tables import Id, Prose, Time, render, time_or_text
+from postroom.adapters.cli.output import Id, Output, Prose, Time, render, time_or_text
 
 ID = Id("01a1f9d9-6291-712a-9b82-dba09c321a4e")
 NOW = datetime(2026, 1, 31, 8, tzinfo=UTC)

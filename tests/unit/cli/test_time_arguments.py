@@ -2,8 +2,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from postroom.adapters.cli.time_arguments import parse_moment
-from postroom.adapters.cli.values import WrongUsage
+from postroom.adapters.cli.values import WrongUsage, parse_moment
 
 NOW = datetime(2026, 2, 1, 12, tzinfo=UTC)
 

@@ -1,14 +1,19 @@
-"""`postroom backup` and `restore`: back up a store, verify a backup, and restore it."""
+"""Commands on whole stores: migrate them, back them up, restore and import them."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.values import WrongUsage
 from postroom.application.pluralize import pluralize
 
 if TYPE_CHECKING:
+    from postroom.adapters.compose.postgres import Migration
     from postroom.application.backup.manifest import Manifest
 
 
@@ -107,7 +112,7 @@ def _show(session: Session, manifest: "Manifest", folder: str, headline: str) ->
     if session.out.as_json:
         session.out.json({"folder": folder, "manifest": manifest})
         return
-    from postroom.adapters.cli.tables import Time
+    from postroom.adapters.cli.output import Time
 
     session.out.table(
         ("log", "first", "head", "epoch", "recorded"),
@@ -127,3 +132,112 @@ def _show(session: Session, manifest: "Manifest", folder: str, headline: str) ->
     records = pluralize(manifest.records, "record")
     session.out.line(headline)
     session.out.line(f"  {records}, {manifest.bytes / 1e6:,.1f} MB, as of {Time(manifest.created_at)}")
+
+
+def migrate(
+    session: Session,
+    messaging: Annotated[
+        str | None,
+        Option(metavar="URL", help="Also migrate this database of outbox and inbox. [messaging.database]"),
+    ] = None,
+    leases: Annotated[
+        str | None, Option(metavar="URL", help="Also migrate this database of leases, of admins.")
+    ] = None,
+    keys: Annotated[
+        str | None, Option(metavar="URL", help="Also migrate this database of subject keys. [erasure.keys]")
+    ] = None,
+    grant_to: Annotated[
+        list[str] | None,
+        Option(
+            metavar="ROLE",
+            help="Grant a role of the databases what using them needs, later partitions and read models "
+            "included; may be repeated.",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only list the migrations that would run.")] = False,
+) -> None:
+    """Create or update the tables of PostgreSQL databases: a store, outbox and inbox, leases, a key store.
+
+    Run it for a new database and after every update of Postroom, as a user with the right to create tables;
+    no other command creates any. A SQLite store is copied beside itself and updated, which its next owner
+    does otherwise.
+    """
+    from postroom.adapters.compose import is_database, shown_store
+    from postroom.adapters.compose.postgres import (
+        MessagingSettings,
+        migrate_keys,
+        migrate_leases,
+        migrate_messaging,
+        migrate_store,
+    )
+    from postroom.adapters.compose.remote import is_remote
+    from postroom.adapters.compose.store import MEMORY, has_store
+
+    has_file = session.store != MEMORY and not is_remote(session.store) and has_store(session.store)
+    targets = [(session.store, migrate_store)] if has_file else []
+    if messaging or session.settings.sections.get("messaging"):
+        service = session.settings.section("messaging", MessagingSettings, {"database": messaging})
+        targets.append((service.database, migrate_messaging))
+    if leases:
+        targets.append((leases, migrate_leases))
+    if keys is None and (erasure := session.erasure_settings()) is not None and is_database(erasure.keys):
+        keys = erasure.keys
+    if keys:
+        targets.append((keys, migrate_keys))
+    if not targets:
+        raise WrongUsage(
+            f"Nothing to migrate: the store {session.shown_store} does not exist; name one with --store, or "
+            "a database with --store, --messaging, --leases or --keys postgresql://..."
+        )
+    roles = grant_to or []
+    if roles and not any(is_database(url) for url, _ in targets):
+        raise WrongUsage(
+            "--grant-to is for PostgreSQL databases; the rights on a SQLite store are its file's."
+        )
+    results = [(shown_store(url), run(url, dry_run=dry_run, grant_to=roles)) for url, run in targets]
+    granted = [shown_store(url) for url, _ in targets if roles and is_database(url)]
+    if session.out.as_json:
+        facts = [_facts(*each) | {"granted_to": roles if each[0] in granted else []} for each in results]
+        session.out.json({"dry_run": dry_run, "databases": facts})
+        return
+    state = "to be applied" if dry_run else "applied"
+    rows = [
+        (name, f"{each.set}/{each.number:04d}_{each.name}", state)
+        for name, migrations in results
+        for each in migrations
+    ]
+    if rows:
+        session.out.table(("database", "migration", "state"), rows)
+    for name, migrations in results:
+        if not migrations:
+            session.out.line(f"{name} is up to date")
+    for name in granted:
+        session.out.line(f"{name}: privileges {'to be ' if dry_run else ''}granted to {', '.join(roles)}")
+
+
+def _facts(name: str, migrations: "list[Migration]") -> dict[str, object]:
+    return {
+        "database": name,
+        "migrations": [{"set": each.set, "number": each.number, "name": each.name} for each in migrations],
+    }
+
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def bench(
+    session: Session,
+    arguments: Annotated[
+        list[str] | None,
+        Argument(metavar="[ARGUMENTS]...", help="Arguments of the benchmarks; see postroom bench -- --help."),
+    ] = None,
+) -> int:
+    """Run the benchmarks in tests/benchmarks of a source checkout; packages do not contain them."""
+    if not (CHECKOUT / "tests" / "benchmarks").is_dir():
+        raise WrongUsage(
+            "The benchmarks are not part of the installed package; clone the source repository and run "
+            "make bench there."
+        )
+    options = ["--json"] if session.out.as_json else []
+    command = [sys.executable, "-m", "tests.benchmarks", *options, *(arguments or [])]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, check=False).returncode
