@@ -169,7 +169,11 @@ async def ingest(
         if config is not None:
             reloads.append(_namespace_file(ingester, definition, config))
         with monitoring(session, metrics_port, source.monitor(ingester, postroom)):
-            await _run(session, definition.mailbox, ingester, reloads, once)
+            report = _reporter(session)
+            session.out.note(f"Ingesting into {definition.mailbox} in {session.shown_store}.")
+            async with running(session, ingester.stop, reloads):
+                counts = await ingester.run(idle_ms=ONCE_IDLE_MS if once else None, report=report)
+            report(counts)
 
 
 def _from_file(config: str, name: str | None) -> "Namespace":
@@ -231,16 +235,6 @@ def _namespace_file(ingester: "Ingester", definition: "Namespace", file: str) ->
     return Reload("namespace file", apply)
 
 
-async def _run(
-    session: Session, mailbox: str, ingester: "Ingester", reloads: list[Reload], once: bool
-) -> None:
-    report = _reporter(session)
-    session.out.note(f"Ingesting into {mailbox} in {session.shown_store}.")
-    async with running(session, ingester.stop, reloads):
-        counts = await ingester.run(idle_ms=ONCE_IDLE_MS if once else None, report=report)
-    report(counts)
-
-
 def _reporter(session: Session) -> "Callable[[IngestCounts], None]":
     """Return a function that writes counts as a line of JSON or text."""
     out, start = session.out, time.monotonic()
@@ -266,7 +260,6 @@ Subject = Annotated[
     str | None, Option("--dlq", metavar="SUBJECT", help="Dead-letter subject, without --config.")
 ]
 Url = Annotated[str | None, Option("--url", metavar="URL", help="NATS URL, without --config. [nats.url]")]
-Number = Annotated[str, Argument(metavar="NUMBER", help="Number of the dead letter, as in the list.")]
 Numbers = Annotated[
     list[str] | None, Argument(metavar="NUMBER...", help="Numbers of dead letters, as in the list.")
 ]
@@ -290,7 +283,7 @@ async def list_dead_letters(
 
 async def show_dead_letter(
     session: Session,
-    number: Number,
+    number: Annotated[str, Argument(metavar="NUMBER", help="Number of the dead letter, as in the list.")],
     payload: Annotated[bool, Option("--payload", help="Write only the message, byte for byte.")] = False,
     config: Config = None,
     namespace: NamespaceName = None,
@@ -364,14 +357,8 @@ async def _open_admin(
     session: Session, config: str | None, namespace: str | None, subject: str | None, url: str | None
 ) -> AsyncIterator["IngestDeadLetterAdmin"]:
     with explain_missing_extra("nats"):
-        from postroom.adapters.compose.ingest import (
-            NatsSettings,
-            NatsSource,
-            find_namespace,
-            load_namespaces,
-            nats_settings,
-            open_ingest_dead_letters,
-        )
+        from postroom.adapters.compose.ingest import NatsSettings, NatsSource, nats_settings
+    from postroom.adapters.compose.ingest import open_ingest_dead_letters
 
     if config is None:
         if subject is None:
@@ -380,6 +367,8 @@ async def _open_admin(
     else:
         if subject is not None or url is not None:
             raise WrongUsage(f"The file {config} names subject and server; omit --dlq and --url.")
+        from postroom.adapters.compose.ingest import find_namespace, load_namespaces
+
         source = find_namespace(load_namespaces(config), namespace).source
         subject = source.dead_letter_subject if isinstance(source, NatsSource) else None
         if subject is None or not isinstance(source, NatsSource):
