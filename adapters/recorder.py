@@ -17,9 +17,8 @@ from eventsourcing.persistence import (
 )
 
 from postroom.application.mailbox.codec import make_commit
-from postroom.application.originators import check_originator
-from postroom.application.polling_subscription import PollingSubscription
 from postroom.application.ports.event_log import EventLog, Head
+from postroom.application.recorders import PollingSubscription, check_originator
 from postroom.domain import event as domain
 from postroom.domain.commit import GENESIS, Commit
 from postroom.domain.errors import Unavailable, WrongPosition

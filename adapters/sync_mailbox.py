@@ -5,7 +5,6 @@ from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Self, TypeVar
 
-from postroom.application.background_loop import BackgroundLoop, background_loop
 from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
 from postroom.application.messages import (
     DeliveredMessage,
@@ -14,6 +13,7 @@ from postroom.application.messages import (
 )
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.sync_operations import SyncOperations
+from postroom.application.threads import BackgroundLoop, background_loop
 from postroom.domain.errors import Unavailable
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES
 

@@ -6,8 +6,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from postroom.application.daemon_executor import DaemonExecutor
 from postroom.application.telemetry import summarize
+from postroom.application.threads import DaemonExecutor
 from postroom.domain.errors import PostroomError
 
 MAX_SKEW_MS = 1_000

@@ -9,13 +9,12 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from postroom.application.background import cancel_and_wait
-from postroom.application.backoff import OutageBackoff
 from postroom.application.correlation import correlate
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.metrics import Metric, counter
 from postroom.application.telemetry import logger
 from postroom.domain.errors import Fenced, IdempotencyConflict, Rejected, Saturated, Unavailable
-from postroom.domain.policy import backoff_ms
+from postroom.domain.policy import OutageBackoff, backoff_ms
 
 CHECK_SECONDS = 30.0
 """Longest sleep, after which log time is read again: another owner may have another clock."""

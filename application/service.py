@@ -1,22 +1,67 @@
-"""What network surfaces serve: sessions of callers, and whether the service is stopping."""
+"""What network surfaces serve: sessions of callers, and whether the service takes writes or is stopping."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol, TypeVar
 
 from postroom.application.caller import Caller
 from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.messages import Sent
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.outbox.recorded import OutboxCounter
 from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage
 from postroom.application.ports.search_queries import SearchQueries
 from postroom.application.query_results import DlqProfile, MessageDetail
 from postroom.application.surface_metrics import SurfaceMetrics
-from postroom.application.write_health import WriteHealth
 from postroom.domain.capability.access import Access
 from postroom.domain.capability.rights import Right
+from postroom.domain.errors import PostroomError, Rejected, Saturated, Unavailable
 from postroom.domain.search import EventFilter, SearchPage
+
+Answer = TypeVar("Answer", bound=Sent | Sequence[Sent | Rejected])
+
+RECOVERY_SECONDS = 5.0
+"""Time after which a refusal no longer counts: callers that heed a service that takes no writes send none."""
+
+
+class WriteHealth:
+    """Outcome of the latest sends over all surfaces of a service.
+
+    Refusals count that the next sender may meet as well: the mailbox is saturated, or its store can't be
+    written. Those by a caller's quota do not.
+    """
+
+    def __init__(self) -> None:
+        self._refused_at: float | None = None
+
+    @property
+    def takes_writes(self) -> bool:
+        """Return whether no send was refused lately, or one was accepted since."""
+        return self._refused_at is None or time.monotonic() - self._refused_at > RECOVERY_SECONDS
+
+    async def watch(self, sending: Awaitable[Answer]) -> Answer:
+        """Return the answer of a send, or its error."""
+        try:
+            answer = await sending
+        except PostroomError as error:
+            self._note([error])
+            raise
+        self._note([answer] if isinstance(answer, Sent) else answer)
+        return answer
+
+    def _note(self, answers: Sequence[Sent | PostroomError]) -> None:
+        if any(isinstance(each, Sent) for each in answers):
+            self._refused_at = None
+        elif any(_is_general(each) for each in answers):
+            self._refused_at = time.monotonic()
+
+
+def _is_general(answer: Sent | PostroomError) -> bool:
+    # The owner of the mailbox counts its refusals, and nobody those of quotas.
+    return isinstance(answer, Unavailable) or (isinstance(answer, Saturated) and answer.is_counted)
+
 
 T = TypeVar("T")
 

@@ -175,3 +175,14 @@ def backoff_ms(policy: Backoff, attempt: int, jitter: float) -> int:
     # 2^40 ms is already 34 years: capping the exponent keeps the product a small integer.
     ceiling = min(policy.backoff_max_ms, policy.backoff_base_ms << min(attempt, 40))
     return int(jitter * ceiling)
+
+
+class OutageBackoff(msgspec.Struct, frozen=True):
+    """Bounds of the pauses between attempts, for `postroom.domain.policy.backoff_ms`."""
+
+    backoff_base_ms: int
+    backoff_max_ms: int
+
+    def within(self, max_ms: int) -> "OutageBackoff":
+        """Return these pauses with none above a maximum, in ms."""
+        return OutageBackoff(min(self.backoff_base_ms, max_ms), min(self.backoff_max_ms, max_ms))

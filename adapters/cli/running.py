@@ -16,14 +16,13 @@ from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import Settings
 from postroom.adapters.compose.running import ServiceManager
 from postroom.application.background import background_task
-from postroom.application.backoff import OutageBackoff
 from postroom.application.garbage_collection import exempt_heap
 from postroom.application.monitor import Monitor
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.queries.preview_settings import check_losses
 from postroom.application.telemetry import ROOT, logger, summarize
 from postroom.domain.errors import PostroomError, Unavailable, UnusableServer
-from postroom.domain.policy import SECOND_MS, backoff_ms
+from postroom.domain.policy import SECOND_MS, OutageBackoff, backoff_ms
 from postroom.domain.settings import changed_settings
 
 

@@ -25,7 +25,6 @@ from postroom.adapters.sqlite.store import SqliteStore
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.background import background_task
 from postroom.application.cluster.lease_term import LeaseTerm, own_by_lease
-from postroom.application.daemon_executor import DaemonExecutor
 from postroom.application.erasure.protection import Protection
 from postroom.application.erasure.search import as_stored
 from postroom.application.erasure.settings import ErasureSettings
@@ -42,9 +41,9 @@ from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLog
 from postroom.application.ports.log_archive import LogArchive
 from postroom.application.queries.owner_queries import OwnerQueries
-from postroom.application.query_threads import in_query_thread
 from postroom.application.redrive.jobs import RedriveJobs
 from postroom.application.service import Search
+from postroom.application.threads import DaemonExecutor, in_query_thread
 from postroom.domain.arguments import (
     check_choice,
     check_int,

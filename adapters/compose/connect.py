@@ -27,9 +27,9 @@ from postroom.adapters.local.shared import SharedOwner
 from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sync_mailbox import SyncMailbox
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.background_loop import background_loop
 from postroom.application.erasure.settings import ErasureSettings
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.threads import background_loop
 from postroom.domain.arguments import check_int, check_path
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.events import MailboxMode

@@ -12,7 +12,7 @@ from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.subject_keys.erasure_log import FileErasureLog
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.erase_subject import EraseSubject, StoreOfSubject
+from postroom.application.erasure.erase_subject import EraseSubject, StoreOfSubject
 from postroom.application.erasure.protection import Protection
 from postroom.application.erasure.records import ErasureRecord, LogEnd, SubjectMessages
 from postroom.application.erasure.settings import ErasureSettings

@@ -10,7 +10,6 @@ from postroom.adapters.local.mailbox import SharedMailbox
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.schemas.validator import SchemaValidator
 from postroom.application.extras import explain_missing_extra
-from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.dead_letters import DeadLetterSubject
 from postroom.application.ingest.ingester import Ingester
 from postroom.application.ingest.metrics import ingest_monitor
@@ -23,7 +22,7 @@ from postroom.application.ingest.namespace import (
     RedisSource,
 )
 from postroom.application.ingest.redrive import IngestDeadLetter, IngestDeadLetterAdmin
-from postroom.application.ingest.settings import IngestSettings
+from postroom.application.ingest.settings import IngestCounts, IngestSettings
 from postroom.application.mailbox.handlers import CommandHandlers
 from postroom.application.metrics import Metric
 from postroom.application.monitor import Monitor, is_answering

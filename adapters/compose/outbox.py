@@ -12,7 +12,7 @@ from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutbo
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.postgres.messaging.tables import Tables
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.cleanup import Cleanup
+from postroom.application.messaging.cleanup import Cleanup
 from postroom.application.outbox.new_event import NewEvent
 from postroom.application.outbox.operate import (
     DiscardOutboxEvents,

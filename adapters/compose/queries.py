@@ -20,18 +20,19 @@ from postroom.application.ports.read_models import ReadModels
 from postroom.application.queries.describe_mailbox import DescribeMailbox, MailboxSummary
 from postroom.application.queries.explain_message import ExplainMessage
 from postroom.application.queries.find_message_ids import FindMessageIds
-from postroom.application.queries.get_backlog import GetBacklog
+from postroom.application.queries.get_backlog import GetBacklog, ListTopics
 from postroom.application.queries.get_message import GetMessage
-from postroom.application.queries.get_projection_status import GetProjectionStatus
-from postroom.application.queries.get_table_stats import GetTableStats
-from postroom.application.queries.group_dead_letters import GroupDeadLetters
 from postroom.application.queries.list_dead_letters import ListDeadLetters
-from postroom.application.queries.list_topics import ListTopics
 from postroom.application.queries.log_time import LogTime
 from postroom.application.queries.mailbox_past import read_settings
 from postroom.application.queries.peek_messages import PeekMessages, WhyEmpty
 from postroom.application.queries.preview_settings import PreviewSettings
-from postroom.application.queries.search_messages import SearchMessages
+from postroom.application.queries.read_model_queries import (
+    GetProjectionStatus,
+    GetTableStats,
+    GroupDeadLetters,
+    SearchMessages,
+)
 from postroom.application.queries.simulate_policy import SimulatePolicy
 from postroom.application.queries.time_travel import StateAt
 from postroom.application.queries.verify import VerifyLog

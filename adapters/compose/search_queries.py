@@ -13,8 +13,8 @@ from postroom.application.background import wait_uncancelled
 from postroom.application.ports.facets import BARS, Facets, SuggestionField, Timeline
 from postroom.application.ports.read_models import ReadModels
 from postroom.application.ports.search_queries import ExportOptions, ExportPart
-from postroom.application.query_threads import in_query_thread
 from postroom.application.service import Search
+from postroom.application.threads import in_query_thread
 from postroom.domain.errors import (
     InternalError,
     InvalidRequest,

@@ -16,10 +16,17 @@ from postroom.application.metrics import Measure
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.outbox.recorded import OutboxCounter
 from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage
-from postroom.application.query_threads import in_query_thread
-from postroom.application.service import Groups, OpenSession, Search, Service, Surface, unrestricted
+from postroom.application.service import (
+    Groups,
+    OpenSession,
+    Search,
+    Service,
+    Surface,
+    WriteHealth,
+    unrestricted,
+)
 from postroom.application.surface_metrics import SurfaceMetrics
-from postroom.application.write_health import WriteHealth
+from postroom.application.threads import in_query_thread
 
 if TYPE_CHECKING:  # uvicorn is an extra
     from postroom.adapters.http_server.mount import Mount

@@ -19,8 +19,8 @@ from postroom.adapters.console.settings import ConsoleSettings
 from postroom.adapters.console.templating import Templates
 from postroom.application.masking import NO_MASK, Mask
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.query_threads import in_query_thread
 from postroom.application.service import Grant, Service, Session
+from postroom.application.threads import in_query_thread
 from postroom.domain.capability.rights import Right
 
 P = ParamSpec("P")

@@ -14,7 +14,7 @@ from postroom.adapters.grpc.methods import METHODS, NAMES, Method
 from postroom.adapters.grpc.service import Call, Context, MailboxService
 from postroom.adapters.grpc.status import DETAILS_KEY, status_code, status_of
 from postroom.application.background import cancel_and_wait
-from postroom.application.bearer import read_bearer
+from postroom.application.caller import read_bearer
 from postroom.application.correlation import correlate
 from postroom.application.service import FindService, Service, Session
 from postroom.application.surface_metrics import SurfaceMetrics

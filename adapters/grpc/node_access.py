@@ -12,7 +12,7 @@ from postroom.adapters.grpc.channels import open_channel
 from postroom.adapters.sockets.address import Address, split_address
 from postroom.adapters.sockets.client_tls import ClientFiles
 from postroom.adapters.sockets.tls import ServerTls
-from postroom.application.bearer import read_bearer
+from postroom.application.caller import read_bearer
 from postroom.domain.errors import Forbidden, InvalidRequest, Unauthenticated, Unavailable
 
 MIN_TOKEN_CHARS, MAX_TOKEN_CHARS = 32, 512

@@ -9,7 +9,7 @@ import grpc
 from postroom.adapters.grpc.metadata import MEMBERS_KEY
 from postroom.adapters.grpc.owner_routes import OwnerRoutes, Target
 from postroom.adapters.grpc.status import DETAILS_KEY, error_of
-from postroom.application.cluster.generation import current_generation
+from postroom.application.cluster.namespace_members import current_generation
 from postroom.domain.errors import Unavailable, WrongOwner
 
 ATTEMPT_SECONDS = 5.0

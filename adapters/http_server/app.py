@@ -23,7 +23,7 @@ from postroom.adapters.http_server.problems import (
 from postroom.adapters.http_server.routes import Route, Router
 from postroom.adapters.http_server.site import Site
 from postroom.adapters.http_server.strict_json import decode
-from postroom.application.bearer import read_bearer
+from postroom.application.caller import read_bearer
 from postroom.application.cloudevents.message import read_message
 from postroom.application.cloudevents.new_message import new_message
 from postroom.application.correlation import MAX_CORR_ID_CHARS, correlate, is_corr_id

@@ -12,7 +12,7 @@ from postroom.adapters.sockets.connections import UnauthenticatedConnections
 from postroom.adapters.sockets.tls_listener import TlsListener
 from postroom.application.background import background_task
 from postroom.application.forks import set_close_on_fork
-from postroom.application.ports.owner_directory import OwnerAddress, OwnerDirectory
+from postroom.application.ports.ownership import OwnerAddress, OwnerDirectory
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest, PostroomError
 

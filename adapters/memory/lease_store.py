@@ -15,9 +15,8 @@ from eventsourcing.persistence import (
     StoredEvent,
 )
 
-from postroom.application.originators import check_originator
-from postroom.application.polling_subscription import PollingSubscription
 from postroom.application.ports.lease_store import RENEWAL
+from postroom.application.recorders import PollingSubscription, check_originator
 
 
 class MemoryLeaseRecorder(ApplicationRecorder):

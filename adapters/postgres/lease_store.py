@@ -27,8 +27,8 @@ from postroom.adapters.postgres.database import (
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.sql.lease_store import SqlLeaseRecorder, SqlLeaseStore
 from postroom.adapters.sql.statements import statements
-from postroom.application.originators import check_originator
 from postroom.application.ports.lease_store import RENEWAL
+from postroom.application.recorders import check_originator
 from postroom.domain.arguments import MAX_INT
 from postroom.domain.errors import PostroomError
 

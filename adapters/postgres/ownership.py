@@ -20,7 +20,7 @@ from postroom.adapters.postgres.database import (
 from postroom.adapters.sql.statements import statements
 from postroom.application.background import background_task
 from postroom.application.forks import set_close_on_fork
-from postroom.application.ports.owner_directory import OwnerAddress
+from postroom.application.ports.ownership import OwnerAddress
 from postroom.application.telemetry import logger
 from postroom.domain.errors import MailboxOwned, Unavailable
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from eventsourcing.persistence import ApplicationRecorder, OperationalError, StoredEvent
 
-from postroom.application.polling_subscription import PollingSubscription
+from postroom.application.recorders import PollingSubscription
 from postroom.domain.errors import Unavailable
 
 

@@ -21,8 +21,8 @@ from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import Durability, connect, connect_reader
 from postroom.adapters.sqlite.lease_tables import create_lease_file
 from postroom.adapters.sqlite.store_file import file_id
-from postroom.application.originators import check_originator
 from postroom.application.ports.lease_store import RENEWAL
+from postroom.application.recorders import check_originator
 from postroom.domain.arguments import MAX_INT
 from postroom.domain.errors import Unavailable
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from typing import Protocol, TypeVar
 
-from postroom.application.daemon_executor import DaemonExecutor
+from postroom.application.threads import DaemonExecutor
 from postroom.domain.errors import Unavailable
 
 THREADS = 16

@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from postroom.application.cluster.generation import use_generation
-from postroom.application.cluster.namespace_members import Members, NamespaceMembers, pause_topic
+from postroom.application.cluster.namespace_members import (
+    Members,
+    NamespaceMembers,
+    pause_topic,
+    use_generation,
+)
 from postroom.application.cluster.namespace_queries import NamespaceQueries, merge_topics
-from postroom.application.cluster.namespace_receiver import NamespaceReceiver
+from postroom.application.cluster.namespace_receiver import NamespaceReceiver, ReceiptHomes
 from postroom.application.cluster.namespace_redrives import NamespaceRedrives
-from postroom.application.cluster.receipt_homes import ReceiptHomes
 from postroom.application.delivery_window import DeliveryWindows, extended_receipts, finished_receipts
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
 from postroom.application.mailbox.outgoing import OutgoingMessage, send_outgoing

@@ -1,11 +1,11 @@
 """The members of a namespace as a client uses them: only after all of them have recorded them (ADR 0063)."""
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import NamedTuple
 
-from postroom.application.cluster.generation import use_generation
 from postroom.application.cluster.members_history import (
     Cutoffs,
     read_cutoffs,
@@ -23,6 +23,24 @@ from postroom.domain.namespace.members import (
     find_predecessors,
 )
 from postroom.domain.settings import SettingsChanges
+
+_generation: ContextVar[int | None] = ContextVar("generation", default=None)
+
+
+def current_generation() -> int | None:
+    """Return the generation of the current call; None outside a namespace."""
+    return _generation.get()
+
+
+@contextmanager
+def use_generation(generation: int) -> Iterator[None]:
+    """Make calls of mailboxes under a generation."""
+    token = _generation.set(generation)
+    try:
+        yield
+    finally:
+        _generation.reset(token)
+
 
 REFRESH_SECONDS = 2.0
 """How old the knowledge of the members may be; a client that sends is told of new ones at once."""

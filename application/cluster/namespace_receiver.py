@@ -1,16 +1,14 @@
 """Receives from the mailboxes of a namespace: fairly, in the order of keys, never more than was asked for."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from postroom.application.background import cancel_and_wait
-from postroom.application.cluster.generation import use_generation
 from postroom.application.cluster.members_history import is_drained, record_drained
-from postroom.application.cluster.namespace_members import Members
-from postroom.application.cluster.receipt_homes import ReceiptHomes
+from postroom.application.cluster.namespace_members import Members, use_generation
 from postroom.application.mailbox.receive import make_receive
 from postroom.application.message_stream import MAX_WAIT_MS
 from postroom.application.messages import DeliverySettler, ReceivedMessage
@@ -19,8 +17,31 @@ from postroom.application.ports.namespace_directory import NamespaceDirectory
 from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import PostroomError, Saturated, StaleMembers, Unavailable
 from postroom.domain.mailbox.commands import Receive
+from postroom.domain.message import Receipt
 from postroom.domain.namespace.members import undrained_topics
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES
+
+MAX_RECEIPTS = 100_000
+
+
+class ReceiptHomes:
+    """The mailboxes of the latest deliveries of this process; those of older ones have to be asked for."""
+
+    def __init__(self) -> None:
+        self._homes: dict[bytes, str] = {}
+
+    def add(self, receipts: Iterable[Receipt], mailbox: str) -> None:
+        """Note who delivered messages."""
+        for receipt in receipts:
+            self._homes.pop(receipt.message, None)
+            self._homes[receipt.message] = mailbox
+        while len(self._homes) > MAX_RECEIPTS:
+            del self._homes[next(iter(self._homes))]
+
+    def get(self, receipt: Receipt) -> str | None:
+        """Return the mailbox that delivered a message, if it is known."""
+        return self._homes.get(receipt.message)
+
 
 MIN_POLL_MS, MAX_POLL_MS = 20, 250
 """Waits at several mailboxes at once; they end together, so a message waits for the others of its receive."""

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from postroom.application.erasure.fields import read_field, write_field
 from postroom.application.ports.subject_keys import SubjectKey
 from postroom.domain.envelope.build import OpenedEnvelope
 from postroom.domain.envelope.headers import extract_mailbox_item, parse_envelope
@@ -18,7 +17,25 @@ from postroom.domain.errors import IntegrityFailure, InvalidRequest
 from postroom.domain.integrity import hash_chain, payload_hash
 from postroom.domain.message import Headers, MessageSent
 from postroom.domain.names import message_id
-from postroom.domain.subject_policy import ALGORITHM, SubjectPolicy
+from postroom.domain.subject_policy import ALGORITHM, ATTRS, SubjectPolicy
+
+
+def read_field(envelope: PrismEnvelope, field: str) -> bytes:
+    """Return the value of a field; empty if the message has none."""
+    if field.startswith(ATTRS):
+        return envelope.extensions.get(field.removeprefix(ATTRS), b"")
+    text: str = envelope.security.publisher_id if field == "principal" else getattr(envelope.metadata, field)
+    return text.encode()
+
+
+def write_field(envelope: PrismEnvelope, field: str, value: str) -> None:
+    """Replace the value of a field."""
+    if field.startswith(ATTRS):
+        envelope.extensions[field.removeprefix(ATTRS)] = value.encode()
+    elif field == "principal":
+        envelope.security.publisher_id = value
+    else:
+        setattr(envelope.metadata, field, value)
 
 
 class StoredContent(NamedTuple):

@@ -7,10 +7,9 @@ from typing import NamedTuple
 from postroom.application.cloudevents.message import is_cloud_event, read_message
 from postroom.application.cloudevents.new_message import new_message
 from postroom.application.correlation import correlate
-from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.dead_letters import DeadLetterSubject
 from postroom.application.ingest.file_import import map_message
-from postroom.application.ingest.settings import IngestSettings
+from postroom.application.ingest.settings import IngestCounts, IngestSettings
 from postroom.application.ingest.settlement import Settlement
 from postroom.application.mailbox.send import SendEnvelopes
 from postroom.application.messages import NewMessage

@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterable
 
 from postroom.application.background import background_task, wait_at_most
 from postroom.application.ingest.batch_storage import BatchStorage
-from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.dead_letters import DeadLetterSubject
 from postroom.application.ingest.ordered_storage import OrderedStorage
-from postroom.application.ingest.settings import IngestSettings
+from postroom.application.ingest.settings import IngestCounts, IngestSettings
 from postroom.application.ingest.settlement import Settlement, Stopped
 from postroom.application.mailbox.send import SendEnvelopes
 from postroom.application.monitor import Progress

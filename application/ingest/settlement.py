@@ -7,11 +7,10 @@ from contextlib import suppress
 from functools import partial
 
 from postroom.application.background import wait_at_most
-from postroom.application.backoff import OutageBackoff
 from postroom.application.ports.source import Source, SourceMessage
 from postroom.application.telemetry import logger
 from postroom.domain.errors import Unavailable
-from postroom.domain.policy import backoff_ms
+from postroom.domain.policy import OutageBackoff, backoff_ms
 
 DEFER_MS = 60_000
 """Delay until the redelivery of a message that can't be stored and has no dead-letter subject."""

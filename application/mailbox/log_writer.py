@@ -5,11 +5,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from postroom.application.daemon_executor import DaemonExecutor
 from postroom.application.mailbox.commit_ends import ends_with
-from postroom.application.ports.event_log import EventLog, Seal, StoredSnapshot
-from postroom.application.ports.volatile_log import VolatileLog
+from postroom.application.ports.event_log import EventLog, Seal, StoredSnapshot, VolatileLog
 from postroom.application.telemetry import logger, summarize
+from postroom.application.threads import DaemonExecutor
 from postroom.domain.commit import Commit
 from postroom.domain.errors import PostroomError, Unavailable
 

@@ -4,7 +4,7 @@ import asyncio
 
 from postroom.application.mailbox.commit_ends import ends_with
 from postroom.application.mailbox.engine import MailboxEngine
-from postroom.application.ports.volatile_log import VolatileLog
+from postroom.application.ports.event_log import VolatileLog
 from postroom.application.telemetry import logger
 from postroom.domain.errors import PostroomError, Saturated
 from postroom.domain.mailbox.state import Mailbox

@@ -14,7 +14,6 @@ import msgspec
 from msgspec.structs import replace
 
 from postroom.application.background import wait_at_most
-from postroom.application.backoff import OutageBackoff
 from postroom.application.cloudevents.event import JSON
 from postroom.application.metrics import count_label
 from postroom.application.monitor import Progress
@@ -32,7 +31,7 @@ from postroom.application.ports.publisher import Publisher
 from postroom.application.telemetry import logger
 from postroom.domain.errors import Unavailable
 from postroom.domain.outbox import MS, MarkFailed, OutboxCommand, OutboxEvent, ParkOutboxEvent
-from postroom.domain.policy import backoff_ms
+from postroom.domain.policy import OutageBackoff, backoff_ms
 
 BACKOFF = OutageBackoff(250, 15_000)
 """Backoff while the database or the target is down."""

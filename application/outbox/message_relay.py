@@ -10,7 +10,6 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from postroom.application.backoff import OutageBackoff
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.outbox.new_message import read_message
 from postroom.application.ports.message_outbox import MessageOutbox, RecordedMessage
@@ -18,7 +17,7 @@ from postroom.application.telemetry import logger, summarize
 from postroom.application.trace_context import make_context
 from postroom.application.tracing import RELAY, tracer
 from postroom.domain.errors import Fenced, InvalidRequest, Rejected, Saturated, WrongPosition
-from postroom.domain.policy import SECOND_MS, backoff_ms
+from postroom.domain.policy import SECOND_MS, OutageBackoff, backoff_ms
 
 BATCH = 500
 BACKOFF = OutageBackoff(50, 5_000)

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from postroom.application.backlog_monitor import BacklogGauges, backlog_monitor
+from postroom.application.messaging.backlog_monitor import BacklogGauges, backlog_monitor
 from postroom.application.metrics import Metric, by_event_type
 from postroom.application.monitor import Monitor
 from postroom.application.outbox.relay import OutboxRelay

@@ -15,8 +15,8 @@ from postroom.application.metrics import OTHERS, Metric
 from postroom.application.outbox.new_message import recorded_at
 from postroom.application.pluralize import pluralize
 from postroom.application.ports.message_outbox import MAX_COUNTED, MAX_MAILBOXES, MessageCount
-from postroom.application.query_threads import in_query_thread
 from postroom.application.telemetry import logger, summarize
+from postroom.application.threads import in_query_thread
 
 US = 1_000_000
 LATE_SECONDS = 60

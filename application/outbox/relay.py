@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 
 from postroom.application.background import cancel_and_wait
-from postroom.application.backoff import OutageBackoff
 from postroom.application.metrics import count_label
 from postroom.application.monitor import Progress
 from postroom.application.outbox.decisions import decide_on
@@ -31,7 +30,7 @@ from postroom.application.ports.publisher import Publisher
 from postroom.application.telemetry import logger
 from postroom.domain.errors import Unavailable
 from postroom.domain.outbox import MS, MarkFailed, MarkPublished, ParkOutboxEvent
-from postroom.domain.policy import backoff_ms
+from postroom.domain.policy import OutageBackoff, backoff_ms
 
 PARTITIONS_AT_ONCE = 4
 """Partitions claimed together; other relays can claim the rest."""

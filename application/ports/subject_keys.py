@@ -1,6 +1,7 @@
 """Ports: the keys with which the messages of data subjects are encrypted, and the key that wraps them."""
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Literal, NamedTuple, Protocol
 
 from postroom.domain.errors import NotFound
@@ -127,3 +128,19 @@ class MasterKey(Protocol):
     @property
     def public_key(self) -> bytes:
         """Return the public key that verifies `sign`, 32 bytes."""
+
+
+class ErasureLog(Protocol):
+    """Lines of text, beside the key store; calls block.
+
+    All methods raise Unavailable when the lines can't be read or written.
+    """
+
+    def read(self) -> Sequence[bytes]:
+        """Return the lines, oldest first; none before the first `append`."""
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep other writers out while the context lasts; raises Unavailable when there is one."""
+
+    def append(self, line: bytes) -> None:
+        """Append a line, which is durable when this returns; the caller holds the lock."""

@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from postroom.application.erasure.encryption import read_pseudonym
-from postroom.application.erasure.fields import read_field
+from postroom.application.erasure.encryption import read_field, read_pseudonym
 from postroom.application.erasure.protection import Protection
 from postroom.application.erasure.records import SubjectMessages
 from postroom.application.mailbox.fold import fold_message, refuse_altered_records

@@ -1,4 +1,4 @@
-"""`GetBacklog`: count unsettled messages now or at a past moment.
+"""`GetBacklog` and `ListTopics`: count the unsettled messages of a mailbox now or at a past moment.
 
 The state is folded from a snapshot and the log after it; the owner of a mailbox passes its engine's state.
 """
@@ -8,7 +8,7 @@ from postroom.application.messages import rfc3339
 from postroom.application.queries.time_travel import StateAt
 from postroom.application.query_results import Backlog, DlqProfile, Moment
 from postroom.domain.arguments import check_optional_text
-from postroom.domain.mailbox.counts import count
+from postroom.domain.mailbox.counts import TopicSummary, count, summarize_topics
 
 
 class GetBacklog:
@@ -36,3 +36,14 @@ class GetBacklog:
             [name for name in sorted(mailbox.paused_topics) if topic in (None, name)],
             self._dlq_profile,
         )
+
+
+class ListTopics:
+    """A query for the topics that hold messages or idempotency keys, have a policy, or are paused."""
+
+    def __init__(self, state_at: StateAt) -> None:
+        self._state_at = state_at
+
+    def __call__(self) -> list[TopicSummary]:
+        """Return the topics as they are now, sorted by name."""
+        return summarize_topics(*self._state_at(None))

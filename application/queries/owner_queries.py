@@ -9,10 +9,9 @@ from postroom.application.erasure.search import as_stored
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.metrics import Metric
 from postroom.application.queries.explain_message import ExplainMessage
-from postroom.application.queries.get_backlog import GetBacklog
+from postroom.application.queries.get_backlog import GetBacklog, ListTopics
 from postroom.application.queries.get_message import GetMessage
 from postroom.application.queries.list_dead_letters import ListDeadLetters
-from postroom.application.queries.list_topics import ListTopics
 from postroom.application.queries.measure_mailbox import MeasureMailbox
 from postroom.application.queries.peek_messages import PeekMessages
 from postroom.application.queries.preview_settings import PreviewSettings

@@ -10,22 +10,20 @@ from time import perf_counter
 from typing import Any
 
 from postroom.application.background import cancel_and_wait, wait_at_most
-from postroom.application.backoff import OutageBackoff
 from postroom.application.correlation import correlate
 from postroom.application.messages import ReceivedMessage
 from postroom.application.metrics import new_histogram
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import logger, summarize
 from postroom.application.tracing import PROCESS, tracer
-from postroom.application.workers.consumer import Consumer
 from postroom.application.workers.handler import Handle
 from postroom.application.workers.handler_thread import HandlerThread
 from postroom.application.workers.loop_watch import Handling
 from postroom.application.workers.settlements import Settlements
-from postroom.application.workers.topics import REFRESH_SECONDS, Topics
+from postroom.application.workers.topics import REFRESH_SECONDS, Consumer, Topics
 from postroom.domain.errors import Fenced, InvalidRequest, MailboxClosed, Saturated, Unavailable
 from postroom.domain.message import Receipt
-from postroom.domain.policy import backoff_ms
+from postroom.domain.policy import OutageBackoff, backoff_ms
 
 WAIT_MS = 1_000
 """Wait of one receive; a stop takes as long when there are no messages."""

@@ -5,13 +5,12 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from postroom.application.backoff import OutageBackoff
 from postroom.application.messages import ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import logger
 from postroom.domain.errors import Fenced, MailboxClosed, Rejected, Saturated, Unavailable
 from postroom.domain.message import Receipt
-from postroom.domain.policy import backoff_ms
+from postroom.domain.policy import OutageBackoff, backoff_ms
 
 BATCH = 1_000
 BACKOFF = OutageBackoff(50, 5_000)

@@ -1,11 +1,30 @@
-"""The topics of a mailbox that a consumer receives from."""
+"""What a worker registers for a topic or a pattern, and the topics that it receives from."""
 
 import asyncio
 import random
 from collections.abc import Callable
+from typing import NamedTuple
 
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.workers.consumer import Consumer
+from postroom.application.workers.handler import Handler, Middleware
+
+
+class Consumer(NamedTuple):
+    """A handler and the topics that it consumes; times in ms.
+
+    Arguments:
+        topic: name of a topic, or a pattern.
+        timeout_ms: time limit of the handler; None for none.
+    """
+
+    topic: str
+    is_pattern: bool
+    handler: Handler
+    middlewares: tuple[Middleware, ...]
+    concurrency: int
+    timeout_ms: int | None
+    visibility_ms: int
+
 
 REFRESH_SECONDS = 1.0
 REFRESH_SHARE = 20

@@ -11,16 +11,43 @@ from postroom.application.background import cancel_and_wait
 from postroom.application.metrics import Metric
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import logger
-from postroom.application.workers.consumer import Consumer
 from postroom.application.workers.consumer_run import ConsumerRun
 from postroom.application.workers.handler import Middleware, make_handler
 from postroom.application.workers.loop_watch import Handling, LoopWatch
-from postroom.application.workers.metrics import worker_metrics
-from postroom.application.workers.topics import Topics
+from postroom.application.workers.topics import Consumer, Topics
 from postroom.domain.arguments import check_int, check_items, check_text
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.names import check_topic
 from postroom.domain.policy import MAX_DURATION_MS, check_visibility
+
+
+def worker_metrics(runs: Sequence[ConsumerRun]) -> list[Metric]:
+    """Return the metrics of the consumers of a worker, by the topics or patterns of their registration."""
+    return [
+        Metric(
+            "postroom_worker_jobs",
+            "counter",
+            "Messages handled, by consumer and outcome.",
+            [
+                ({"consumer": run.topic, "outcome": outcome}, number)
+                for run in runs
+                for outcome, number in (("handled", run.handled), ("failed", run.failed))
+            ],
+        ),
+        Metric(
+            "postroom_worker_inflight",
+            "gauge",
+            "Messages in progress.",
+            [({"consumer": run.topic}, run.in_progress) for run in runs],
+        ),
+        Metric(
+            "postroom_worker_job_seconds",
+            "histogram",
+            "Duration of the calls of the handlers.",
+            [({"consumer": run.topic}, run.seconds) for run in runs],
+        ),
+    ]
+
 
 MAX_CONCURRENCY = 10_000
 WILDCARDS = "*?["

@@ -20,7 +20,7 @@ from postroom.adapters.postgres.messaging.inbox import PostgresInbox
 from postroom.adapters.postgres.messaging.outbox import Outbox
 from postroom.adapters.postgres.messaging.tables import Tables
 from postroom.adapters.sqlite.read_model_file import views_path
-from postroom.application.context_backlogs import ContextBacklogRefresher
+from postroom.application.messaging.context_backlogs import ContextBacklogRefresher
 from postroom.application.outbox.settings import OutboxSettings
 from postroom.application.ports.read_models import ContextBacklog
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable

@@ -21,7 +21,7 @@ from postroom.adapters.nats.publisher import JetStreamPublisher
 from postroom.adapters.postgres.messaging.hints import PostgresHints
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.cleanup import Cleanup
+from postroom.application.messaging.cleanup import Cleanup
 from postroom.application.outbox.relay import OutboxRelay
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.support.logs import capture_logs

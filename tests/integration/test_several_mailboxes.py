@@ -16,9 +16,8 @@ from postroom.adapters.grpc.server import serve_handlers
 from postroom.adapters.sockets.address import resolve
 from postroom.application.cluster.served_mailboxes import ServedMailboxes
 from postroom.application.delivery_window import DeliveryWindows
-from postroom.application.service import Service, unrestricted
+from postroom.application.service import Service, WriteHealth, unrestricted
 from postroom.application.surface_metrics import SurfaceMetrics
-from postroom.application.write_health import WriteHealth
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable, WrongOwner
 from postroom.domain.mailbox.commands import Receive
 from tests.support.messages import message

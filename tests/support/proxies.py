@@ -21,9 +21,8 @@ from postroom.application.cluster.served_mailboxes import ServedMailboxes
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.metrics import Metric
 from postroom.application.ports.control_plane import LeaseAdmin
-from postroom.application.service import OpenSession, Service, unrestricted
+from postroom.application.service import OpenSession, Service, WriteHealth, unrestricted
 from postroom.application.surface_metrics import SurfaceMetrics
-from postroom.application.write_health import WriteHealth
 from postroom.domain.search import SearchPage
 from tests.support.fixed_control_plane import FixedControlPlane
 from tests.support.waiting import SECONDS, until

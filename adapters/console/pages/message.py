@@ -11,10 +11,10 @@ from starlette.responses import Response, StreamingResponse
 
 from postroom.adapters.console.message_view import MessageView, hides_headers, make_view, read_envelope
 from postroom.adapters.console.page import NavEntry, Page, route
+from postroom.adapters.console.payload_preview import PayloadPreview, decode_bounded, preview_payload
 from postroom.adapters.console.resend import Draft, draft_of, message_like, read_draft, to_message
 from postroom.adapters.console.snippets import Endpoint, Snippet, read_snippets, send_snippets
 from postroom.application.masking import NO_MASK
-from postroom.application.payload_preview import PayloadPreview, decode_bounded, preview_payload
 from postroom.application.queries.verify_message import MessageVerification, VerifyMessage
 from postroom.application.query_results import MessageDetail
 from postroom.application.redrive_results import RedriveReport

@@ -24,7 +24,7 @@ from postroom.adapters.postgres.database import (
 from postroom.adapters.postgres.messaging.aggregate_events import as_json, micros, utc
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
-from postroom.application.aggregate_codec import CODEC
+from postroom.application.messaging.aggregate_codec import CODEC
 from postroom.application.ports.inbox_repository import PartitionBacklog
 from postroom.application.ports.outbox_repository import Backlog
 from postroom.domain.errors import NotFound, PostroomError, Unavailable, UnusableServer

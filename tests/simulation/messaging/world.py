@@ -25,11 +25,11 @@ from postroom.adapters.postgres.messaging import middleware
 from postroom.adapters.postgres.messaging.inbox import PostgresInbox
 from postroom.adapters.postgres.messaging.outbox import AsyncOutbox, Outbox
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
-from postroom.application.cleanup import Cleanup
 from postroom.application.inbox.dead_letter_admin import DeadLetterAdmin
 from postroom.application.inbox.dead_letters import DeadLetterPublisher
 from postroom.application.inbox.delivery import Delivery
 from postroom.application.inbox.worker import InboxWorker
+from postroom.application.messaging.cleanup import Cleanup
 from postroom.application.outbox.new_event import NewEvent
 from postroom.application.outbox.operate import RetryOutboxEvents
 from postroom.application.outbox.relay import OutboxRelay

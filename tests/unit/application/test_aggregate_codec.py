@@ -2,7 +2,7 @@ from uuid import UUID
 
 import pytest
 
-from postroom.application.aggregate_codec import AggregateCodec
+from postroom.application.messaging.aggregate_codec import AggregateCodec
 from postroom.domain.errors import BrokenLog
 from postroom.domain.event import Event
 from postroom.domain.outbox import OutboxChange, OutboxEventPublished, OutboxEventRecorded, OutboxEventRetried

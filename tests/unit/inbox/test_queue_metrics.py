@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from postroom.application.inbox.queue_metrics import OrderedQueue, with_queue
+from postroom.application.inbox.metrics import OrderedQueue, with_queue
 from postroom.application.metrics import Metric
 from postroom.application.monitor import Monitor
 from postroom.application.ports.inbox_repository import PartitionBacklog

@@ -1,9 +1,10 @@
-"""Subscription of the `eventsourcing` library that polls any recorder."""
+"""What the recorders of the `eventsourcing` library share: checks of ids, and subscriptions that poll."""
 
 from collections.abc import Iterator, Sequence
 from threading import Event
+from uuid import UUID
 
-from eventsourcing.persistence import ApplicationRecorder, Notification, Subscription
+from eventsourcing.persistence import ApplicationRecorder, Notification, ProgrammingError, Subscription
 
 POLL_SECONDS = 0.05
 PAGE = 500
@@ -35,3 +36,13 @@ class PollingSubscription(Subscription[ApplicationRecorder]):
             if not page:
                 self._stop.wait(POLL_SECONDS)
         raise StopIteration
+
+
+def check_originator(originator_id: UUID | str) -> UUID:
+    """Return the id of an aggregate.
+
+    Raises: ProgrammingError when it is not a UUID.
+    """
+    if not isinstance(originator_id, UUID):
+        raise ProgrammingError(f"Originator ids must be UUIDs, not {originator_id!r}.")
+    return originator_id

@@ -11,8 +11,7 @@ from postroom.application.erasure.records import (
     hash_of,
     read_records,
 )
-from postroom.application.ports.erasure_log import ErasureLog
-from postroom.application.ports.subject_keys import MasterKey, Subject, SubjectKeys
+from postroom.application.ports.subject_keys import ErasureLog, MasterKey, Subject, SubjectKeys
 from postroom.domain.arguments import check_any_text
 from postroom.domain.errors import IntegrityFailure, NotFound
 

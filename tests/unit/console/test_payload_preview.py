@@ -9,9 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.application import payload_preview
+from postroom.adapters.console import payload_preview
+from postroom.adapters.console.payload_preview import (
+    PREVIEW_CHARS,
+    PayloadPreview,
+    indent_json,
+    preview_payload,
+)
 from postroom.application.masking import Mask
-from postroom.application.payload_preview import PREVIEW_CHARS, PayloadPreview, indent_json, preview_payload
 from postroom.domain.envelope.content import PayloadFormat, decode_payload
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 

@@ -1,0 +1,175 @@
+"""Threads for blocking work that run until the process ends, also those of queries and of an event loop."""
+
+import asyncio
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar
+
+from postroom.domain.errors import InvalidRequest, Unavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class DaemonExecutor(ThreadPoolExecutor):
+    """Executor that works until the process ends.
+
+    A `ThreadPoolExecutor` refuses work as soon as the main thread ends, although other threads and exit
+    handlers may go on to use a mailbox.
+
+    Arguments:
+        max_workers: the most threads; each is started when it is needed.
+        name: prefix of the threads' names.
+    """
+
+    def __init__(self, max_workers: int, name: str) -> None:
+        super().__init__(max_workers)
+        self._name = name
+        self._items: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._workers: list[threading.Thread] = []
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call a function in a thread; the future raises Unavailable if none can be started."""
+        future: Future[T] = Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        try:
+            self._start_worker()
+        except RuntimeError as error:
+            future.set_exception(Unavailable(f"No thread can be started: {error}."))
+        else:
+            self._items.put(work)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Finish what was submitted, and end the threads."""
+        for _ in self._workers:
+            self._items.put(None)
+        if wait:
+            for worker in self._workers:
+                worker.join()
+
+    def _start_worker(self) -> None:
+        if self._idle.acquire(blocking=False) or len(self._workers) >= self._max_workers:
+            return
+        worker = threading.Thread(target=self._run, name=f"{self._name}-{len(self._workers)}", daemon=True)
+        try:
+            worker.start()
+        except RuntimeError:  # exit handlers can't start threads; those that run do the work
+            if not self._workers:
+                raise
+        else:
+            self._workers.append(worker)
+
+    def _run(self) -> None:
+        while (work := self._items.get()) is not None:
+            work()
+            del work  # and with it what it refers to, while the thread waits
+            self._idle.release()
+
+
+MAX_LOOP_THREADS = 32
+
+
+class BackgroundLoop:
+    """Event loop in a thread that ends with the process."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(DaemonExecutor(MAX_LOOP_THREADS, "postroom-io"))
+        self._thread = threading.Thread(target=self.loop.run_forever, name="postroom", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """Return whether the caller runs in its thread."""
+        return threading.current_thread() is self._thread
+
+    def run(self, work: Coroutine[Any, Any, T], *, may_block: bool = False) -> T:
+        """Return the result of a coroutine, which runs on the loop; an interrupt cancels it.
+
+        Arguments:
+            may_block: wait for it although the caller runs on another event loop.
+
+        Raises: InvalidRequest where it would wait for itself or block an event loop, Unavailable when the
+            process ends.
+        """
+        if sys.is_finalizing():  # only this thread still runs
+            work.close()
+            raise Unavailable("The process ends, so a SyncMailbox can't be used any more; close it before.")
+        if os.getpid() != self.process or self.is_current:
+            work.close()
+            raise InvalidRequest(
+                "A SyncMailbox works neither in a process forked after it was opened nor in the coroutines "
+                "of its own event loop; connect after the fork, and await a Mailbox in coroutines."
+            )
+        if not may_block and _has_event_loop():
+            work.close()
+            raise InvalidRequest(
+                "A SyncMailbox was used in a coroutine, where it blocks the event loop; use `async with "
+                "connect(...)` and await its methods, or call the SyncMailbox in `asyncio.to_thread`."
+            )
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+def _has_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+_lock = threading.Lock()
+_loops: list[BackgroundLoop] = []
+
+
+def background_loop() -> BackgroundLoop:
+    """Return the loop of this process; a forked process has one of its own."""
+    with _lock:
+        if not _loops or _loops[-1].process != os.getpid():
+            _loops.append(BackgroundLoop())
+        return _loops[-1]
+
+
+QUERY_THREADS: Final = 4
+_executors: dict[int, DaemonExecutor] = {}
+"""The executor of this process, by its id: a forked process has none of its parent's threads."""
+
+
+async def in_query_thread(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return the result of a call that blocks, made in one of a few threads of the process.
+
+    Mailboxes read their logs in the threads of the event loop, of which there are few, too: however many
+    searches callers start at a time, no mailbox waits for them.
+    """
+    work = partial(copy_context().run, call, *args, **kwargs)
+    return await asyncio.get_running_loop().run_in_executor(_executor(), work)
+
+
+def _executor() -> DaemonExecutor:
+    process = os.getpid()
+    if process not in _executors:
+        _executors.clear()
+        _executors[process] = DaemonExecutor(QUERY_THREADS, "postroom-query")
+    return _executors[process]
