@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from fcntl import LOCK_EX, flock
 from pathlib import Path
 from secrets import token_hex
-from shutil import disk_usage
 from tempfile import TemporaryDirectory, gettempdir
 from types import TracebackType
 from urllib.parse import urlsplit
@@ -18,7 +17,7 @@ from psycopg import sql
 from psycopg.rows import TupleRow
 
 from postroom.domain.errors import Unavailable
-from tests.support.servers.process import LOOPBACK, ServerProcess, free_port
+from tests.support.servers.process import LOOPBACK, MEMORY, ServerProcess, free_port, memory_folder
 
 SETTINGS = {
     "max_connections": "200",
@@ -26,9 +25,6 @@ SETTINGS = {
     "max_wal_size": "4GB",
     "logging_collector": "off",
 }
-MEMORY = Path("/dev/shm")
-MEMORY_BYTES = 4 << 30
-"""Free memory from which on data directories are kept there."""
 
 
 @contextmanager
@@ -39,8 +35,7 @@ def postgres_folder() -> Iterator[Path]:
     `tmp_path`: every run of pytest that starts closes the folders of all runs to other users, and a server
     that runs as one could not start again.
     """
-    has_room = MEMORY.is_dir() and disk_usage(MEMORY).free >= MEMORY_BYTES
-    with TemporaryDirectory(prefix="postroom-tests-", dir=MEMORY if has_room else None) as folder:
+    with TemporaryDirectory(prefix="postroom-tests-", dir=memory_folder()) as folder:
         yield Path(folder)
 
 

@@ -9,13 +9,23 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from shutil import disk_usage
 
 from postroom.domain.errors import Unavailable
 
 LOOPBACK = "127.0.0.1"
 READY_SECONDS = 120.0
 POLL_SECONDS = 0.01
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES = 6 << 30
+"""Free memory from which on temporary files are kept there."""
 _PR_SET_PDEATHSIG = 1
+
+
+def memory_folder() -> Path | None:
+    """Return a folder in memory, or None where there is no room or programs can't be run from it."""
+    has_room = MEMORY.is_dir() and disk_usage(MEMORY).free >= MEMORY_BYTES
+    return MEMORY if has_room and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC else None
 
 
 def free_port() -> int:
