@@ -167,6 +167,14 @@ class _Lock:
         self._announced = announced
 
     async def try_acquire(self) -> bool:
+        try:
+            return await self._try_acquire()
+        except Unavailable:
+            if self._connection is None or not has_ended(self._connection):
+                raise
+            return await self._try_acquire()  # the connection was ended during the statement
+
+    async def _try_acquire(self) -> bool:
         if self._connection is not None and has_ended(self._connection):
             logger().warning("mailbox.lock_lost", **self._mailbox)
             await self._close()

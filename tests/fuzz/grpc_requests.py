@@ -92,7 +92,7 @@ class _Calls:
         try:
             request = read_request(kind, data[1:])
             assert read_request(kind, request.SerializeToString()) == request
-            response = self._runner.run(getattr(self._service, name)(request, self._call))
+            response = self._runner.run(self._service.answer(name, request, self._call))
         except (InternalError, Unavailable):
             raise
         except PostroomError:
