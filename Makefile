@@ -117,7 +117,7 @@ openapi: .venv ## Write the contract of the HTTP interface to docs/reference/ope
 openapi-check: .venv
 	@$(bin)/python scripts/openapi.py --check
 
-sync-operations: .venv ## Write the operations of SyncMailbox from those of Mailbox
+sync-operations: .venv ## Generate the operations of SyncMailbox from the port Mailbox
 	@$(bin)/python scripts/sync_operations.py
 
 sync-operations-check: .venv

@@ -309,7 +309,7 @@ class Sender:
 
 
 class Consumer:
-    """A consumer that acknowledges messages, and returns those that can't be processed.
+    """A consumer that acks messages, and nacks the ones that fail.
 
     Arguments:
         hangs_after: stop after this many messages, with the next batch in flight; None never stops.

@@ -71,7 +71,7 @@ def export_messages(
 
 
 class ExportJob(msgspec.Struct, frozen=True):
-    """What is exported, from the store at `store`."""
+    """The messages of the store `store` that an export writes."""
 
     store: str
     filter: EventFilter

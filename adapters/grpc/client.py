@@ -12,7 +12,7 @@ from postroom.adapters.grpc import messages
 from postroom.adapters.grpc.channels import open_channel
 from postroom.adapters.grpc.metadata import MAILBOX_KEY, write_text
 from postroom.adapters.grpc.methods import METHODS
-from postroom.adapters.grpc.operations import METHOD_NAMES, read_answer, write_request
+from postroom.adapters.grpc.operations import method_name, read_answer, write_request
 from postroom.adapters.grpc.status import error_of, read_error
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.adapters.sockets.client_tls import ClientFiles
@@ -188,7 +188,7 @@ class GrpcTransport:
 
     async def ask(self, operation: Operation, arguments: Arguments) -> Any:
         """Return the result of an operation."""
-        method = METHOD_NAMES.get(operation.name, operation.name)
+        method = method_name(operation)
         if method not in self._calls:
             raise InvalidRequest(f"The contract postroom.v1 has no method {method}; call it over HTTP.")
         return read_answer(operation, await self._call(method, write_request(operation, arguments)))

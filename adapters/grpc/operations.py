@@ -1,6 +1,6 @@
-"""Operations of a mailbox as methods of `postroom.v1`: by the names of their arguments and of the fields.
+"""Operations of a mailbox as methods of `postroom.v1`: arguments become the fields with their names.
 
-What the contract names otherwise, and what is no field of the same type, stands in the tables here.
+The tables here list methods and fields with other names, and arguments that are messages of the contract.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,6 @@ from postroom.adapters.grpc.methods import METHODS
 from postroom.application.operations.mailbox import OPERATIONS
 from postroom.application.operations.operation import Arguments, Operation, Parameter
 from postroom.domain.policy import TopicPolicy
-from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.search import SearchPage
 from postroom.domain.settings import SettingsChanges
 
@@ -34,19 +33,16 @@ _FIELDS = {"msg_id": "message_id", "message_ids": "only", "items": "dead_letters
 """Fields that are not named as the argument or answer."""
 
 
+def method_name(operation: Operation) -> str:
+    """Return the method of the contract for an operation."""
+    return METHOD_NAMES.get(operation.name, operation.name)
+
+
 class _Codec(NamedTuple):
     """How an argument is written into a request, and read from its field if it is set."""
 
     write: Callable[[Any, Any], None]
     read: Callable[[Any], Any]
-
-
-def _write_changes(changes: SettingsChanges, request: Any) -> None:
-    messages.write_result(changes, request.changes)
-
-
-def _write_spec(spec: RedriveSpec, request: Any) -> None:
-    messages.write_result(spec, request.spec)
 
 
 def _write_policy(policy: Mapping[str, int | bool | None], request: Any) -> None:
@@ -61,10 +57,13 @@ def _write_ids(ids: list[str], request: Any) -> None:
 
 _CODECS = {
     "at": _Codec(lambda at, request: messages.write_moment(at, request.at), messages.read_moment),
-    "changes": _Codec(_write_changes, lambda field: messages.read_struct(field, SettingsChanges)),
+    "changes": _Codec(
+        lambda changes, request: messages.write_result(changes, request.changes),
+        lambda field: messages.read_struct(field, SettingsChanges),
+    ),
     "message_ids": _Codec(_write_ids, lambda field: list(field.message_ids)),
     "policy": _Codec(_write_policy, messages.set_fields),
-    "spec": _Codec(_write_spec, messages.read_spec),
+    "spec": _Codec(lambda spec, request: messages.write_result(spec, request.spec), messages.read_spec),
 }
 """Arguments that are messages of the contract."""
 
@@ -73,7 +72,7 @@ def write_request(operation: Operation, arguments: Arguments) -> Any:
     """Return the request of a method with these arguments."""
     if operation.name == "search_messages":
         return messages.write_filter(arguments["filter_"])
-    request = METHODS[METHOD_NAMES.get(operation.name, operation.name)].request()
+    request = METHODS[method_name(operation)].request()
     for parameter in operation.parameters:
         value = arguments[parameter.name]
         if value is None or not parameter.is_sent:
@@ -108,7 +107,7 @@ def _read_argument(parameter: Parameter, request: Any) -> Any:
 
 def write_answer(operation: Operation, result: Any) -> Any:
     """Return the response of a method with a result."""
-    response = METHODS[METHOD_NAMES.get(operation.name, operation.name)].response()
+    response = METHODS[method_name(operation)].response()
     field = _answer_field(operation, response)
     if result is None:
         return response

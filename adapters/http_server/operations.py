@@ -10,7 +10,7 @@ from msgspec import Meta
 from postroom.adapters.http_server.call import Call, Reply, json_reply
 from postroom.adapters.http_server.routes import Route
 from postroom.adapters.http_server.schemas import MAX_BATCH, Name, Ok
-from postroom.application.operations.mailbox import OPERATIONS
+from postroom.application.operations.mailbox import OPERATIONS, Position, Text
 from postroom.application.operations.operation import Operation, Parameter
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import JOB_ACTIONS, JobAction
@@ -30,6 +30,14 @@ _BODIES = {"set_topic_policy": "policy", "preview_redrive": "spec"}
 _TYPES = {
     ("redrive_dead_letters", "limit"): Annotated[int, Meta(ge=1, le=1_000_000)],
     ("redrive_dead_letters", "message_ids"): Annotated[list[Name], Meta(max_length=MAX_BATCH)] | None,
+    ("get_backlog", "topic"): Name | None,
+    ("list_dead_letters", "topic"): Name | None,
+    ("list_dead_letters", "cursor"): Annotated[
+        Position, Meta(description="next_cursor of the previous page.")
+    ],
+    ("list_redrive_messages", "cursor"): Annotated[
+        Text | None, Meta(description="next_cursor of the previous page.")
+    ],
     ("peek_messages", "topic"): Name,
     ("set_topic_policy", "policy"): PolicyChanges,
 }

@@ -85,7 +85,7 @@ class Operation:
     Arguments:
         method: the method; its docstring describes the operation.
         right: what a capability must allow.
-        verb, path: its HTTP route; placeholders of the path are names of arguments.
+        verb, path: its HTTP route; placeholders of the path are names of arguments as they are sent.
         is_repeatable: whether a client may repeat a call whose outcome is unknown.
         answer: name of the field of an answer that holds the result; "" if the result is the answer.
     """
@@ -171,10 +171,6 @@ class _Expression(str):
     __repr__ = str.__str__
 
 
-Call = Callable[[Operation, Arguments], Coroutine[Any, Any, Any]]
-"""What answers operations: the owner, or what calls it."""
-
-
 class Answers(Protocol):
     """An object that answers operations."""
 
@@ -201,7 +197,7 @@ def read_operations(port: type) -> dict[str, Operation]:
 
 
 def derive(port: type) -> Callable[[C], C]:
-    """Give a class the operations of a port that it does not define: they check arguments and `_call`."""
+    """Give a class the operations of a port that it lacks; they check arguments and await `_call`."""
 
     def fill(kind: C) -> C:
         for name, operation in read_operations(port).items():
