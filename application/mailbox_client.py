@@ -2,18 +2,16 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from functools import partial
 from time import time_ns
 from typing import Any, Protocol, TypeVar
 
-from postroom.application.mailbox.batches import MAX_ITEMS, split_batches
 from postroom.application.mailbox.message_factory import MessageFactory, NewId, name_job
 from postroom.application.mailbox.outgoing import send_outgoing
 from postroom.application.mailbox.receive import make_receive, record_receive
-from postroom.application.mailbox.settle import check_nack
-from postroom.application.mailbox.valid_items import submit_valid
+from postroom.application.mailbox.settle import check_nack, submit_valid
 from postroom.application.message_stream import HEARTBEAT_MS, MAX_WAIT_MS, MessageStream, check_stream
 from postroom.application.messages import MessageDelivery, NewMessage, ReceivedMessage, Sent, check_receipt
 from postroom.application.operations.mailbox import OPERATIONS, Mailbox
@@ -25,6 +23,27 @@ from postroom.domain.mailbox.commands import Receive
 from postroom.domain.message import Receipt
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, check_visibility
 from postroom.domain.search import EventFilter, SearchPage, filter_of_mailbox
+
+MAX_ITEMS = 1_000
+"""Maximum number of messages or receipts in one request."""
+OVERHEAD_BYTES = 512
+"""Estimated size of a message in a batch besides its payload and attributes."""
+
+
+def split_batches(messages: Sequence[NewMessage], max_bytes: int) -> Iterator[list[NewMessage]]:
+    """Yield messages in batches of up to `max_bytes`, or of one message."""
+    batch: list[NewMessage] = []
+    size = 0
+    for message in messages:
+        added = OVERHEAD_BYTES + len(message.payload) + sum(len(k) + len(v) for k, v in message.attrs.items())
+        if batch and (size + added > max_bytes or len(batch) == MAX_ITEMS):
+            yield batch
+            batch, size = [], 0
+        batch.append(message)
+        size += added
+    if batch:
+        yield batch
+
 
 T = TypeVar("T")
 

@@ -96,7 +96,7 @@ def tail(
 
 
 def _criteria(topic: str | None, events: list[str] | None, message: str | None) -> "EventFilter":
-    from postroom.application.mailbox.runs import RUNS
+    from postroom.application.mailbox.event_columns import RUNS
     from postroom.application.queries.read_events import EventFilter
     from postroom.domain.event import StoredEvent
 

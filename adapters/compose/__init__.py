@@ -29,12 +29,10 @@ from postroom.application.erasure.protection import Protection
 from postroom.application.erasure.search import as_stored
 from postroom.application.erasure.settings import ErasureSettings
 from postroom.application.extras import explain_missing_extra
+from postroom.application.mailbox.administer import CommandHandlers, EraseMessages
+from postroom.application.mailbox.command_enricher import CACHE_BYTES
 from postroom.application.mailbox.engine import MailboxEngine
-from postroom.application.mailbox.envelope_cache import CACHE_BYTES
-from postroom.application.mailbox.erase_messages import EraseMessages
-from postroom.application.mailbox.handlers import CommandHandlers
-from postroom.application.mailbox.memory_bound import MemoryBound
-from postroom.application.mailbox.ownership_watch import watch_ownership
+from postroom.application.mailbox.owner_tasks import MemoryBound, watch_ownership
 from postroom.application.mailbox.retention import DeleteOldEvents, Retention
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.ports.clock import Clock

@@ -23,7 +23,7 @@ from postroom.application.ingest.namespace import (
 )
 from postroom.application.ingest.redrive import IngestDeadLetter, IngestDeadLetterAdmin
 from postroom.application.ingest.settings import IngestCounts, IngestSettings
-from postroom.application.mailbox.handlers import CommandHandlers
+from postroom.application.mailbox.administer import CommandHandlers
 from postroom.application.metrics import Metric
 from postroom.application.monitor import Monitor, is_answering
 from postroom.application.ports.source import CountedSource

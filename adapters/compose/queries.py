@@ -13,7 +13,7 @@ from postroom.application.erasure.protection import Protection
 from postroom.application.erasure.settings import ErasureSettings
 from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.archived_log import ArchivedEventLog
-from postroom.application.mailbox.fold import fold
+from postroom.application.mailbox.stored_snapshots import fold
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.read_models import ReadModels

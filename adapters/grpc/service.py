@@ -17,7 +17,7 @@ from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.background import wait_at_most
 from postroom.application.cluster.members_fence import MembersFence
 from postroom.application.delivery_window import DeliveryWindow, extended_receipts, finished_receipts
-from postroom.application.mailbox.valid_items import submit_valid
+from postroom.application.mailbox.settle import submit_valid
 from postroom.application.messages import NewMessage, ReceivedMessage, read_receipt
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.service import Service, Session

@@ -18,7 +18,7 @@ from postroom.application.background import cancel_and_wait
 from postroom.application.caller import call_as
 from postroom.application.correlation import correlate
 from postroom.application.forks import set_close_on_fork
-from postroom.application.mailbox.stream import STREAM_ENDED
+from postroom.application.mailbox.receive import STREAM_ENDED
 from postroom.application.ports.mailbox_owner import MailboxOwner
 from postroom.application.telemetry import logger
 from postroom.domain.errors import (

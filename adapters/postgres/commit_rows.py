@@ -5,7 +5,7 @@ from typing import Any
 
 from postroom.adapters.postgres.columns import BinaryValue, array, integer, integers, uuids
 from postroom.adapters.sql.statements import statements
-from postroom.application.mailbox.compression import compress, decompress, decompress_envelopes
+from postroom.application.mailbox.codec import compress, decompress, decompress_envelopes
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry
 
 _SQL = statements("postroom.adapters.postgres", "append.sql")

@@ -20,7 +20,7 @@ from postroom.adapters.postgres.database import Connection, connect, shown, unav
 from postroom.adapters.postgres.url import schema_of
 from postroom.adapters.sql.migrations import Migration, read_migrations
 from postroom.adapters.sql.statements import statements
-from postroom.application.mailbox.format import RECORDS, check_format
+from postroom.application.mailbox.codec import RECORDS, check_format
 from postroom.domain.errors import InvalidRequest, Unavailable, UnusableServer, UnusableStore
 
 LOCK_TIMEOUT = "60s"

@@ -22,7 +22,7 @@ from postroom.adapters.postgres.event_log import PARTITION_POSITIONS
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.postgres.read_model_store import PostgresDatabase
 from postroom.adapters.sql.versions import Versions
-from postroom.application.mailbox.compression import compress
+from postroom.application.mailbox.codec import compress
 from postroom.application.ports.backup import RecordedRow
 from postroom.application.ports.event_log import Seal, StoredSnapshot
 from postroom.domain.commit import Commit, IndexEntry

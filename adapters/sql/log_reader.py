@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from postroom.application.mailbox.compression import decompress, decompress_envelopes
+from postroom.application.mailbox.codec import decompress, decompress_envelopes
 from postroom.domain.commit import Commit
 
 Driver = Literal["auto", "adbc", "python"]

@@ -13,7 +13,7 @@ from postroom.adapters.sqlite.database import connect_reader, create_file, open_
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.sqlite.format import create_tables
 from postroom.adapters.sqlite.store_file import has_file
-from postroom.application.mailbox.compression import compress
+from postroom.application.mailbox.codec import compress
 from postroom.application.ports.backup import MailboxHead, RecordedRow
 from postroom.application.ports.event_log import Seal, StoredSnapshot
 from postroom.domain.commit import GENESIS, POSITIONS_PER_MAILBOX, Commit, IndexEntry

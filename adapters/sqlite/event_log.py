@@ -13,8 +13,7 @@ from msgspec.structs import asdict
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create
 from postroom.adapters.sqlite.store_file import file_id, has_file
-from postroom.application.mailbox.codec import stream_ids
-from postroom.application.mailbox.compression import compress, decompress, decompress_envelopes
+from postroom.application.mailbox.codec import compress, decompress, decompress_envelopes, stream_ids
 from postroom.application.mailbox.records import Records
 from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry

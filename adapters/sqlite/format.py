@@ -10,7 +10,7 @@ from typing import NamedTuple
 from postroom.adapters.files.durable import sync
 from postroom.adapters.sql.migrations import Migration, read_migrations
 from postroom.adapters.sql.statements import read_text, statements
-from postroom.application.mailbox.format import FORMAT, RECORDS, check_format, own_version
+from postroom.application.mailbox.codec import FORMAT, RECORDS, check_format, own_version
 from postroom.application.telemetry import logger
 
 APPLICATION_ID = int.from_bytes(b"Post")

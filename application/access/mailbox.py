@@ -15,7 +15,7 @@ from postroom.application.access.redrives import AuthorizedRedrives
 from postroom.application.access.settlements import AuthorizedSettlements
 from postroom.application.caller import Caller, call_as
 from postroom.application.delivery_window import DeliveryWindows
-from postroom.application.mailbox.stream import StreamMessages
+from postroom.application.mailbox.receive import StreamMessages
 from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
 from postroom.application.messages import NewMessage, ReceivedMessage, Sent
 from postroom.application.operations.mailbox import Mailbox

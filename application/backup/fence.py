@@ -1,7 +1,7 @@
 """The commit that ends the epochs from before a restore."""
 
-from postroom.application.mailbox.fold import fold_from
-from postroom.application.mailbox.loaded_mailbox import LoadedMailbox
+from postroom.application.mailbox.groups import LoadedMailbox
+from postroom.application.mailbox.stored_snapshots import fold_from
 from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.commit import Commit
 from postroom.domain.mailbox.commands import TakeOwnership

@@ -16,9 +16,8 @@ from postroom.application.cluster.namespace_redrives import NamespaceRedrives
 from postroom.application.delivery_window import DeliveryWindows, extended_receipts, finished_receipts
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
 from postroom.application.mailbox.outgoing import OutgoingMessage, send_outgoing
-from postroom.application.mailbox.settle import check_nack
-from postroom.application.mailbox.stream import StreamMessages
-from postroom.application.mailbox.valid_items import submit_valid
+from postroom.application.mailbox.receive import StreamMessages
+from postroom.application.mailbox.settle import check_nack, submit_valid
 from postroom.application.messages import NewMessage, Sent, check_receipt
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation, derive

@@ -1,12 +1,30 @@
-"""Handlers for operators: redrive, purge, settings, topic policies, pausing (svc-mailbox C-4, P-9)."""
+"""Handlers of one mailbox for operators: redrive, purge, settings, topic policies, pausing and erasure (svc-mailbox C-4, P-9)."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 
+from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.erasure.encryption import read_pseudonym
+from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.mailbox.message_factory import MessageFactory, NewId
+from postroom.application.mailbox.receive import ReceiveMessages, StreamMessages
+from postroom.application.mailbox.send import SendBatch, SendEnvelopes, SendMessage
+from postroom.application.mailbox.settle import make_settler
 from postroom.application.ports.mailbox_owner import MailboxOwner
 from postroom.application.tracing import REDRIVE, tracer
-from postroom.domain.arguments import check_int, check_items, check_optional_text, check_type
-from postroom.domain.errors import Rejected
-from postroom.domain.mailbox.commands import Command, Pause, Purge, Redrive, Resume, SetPolicy, SetSettings
+from postroom.domain.arguments import check_int, check_items, check_optional_text, check_text, check_type
+from postroom.domain.errors import InvalidRequest, Rejected
+from postroom.domain.mailbox.commands import (
+    Command,
+    Erase,
+    Pause,
+    Purge,
+    Redrive,
+    Resume,
+    SetPolicy,
+    SetSettings,
+)
+from postroom.domain.message import MessageSent
 from postroom.domain.names import check_topic, message_stream
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.settings import PolicyChanges, SettingsChanges, check_changes, check_policy_changes
@@ -169,3 +187,81 @@ async def _execute(owner: MailboxOwner, command: Command) -> int:
         raise answer
     assert isinstance(answer, int)
     return answer
+
+
+class EraseMessages:
+    """Handler that removes the unsettled messages and dead letters of an erased subject, for the owner."""
+
+    def __init__(self, engine: MailboxEngine) -> None:
+        self._engine = engine
+
+    async def __call__(self, pseudonym: str) -> int:
+        """Remove the messages, and return how many there were.
+
+        Consumers may still settle those in flight; none comes back or becomes a dead letter.
+
+        Raises: InvalidRequest when the mailbox is not encrypted or the key was not destroyed,
+            UnknownPseudonym, Unavailable.
+        """
+        check_text("pseudonym", pseudonym, 1)
+        protection = self._engine.protection
+        if protection is None:
+            raise InvalidRequest(f"Mailbox {self._engine.name} has no settings of erasure; add them.")
+        if (await asyncio.to_thread(protection.keys.resolve, [pseudonym]))[pseudonym] is not None:
+            raise InvalidRequest(f"The key of {pseudonym} is not destroyed; run postroom erase.")
+        # What was encrypted with the key before it was destroyed is in the mailbox after these two.
+        await protection.wait_until_submitted()
+        await self._engine.submit([Erase(frozenset())])
+        positions = [each.position for each in self._engine.mailbox.messages.values()]
+        removed = 0
+        for some in _chunks(sorted(positions)):
+            streams = await asyncio.to_thread(self._streams_of, pseudonym, some)
+            if streams:
+                (answer,) = await self._engine.submit([Erase(streams)])
+                if isinstance(answer, Rejected):
+                    raise answer
+                assert isinstance(answer, int)
+                removed += answer
+        return removed
+
+    def _streams_of(self, pseudonym: str, positions: Sequence[int]) -> frozenset[bytes]:
+        sent = [each.event for each in self._engine.log.at_positions(positions).values()]
+        return frozenset(
+            each.stream
+            for each in sent
+            if isinstance(each, MessageSent) and read_pseudonym(each) == pseudonym
+        )
+
+
+def _chunks(positions: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (positions[start : start + CHUNK] for start in range(0, len(positions), CHUNK))
+
+
+class CommandHandlers:
+    """The command handlers of one mailbox, over its owner; each is an async callable."""
+
+    def __init__(self, owner: MailboxOwner, wall: Callable[[], int], new_id: NewId) -> None:
+        """Initialise with the owner, the wall clock in µs, and a generator of UUIDv7s."""
+        factory = MessageFactory(owner.name, wall, new_id)
+        self._name = owner.name
+        self.send_message = SendMessage(owner, factory)
+        self.send_batch = SendBatch(owner, factory)
+        self.send_envelopes = SendEnvelopes(owner, factory)
+        windows = DeliveryWindows()
+        settler = make_settler(owner, windows)
+        self.receive_messages = ReceiveMessages(owner, settler)
+        self.stream_messages = StreamMessages(self.receive_messages, settler.nack_messages, windows)
+        self.ack_messages = settler.ack_messages
+        self.nack_messages = settler.nack_messages
+        self.extend_visibility = settler.extend_visibility
+        self.redrive_dead_letters = RedriveDeadLetters(owner)
+        self.purge_topic = PurgeTopic(owner)
+        self.set_settings = SetMailboxSettings(owner)
+        self.set_topic_policy = SetTopicPolicy(owner)
+        self.pause_topic = PauseTopic(owner)
+        self.resume_topic = ResumeTopic(owner)
+
+    @property
+    def name(self) -> str:
+        """Return the name of the mailbox."""
+        return self._name

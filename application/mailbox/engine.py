@@ -7,19 +7,19 @@ from functools import partial
 
 from postroom.application.erasure.protection import Protection
 from postroom.application.forks import check_not_forked
-from postroom.application.mailbox.command_enricher import CommandEnricher
-from postroom.application.mailbox.committer import Committer
-from postroom.application.mailbox.envelope_cache import CACHE_BYTES, EnvelopeCache
-from postroom.application.mailbox.group import Group, Request, refuse
+from postroom.application.mailbox.command_enricher import CACHE_BYTES, CommandEnricher, EnvelopeCache
+from postroom.application.mailbox.command_queue import LongPolls, PendingRequests
 from postroom.application.mailbox.group_decider import GroupDecider
-from postroom.application.mailbox.loaded_mailbox import LoadedMailbox, load_mailbox
-from postroom.application.mailbox.log_writer import LogWriter, lease_ended
-from postroom.application.mailbox.long_polling import LongPolls
+from postroom.application.mailbox.groups import Group, LoadedMailbox, Request, load_mailbox, refuse
+from postroom.application.mailbox.log_writer import (
+    Committer,
+    LogWriter,
+    SnapshotSaver,
+    lease_ended,
+    take_over,
+)
 from postroom.application.mailbox.metrics import MailboxMetrics
-from postroom.application.mailbox.pending_requests import PendingRequests
-from postroom.application.mailbox.snapshot_saver import SnapshotSaver
 from postroom.application.mailbox.snapshots import Taken
-from postroom.application.mailbox.take_over import take_over
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLog

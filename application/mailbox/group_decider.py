@@ -4,12 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from postroom.application.mailbox.codec import encode_events
-from postroom.application.mailbox.command_enricher import CommandEnricher
-from postroom.application.mailbox.drain_rate import DrainRate
-from postroom.application.mailbox.envelope_cache import EnvelopeCache
-from postroom.application.mailbox.group import Group, Request
-from postroom.application.mailbox.group_events import GroupEvents
-from postroom.application.mailbox.loaded_mailbox import LoadedMailbox
+from postroom.application.mailbox.command_enricher import CommandEnricher, EnvelopeCache
+from postroom.application.mailbox.command_queue import DrainRate
+from postroom.application.mailbox.groups import Group, GroupEvents, LoadedMailbox, Request
 from postroom.application.mailbox.metrics import ReorderDepth
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.mailbox_owner import Accepted, Answer

@@ -1,16 +1,25 @@
-"""Writes to a mailbox's log, in order, in a dedicated thread."""
+"""Writes of an owner to the log: commits of groups in order, the take-over, and snapshots."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from time import perf_counter
+from typing import Any, TypeVar
 
 from postroom.application.mailbox.commit_ends import ends_with
+from postroom.application.mailbox.groups import Group, LoadedMailbox, Request
+from postroom.application.mailbox.metrics import MailboxMetrics
+from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLog, Seal, StoredSnapshot, VolatileLog
 from postroom.application.telemetry import logger, summarize
 from postroom.application.threads import DaemonExecutor
 from postroom.domain.commit import Commit
-from postroom.domain.errors import PostroomError, Unavailable
+from postroom.domain.errors import MailboxClosed, PostroomError, Unavailable, WrongPosition
+from postroom.domain.mailbox.commands import TakeOwnership
+from postroom.domain.mailbox.events import MailboxMode
+from postroom.domain.mailbox.log_clock import Anchor, anchor
+from postroom.domain.settings import SettingsChanges
 
 T = TypeVar("T")
 
@@ -146,3 +155,180 @@ def lease_ended(mailbox: str) -> Unavailable:
         "retry shortly.",
         LEASE_RETRY_MS,
     )
+
+
+APPENDS_IN_PROGRESS = 2
+"""Maximum number of appends in progress; two, so that the log never waits for the next group."""
+
+
+class Committer:
+    """Committer of groups; answers each when its events and all earlier ones are durable.
+
+    A group without events is answered once the log shows that no other process has taken the mailbox over.
+    """
+
+    def __init__(
+        self,
+        writer: LogWriter,
+        check_ownership: Callable[[], Coroutine[Any, Any, None]],
+        on_failure: Callable[[PostroomError], None],
+        refuse: Callable[[Sequence[Request], PostroomError], None],
+        metrics: MailboxMetrics,
+    ) -> None:
+        """Initialise with the log's writer.
+
+        Arguments:
+            check_ownership: see `MailboxEngine.check_ownership`; called for groups without events.
+            on_failure: called with the first failed append of a state; it must invalidate the state.
+            refuse: called with the requests of each group whose state is void, and the reason.
+        """
+        self._writer = writer
+        self._check_ownership = check_ownership
+        self._on_failure = on_failure
+        self._refuse = refuse
+        self._metrics = metrics
+        self._in_progress: deque[asyncio.Task[None]] = deque()
+
+    def commit(self, group: Group, commits: Sequence[Commit]) -> None:
+        """Start to append the commits of a group, without waiting."""
+        previous = self._in_progress[-1] if self._in_progress else None
+        append = self._writer.append(commits) if commits else None
+        count = sum(commit.event_count for commit in commits)
+        self._in_progress.append(asyncio.create_task(self._finish(group, append, count, previous)))
+
+    @property
+    def in_progress(self) -> int:
+        """Return the number of groups that may not be durable yet."""
+        return len(self._in_progress)
+
+    async def wait_for_room(self) -> None:
+        """Wait until another append may be started."""
+        while len(self._in_progress) >= APPENDS_IN_PROGRESS:
+            await asyncio.wait([self._in_progress[0]])
+
+    async def wait_until_durable(self) -> None:
+        """Wait until every append has ended; then the log matches the state, or the state is void."""
+        while self._in_progress:
+            await asyncio.wait([self._in_progress[0]])
+
+    async def _finish(
+        self,
+        group: Group,
+        append: asyncio.Future[None] | None,
+        count: int,
+        previous: asyncio.Task[None] | None,
+    ) -> None:
+        failure: PostroomError | None = None
+        began = perf_counter()
+        try:
+            if append is not None:
+                await append
+                self._metrics.commit.observe(perf_counter() - began)
+                self._metrics.batch.observe(count)
+                self._metrics.count_topics(group.events)
+            elif group.requests:  # answered from memory, which counts only while nobody else owns the mailbox
+                await self._check_ownership()
+        except PostroomError as error:
+            failure = error
+        if previous is not None:
+            await previous
+        self._in_progress.popleft()
+        if group.state.failure is None and failure is not None and append is not None:
+            self._on_failure(failure)
+        if refusal := group.state.failure or failure:
+            self._refuse(group.requests, refusal)
+        else:
+            group.answer()
+
+
+OWNERSHIP_TRIES = 5
+"""Attempts of a new owner to append while the previous owner still appends."""
+
+
+async def take_over(
+    load: Callable[[], Awaitable[LoadedMailbox]],
+    writer: LogWriter,
+    clock: Clock,
+    owner: str,
+    mode: MailboxMode | None,
+    settings: SettingsChanges,
+    *,
+    epoch: int | None,
+    accept_clock: bool,
+    can_encrypt: bool,
+) -> tuple[LoadedMailbox, Anchor]:
+    """Load a mailbox and append `OwnershipTaken`; return its state, and the anchor of log time.
+
+    Arguments: as of `MailboxEngine.open`.
+    Raises: as `MailboxEngine.open`.
+    """
+    attempt = 1
+    while True:
+        began = clock.uptime()
+        state = await load()
+        loaded, replayed = clock.uptime(), state.records_since_snapshot
+        mailbox, boot, uptime = state.mailbox, clock.boot(), clock.uptime()
+        time = anchor(mailbox, wall=clock.wall(), boot=boot, uptime=uptime, accept_clock=accept_clock)
+        command = TakeOwnership(
+            mailbox.name, mode, owner, boot, uptime, time.continues, epoch, settings, can_encrypt
+        )
+        try:
+            await writer.append(state.take_ownership(command, time.at))
+        except WrongPosition:
+            if attempt == OWNERSHIP_TRIES:
+                raise
+            attempt += 1
+            continue
+        logger().info(
+            "mailbox.owned",
+            mailbox=mailbox.name,
+            epoch=state.epoch,
+            position=mailbox.position,
+            replayed=replayed,
+            load_ms=(loaded - began) // 1_000,
+            append_ms=(clock.uptime() - loaded) // 1_000,
+        )
+        return state, time
+
+
+CLOSING_SNAPSHOT_EVENTS = 1_000
+"""Events after the newest snapshot from which a mailbox that closes saves another one."""
+
+
+class SnapshotSaver:
+    """Saver of parts, which wakes the engine's loop after each."""
+
+    def __init__(self, writer: LogWriter, wake: asyncio.Event) -> None:
+        self._writer = writer
+        self._wake = wake
+
+    def save(
+        self, rows: Iterator[StoredSnapshot], position: int, keep_from: int
+    ) -> "asyncio.Future[StoredSnapshot]":
+        """Start to save a part; see `LogWriter.save_snapshot`."""
+        saving = self._writer.save_snapshot(rows, position, keep_from)
+        saving.add_done_callback(lambda _: self._wake.set())  # the next one may have been asked for
+        return saving
+
+    async def close(self, state: LoadedMailbox) -> None:
+        """Save a snapshot if the log has grown, seal the log, and refuse requests for further snapshots.
+
+        To be called when nothing is decided any more. A failure is only logged, as both are optional.
+        """
+        mailbox = state.mailbox
+        if state.failure is None:
+            if state.records_since_snapshot >= CLOSING_SNAPSHOT_EVENTS:
+                await self._finish(state)
+            await self._writer.try_seal(Seal(mailbox.position, state.chain))
+        state.snapshots.refuse(MailboxClosed(f"Mailbox {mailbox.name} is closed; open it again."))
+
+    async def _finish(self, state: LoadedMailbox) -> None:
+        answer = state.snapshots.ask()
+        while not answer.done():
+            self._wake.clear()
+            if state.snapshots.is_active:
+                state.advance_snapshot(self.save)
+                await asyncio.sleep(0)
+            else:
+                await self._wake.wait()
+        answer.exception()  # has been logged

@@ -7,7 +7,7 @@ from itertools import groupby
 from operator import attrgetter
 from time import perf_counter
 
-from postroom.application.mailbox.group_events import GroupEvents
+from postroom.application.mailbox.groups import GroupEvents
 from postroom.application.metrics import OTHERS, Histogram, Metric, histogram, new_histogram, rejected_metric
 from postroom.application.ports.mailbox_owner import Answer
 from postroom.domain.errors import PostroomError

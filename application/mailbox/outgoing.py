@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from postroom.application.mailbox.valid_items import submit_valid
+from postroom.application.mailbox.settle import submit_valid
 from postroom.application.messages import NewMessage, Sent
 from postroom.domain.errors import Rejected
 

@@ -1,17 +1,19 @@
-"""`ReceiveMessages`: receive messages of topics (svc-mailbox C-1 `RECV`)."""
+"""Handlers that deliver messages: `ReceiveMessages` once, `StreamMessages` as long as the caller wants (svc-mailbox C-1 `RECV`)."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from time import time_ns
 
+from postroom.application.background import wait_at_most
 from postroom.application.caller import Caller, current_caller
-from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.delivery_window import DeliveryWindow, DeliveryWindows
 from postroom.application.mailbox.settle import Settler, make_settler
-from postroom.application.message_stream import MAX_WAIT_MS
+from postroom.application.message_stream import HEARTBEAT_MS, MAX_WAIT_MS, MessageStream, check_stream
 from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.mailbox_owner import MailboxOwner
 from postroom.application.tracing import RECEIVE, tracer
 from postroom.domain.arguments import check_int, check_items, check_optional_text
-from postroom.domain.errors import InvalidRequest
+from postroom.domain.errors import InvalidRequest, PostroomError, Saturated
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.names import check_topic
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, check_visibility
@@ -106,3 +108,83 @@ def make_receive(
         principal=None if caller is None else caller.principal,
         capability=None if caller is None else caller.capability,
     )
+
+
+STREAM_ENDED = "the consumer's stream ended"
+"""Reason of the nacks of what a stream left unsettled."""
+
+
+class StreamMessages:
+    """Handler that delivers messages as they come, a limited number of them unsettled at a time."""
+
+    def __init__(
+        self,
+        receive: Callable[..., Awaitable[list[ReceivedMessage]]],
+        nack: Callable[..., Awaitable[object]],
+        windows: DeliveryWindows,
+    ) -> None:
+        """Initialise with calls like `ReceiveMessages` and `NackMessages`, and the windows of streams."""
+        self._receive = receive
+        self._nack = nack
+        self._windows = windows
+
+    def __call__(
+        self,
+        topic: str | Sequence[str],
+        *,
+        max_messages: int = DEFAULT_MAX_MESSAGES,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        visibility_ms: int | None = None,
+        consumer: str | None = None,
+        heartbeat_ms: int = HEARTBEAT_MS,
+        wait_ms: int | None = None,
+    ) -> AbstractAsyncContextManager[MessageStream]:
+        """Receive messages for the length of a context; see `Mailbox.stream_messages`."""
+        check_stream(max_messages, heartbeat_ms, wait_ms)
+        topics = (topic,) if isinstance(topic, str) else check_items("topic", topic)
+        command = make_receive(topics, max_messages, max_bytes, visibility_ms, consumer)
+        return self._open(command, heartbeat_ms, wait_ms)
+
+    @asynccontextmanager
+    async def _open(
+        self, command: Receive, heartbeat_ms: int, wait_ms: int | None
+    ) -> AsyncIterator[MessageStream]:
+        with self._windows.open(command.max_messages) as window:
+            try:
+                batches = self._batches(command, window, heartbeat_ms)
+                async with MessageStream(batches, command.max_messages, wait_ms) as stream:
+                    yield stream
+            finally:
+                if unsettled := window.unsettled:
+                    with suppress(PostroomError):  # their visibility timeout does it otherwise
+                        await self._nack(unsettled, reason=STREAM_ENDED, delay_ms=0)
+
+    async def _batches(
+        self, command: Receive, window: DeliveryWindow, heartbeat_ms: int
+    ) -> AsyncIterator[list[ReceivedMessage]]:
+        """Yield messages as there is room for them; an empty batch is a heartbeat, or the mailbox is full."""
+        heartbeat = heartbeat_ms / 1_000
+        while True:
+            received: list[ReceivedMessage] = []
+            pause = 0.0
+            room = window.room
+            if room > 0:
+                try:
+                    received = await self._receive(
+                        command.topics,
+                        max_messages=room,
+                        max_bytes=command.max_bytes,
+                        visibility_ms=command.visibility_ms,
+                        consumer=command.consumer,
+                        wait_ms=heartbeat_ms,
+                        is_stream=True,
+                    )
+                except Saturated as error:
+                    pause = min(error.retry_after_ms / 1_000, heartbeat)
+                window.add(received)
+            else:
+                pause = window.seconds_until_room(heartbeat)
+            yield received
+            if pause:
+                window.settled.clear()
+                await wait_at_most(pause, window.settled.wait())

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from postroom.application.mailbox.message_factory import MessageFactory, SendRequest
-from postroom.application.mailbox.valid_items import submit_valid
+from postroom.application.mailbox.settle import submit_valid
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.ports.mailbox_owner import Accepted, Answer, MailboxOwner
 from postroom.application.ports.payload_validator import PayloadValidator

@@ -1,11 +1,10 @@
-"""`AckMessages`, `NackMessages`, `ExtendVisibility`: end or extend deliveries (svc-mailbox C-1)."""
+"""Handlers that end or extend deliveries: `AckMessages`, `NackMessages`, `ExtendVisibility` (svc-mailbox C-1)."""
 
 import random
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 from postroom.application.delivery_window import DeliveryWindows
-from postroom.application.mailbox.valid_items import submit_valid
 from postroom.application.messages import check_receipt
 from postroom.application.ports.mailbox_owner import MailboxOwner
 from postroom.application.tracing import ACK, EXTEND, NACK, MessagingOperation, tracer
@@ -14,6 +13,36 @@ from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.commands import Ack, Command, Extend, Nack
 from postroom.domain.message import Receipt
 from postroom.domain.policy import MAX_DURATION_MS, check_visibility
+
+S = TypeVar("S")
+T = TypeVar("T")
+A = TypeVar("A")
+
+
+async def submit_valid(
+    items: Sequence[S],
+    check: Callable[[S], T],
+    submit: Callable[[list[T]], Awaitable[Sequence[A]]],
+) -> list[A | Rejected]:
+    """Submit the valid items together, and return an answer for each item, in their order.
+
+    Arguments:
+        check: returns what to submit for an item, or raises Rejected, which is its answer.
+        submit: returns an answer for each thing it is given; not called without any.
+    """
+    valid: list[T] = []
+    refused: dict[int, Rejected] = {}
+    for index, item in enumerate(items):
+        try:
+            valid.append(check(item))
+        except Rejected as refusal:
+            refused[index] = refusal
+    answers = await submit(valid) if valid else ()
+    if not refused:
+        return list(answers)
+    others = iter(answers)
+    return [refused[index] if index in refused else next(others) for index in range(len(items))]
+
 
 MAX_REASON_CHARS = 1_000
 """Maximum length of the stored reason of a NACK; the rest is cut off."""

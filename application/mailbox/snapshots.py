@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from postroom.application.mailbox.snapshot_rows import digest_of, encode_part
-from postroom.application.mailbox.stored_snapshots import SavedPart
+from postroom.application.mailbox.stored_snapshots import SavedPart, digest_of, encode_part
 from postroom.application.ports.event_log import StoredSnapshot
 from postroom.domain.errors import PostroomError
 from postroom.domain.mailbox.collect import EVER, NEVER, Collector, Moment

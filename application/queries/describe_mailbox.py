@@ -2,7 +2,7 @@
 
 import msgspec
 
-from postroom.application.mailbox.fold import fold
+from postroom.application.mailbox.stored_snapshots import fold
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.ownership import Ownership
 from postroom.domain.mailbox.events import MailboxCreated, MailboxMode

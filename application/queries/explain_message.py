@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from heapq import merge
 
-from postroom.application.mailbox.fold import refuse_altered_records
+from postroom.application.mailbox.stored_snapshots import refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.mailbox_past import first_settings

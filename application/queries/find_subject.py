@@ -7,7 +7,7 @@ from typing import NamedTuple
 from postroom.application.erasure.encryption import read_field, read_pseudonym
 from postroom.application.erasure.protection import Protection
 from postroom.application.erasure.records import SubjectMessages
-from postroom.application.mailbox.fold import fold_message, refuse_altered_records
+from postroom.application.mailbox.stored_snapshots import fold_message, refuse_altered_records
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.subject_keys import SubjectKeys
 from postroom.application.queries.get_message import status_name

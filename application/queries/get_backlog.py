@@ -3,7 +3,7 @@
 The state is folded from a snapshot and the log after it; the owner of a mailbox passes its engine's state.
 """
 
-from postroom.application.mailbox.fold import refuse_altered_records
+from postroom.application.mailbox.stored_snapshots import refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.queries.time_travel import StateAt
 from postroom.application.query_results import Backlog, DlqProfile, Moment

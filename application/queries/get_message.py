@@ -6,7 +6,7 @@ import msgspec
 
 from postroom.application.erasure.protection import Protection
 from postroom.application.mailbox.codec import is_intact
-from postroom.application.mailbox.fold import fold_message, refuse_altered_records
+from postroom.application.mailbox.stored_snapshots import fold_message, refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.message_records import read_message

@@ -1,6 +1,6 @@
 """The log time of a mailbox now, for a process that does not own it."""
 
-from postroom.application.mailbox.fold import fold
+from postroom.application.mailbox.stored_snapshots import fold
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.mailbox.events import OwnershipTaken

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from postroom.application.erasure.protection import Protection
 from postroom.application.mailbox.codec import is_intact
-from postroom.application.mailbox.fold import refuse_altered_records
+from postroom.application.mailbox.stored_snapshots import refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.time_travel import StateAt

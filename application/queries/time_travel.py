@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
-from postroom.application.mailbox.fold import fold, fold_at
+from postroom.application.mailbox.stored_snapshots import fold, fold_at
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.query_results import Moment

@@ -8,8 +8,7 @@ import msgspec
 
 from postroom.application.anchors import Anchor, ExpectedEnds
 from postroom.application.mailbox.codec import encode_envelopes, is_intact, to_records
-from postroom.application.mailbox.fold import check_seal
-from postroom.application.mailbox.stored_snapshots import usable_snapshots
+from postroom.application.mailbox.stored_snapshots import check_seal, usable_snapshots
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.verify_index import IndexCheck
 from postroom.domain.commit import GENESIS, Commit, chained

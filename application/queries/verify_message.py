@@ -3,7 +3,7 @@
 import msgspec
 from blake3 import blake3
 
-from postroom.application.mailbox.fold import refuse_altered_records
+from postroom.application.mailbox.stored_snapshots import refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.message_records import read_message

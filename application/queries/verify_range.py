@@ -7,7 +7,7 @@ import msgspec
 
 from postroom.application.anchors import truncated_log
 from postroom.application.mailbox.codec import to_records
-from postroom.application.mailbox.fold import check_seal, refuse_altered_records
+from postroom.application.mailbox.stored_snapshots import check_seal, refuse_altered_records
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.browse_log import missing_position
 from postroom.application.queries.verify import (

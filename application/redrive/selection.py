@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
-from postroom.application.mailbox.fold import fold_message
+from postroom.application.mailbox.stored_snapshots import fold_message
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.search_unsettled import describe_message
 from postroom.domain.errors import BrokenLog

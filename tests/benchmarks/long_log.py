@@ -21,7 +21,7 @@ from postroom.adapters.compose.store import open_store
 from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.mailbox.codec import decode_runs
-from postroom.application.mailbox.runs import AnyRun, SentRun
+from postroom.application.mailbox.event_columns import AnyRun, SentRun
 from postroom.application.messages import NewMessage, ReceivedMessage
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.commit import Commit, IndexEntry, link

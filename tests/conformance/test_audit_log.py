@@ -14,7 +14,7 @@ from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.access.audit_log import StoredAuditLog
 from postroom.application.access.read_audit import ReadAudit, verify_audit
-from postroom.application.mailbox.compression import compress, decompress
+from postroom.application.mailbox.codec import compress, decompress
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.errors import BrokenLog, Unavailable
 from postroom.domain.names import AUDIT_LOG

@@ -16,7 +16,7 @@ from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.access.audit_records import to_entry, to_removal
 from postroom.application.mailbox.codec import is_intact, to_records
-from postroom.application.mailbox.fold import fold
+from postroom.application.mailbox.stored_snapshots import fold
 from postroom.application.messages import NewMessage
 from postroom.domain.commit import GENESIS, Commit, link
 from postroom.domain.errors import BrokenLog, PostroomError

@@ -12,8 +12,7 @@ import pytest
 import zstandard
 
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
-from postroom.application.mailbox import snapshot_saver
-from postroom.application.mailbox.compression import compress, decompress
+from postroom.application.mailbox.codec import compress, decompress
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import BrokenLog

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.memory.amnesia_log import AmnesiaEventLog
-from postroom.application.mailbox.fold import fold
-from postroom.application.mailbox.memory_bound import MemoryBound
+from postroom.application.mailbox.owner_tasks import MemoryBound
+from postroom.application.mailbox.stored_snapshots import fold
 from postroom.application.messages import Sent
 from postroom.domain.errors import InvalidRequest, NotFound, Saturated
 from postroom.domain.message import MessageSent, Status

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
-from postroom.application.mailbox import archiving
 from postroom.application.messages import NewMessage
 from postroom.application.ports.event_log import EventLog
 from postroom.application.ports.log_archive import Segment

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from postroom.adapters.compose import Postroom
-from postroom.application.mailbox.fold import fold
+from postroom.application.mailbox.stored_snapshots import fold
 from postroom.application.messages import Sent
 from postroom.application.ports.event_log import EventLog
 from postroom.application.queries.verify import VerifyLog

@@ -14,7 +14,7 @@ from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.mailbox.engine import MailboxEngine
-from postroom.application.mailbox.ownership_watch import watch_ownership
+from postroom.application.mailbox.owner_tasks import watch_ownership
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.errors import Fenced, MailboxOwned

@@ -24,7 +24,7 @@ from postroom.adapters.subject_keys.erasure_log import FileErasureLog
 from postroom.adapters.subject_keys.master_key import LocalMasterKey
 from postroom.adapters.subject_keys.sqlite import SqliteSubjectKeys
 from postroom.application.erasure.records import ErasureRecord, SubjectMessages
-from postroom.application.mailbox.erase_messages import EraseMessages
+from postroom.application.mailbox.administer import EraseMessages
 from postroom.application.messages import NewMessage
 from postroom.application.queries.find_subject import CountEncrypted
 from postroom.domain.errors import IntegrityFailure, InvalidRequest, NotFound, StaleReceipt, Unavailable

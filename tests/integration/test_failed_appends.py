@@ -9,8 +9,8 @@ import pytest
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox import engine as engine_module
 from postroom.application.mailbox.engine import MailboxEngine
-from postroom.application.mailbox.fold import fold
 from postroom.application.mailbox.retention import Retention
+from postroom.application.mailbox.stored_snapshots import fold
 from postroom.domain.commit import Commit
 from postroom.domain.errors import DuplicateRecord, Fenced, InternalError, Unavailable, WrongPosition
 from postroom.domain.mailbox.commands import SetPolicy

@@ -22,8 +22,8 @@ from postroom.adapters.sql import migrations
 from postroom.adapters.sql.migrations import Migration
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.sqlite.format import APPLICATION_ID
-from postroom.application.mailbox.format import FORMAT
-from postroom.application.mailbox.runs import AnyRun
+from postroom.application.mailbox.codec import FORMAT
+from postroom.application.mailbox.event_columns import AnyRun
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.errors import BrokenLog, InvalidRequest, PostroomError, UnusableServer, UnusableStore
 from tests.integration.frozen_stores.make_store import MESSAGES

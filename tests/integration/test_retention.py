@@ -13,7 +13,7 @@ from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox import retention as retention_module
-from postroom.application.mailbox.fold import fold
+from postroom.application.mailbox.stored_snapshots import fold
 from postroom.application.messages import NewMessage
 from postroom.domain.errors import BrokenLog, ImplausibleClock, InvalidRequest, NotFound
 from postroom.domain.mailbox.state import EXPIRY_GRACE_MS

@@ -17,8 +17,7 @@ from postroom.adapters.compose import OwnerSettings, open_mailbox
 from postroom.adapters.compose.connect import connect, share_mailbox
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.cluster.namespace_mailbox import NamespaceMailbox
-from postroom.application.mailbox.fold import fold
-from postroom.application.mailbox.stored_snapshots import usable_snapshots
+from postroom.application.mailbox.stored_snapshots import fold, usable_snapshots
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.workers.worker import Worker
 from postroom.domain.errors import Difference, InvalidRequest, SettingsConflict

@@ -14,9 +14,14 @@ from hypothesis import strategies as st
 from postroom.adapters.compose import Postroom
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox import snapshots
-from postroom.application.mailbox.fold import fold, fold_at
-from postroom.application.mailbox.snapshot_rows import decode_part, encode_part
-from postroom.application.mailbox.stored_snapshots import UsableSnapshot, usable_snapshots
+from postroom.application.mailbox.stored_snapshots import (
+    UsableSnapshot,
+    decode_part,
+    encode_part,
+    fold,
+    fold_at,
+    usable_snapshots,
+)
 from postroom.application.ports.event_log import StoredSnapshot
 from postroom.domain.commit import Commit
 from postroom.domain.errors import MailboxClosed, Unavailable

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox.codec import to_records
-from postroom.application.mailbox.run import Run
-from postroom.application.mailbox.runs import RUNS
+from postroom.application.mailbox.columns import Run
+from postroom.application.mailbox.event_columns import RUNS
 from postroom.domain.commit import Commit
 from postroom.domain.errors import BrokenLog
 from postroom.projections import commit_columns

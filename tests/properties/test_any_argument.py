@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from postroom.adapters.compose import Postroom
-from postroom.application.mailbox.fold import fold
+from postroom.application.mailbox.stored_snapshots import fold
 from postroom.application.messages import NewMessage
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.errors import InvalidRequest, Rejected, Unavailable

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from postroom.adapters.compose.queries import Reader
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
-from postroom.application.mailbox import snapshot_saver
 from postroom.application.mailbox.archived_log import ArchivedEventLog
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.simulate_policy import Simulation

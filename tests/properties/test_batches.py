@@ -7,7 +7,7 @@ import msgspec
 from hypothesis import given, target
 from hypothesis import strategies as st
 
-from postroom.application.mailbox.snapshot_rows import encode_part
+from postroom.application.mailbox.stored_snapshots import encode_part
 from postroom.domain.errors import Rejected
 from postroom.domain.event import Event
 from postroom.domain.integrity import payload_hash

@@ -3,7 +3,7 @@
 from hypothesis import given
 
 from postroom.adapters.compose.queries import Reader
-from postroom.application.mailbox.fold import fold
+from postroom.application.mailbox.stored_snapshots import fold
 from postroom.domain.message import DEAD, IN_FLIGHT, MessageReceived, MessageSent
 from postroom.domain.names import mailbox_stream, message_id
 from tests.properties.pasts import Step, histories, live, without_retention

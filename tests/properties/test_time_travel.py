@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from postroom.adapters.compose.queries import Reader
-from postroom.application.mailbox import snapshot_saver
-from postroom.application.mailbox.fold import fold_at
-from postroom.application.mailbox.snapshot_rows import decode_part
+from postroom.application.mailbox.stored_snapshots import decode_part, fold_at
 from postroom.application.query_results import Moment
 from postroom.domain.errors import NotFound, Rejected
 from postroom.domain.mailbox.state import Mailbox, evolve

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from postroom.application.mailbox.engine import MailboxEngine
-from postroom.application.mailbox.fold import fold
+from postroom.application.mailbox.stored_snapshots import fold
 from postroom.application.queries.get_backlog import GetBacklog
 from postroom.application.queries.list_dead_letters import ListDeadLetters
 from postroom.application.queries.measure_mailbox import MeasureMailbox

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from postroom.application.mailbox import command_enricher, committer, stored_snapshots, take_over
+from postroom.application.mailbox import command_enricher, log_writer, stored_snapshots
 from postroom.application.mailbox.codec import decode_runs
 from postroom.domain import message, message_decisions
 from postroom.domain.commit import Commit
@@ -158,13 +158,13 @@ def a_commit_whose_events_have_changed_places(patch: Patch) -> None:
 
 @defect
 def an_answer_before_the_append(patch: Patch) -> None:
-    commit = committer.Committer.commit
+    commit = log_writer.Committer.commit
 
-    def answer_first(self: committer.Committer, group: Any, commits: Any) -> None:
+    def answer_first(self: log_writer.Committer, group: Any, commits: Any) -> None:
         group.answer()
         commit(self, group, commits)
 
-    patch.setattr(committer.Committer, "commit", answer_first)
+    patch.setattr(log_writer.Committer, "commit", answer_first)
 
 
 @defect

@@ -8,7 +8,7 @@ from typing import Literal
 
 import psycopg
 
-from postroom.application.mailbox.compression import compress, decompress
+from postroom.application.mailbox.codec import compress, decompress
 
 Part = Literal["events", "envelopes"]
 Change = Callable[[bytes], bytes]

@@ -1,6 +1,6 @@
 """Whole snapshots of mailboxes: to compare states, and to put into a log."""
 
-from postroom.application.mailbox.snapshot_rows import decode_part, encode_part
+from postroom.application.mailbox.stored_snapshots import decode_part, encode_part
 from postroom.domain.mailbox.collect import EVER, chunks_through
 from postroom.domain.mailbox.snapshot import (
     VERSION,

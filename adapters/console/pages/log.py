@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.adapters.console.times import read_time
-from postroom.application.mailbox.runs import RUNS
+from postroom.application.mailbox.event_columns import RUNS
 from postroom.application.masking import MASK, Mask
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.browse_log import MAX_POSITION, BrowseLog, EventPage

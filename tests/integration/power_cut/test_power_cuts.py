@@ -11,7 +11,7 @@ from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.sqlite import database, event_log, message_outbox
 from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sqlite.event_log import SqliteEventLog
-from postroom.application.mailbox.fold import fold
+from postroom.application.mailbox.stored_snapshots import fold
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.names import DEFAULT_MAILBOX, message_stream

@@ -8,9 +8,16 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.application.mailbox.codec import decode_events, is_intact, make_commit, stream_ids, to_records
-from postroom.application.mailbox.compression import compress, decompress
-from postroom.application.mailbox.runs import RUNS
+from postroom.application.mailbox.codec import (
+    compress,
+    decode_events,
+    decompress,
+    is_intact,
+    make_commit,
+    stream_ids,
+    to_records,
+)
+from postroom.application.mailbox.event_columns import RUNS
 from postroom.domain.commit import GENESIS, Commit, IndexEntry, verify_chain
 from postroom.domain.errors import BrokenLog
 from postroom.domain.event import Event, StoredEvent

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from postroom.application.mailbox.compression import compress, decompress
+from postroom.application.mailbox.codec import compress, decompress
 from postroom.domain.errors import BrokenLog
 
 SIZES = (300, 4_000, 200_000)

@@ -1,6 +1,6 @@
 """Refused callers are told when the queue will have room, by the rate at which it is drained."""
 
-from postroom.application.mailbox.drain_rate import DrainRate
+from postroom.application.mailbox.command_queue import DrainRate
 
 SECOND = 1_000_000
 

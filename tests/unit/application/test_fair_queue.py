@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.application.mailbox.fair_queue import FairQueue
+from postroom.application.mailbox.command_queue import FairQueue
 
 QUANTUM = 10
 KEYS = st.sampled_from("abc")

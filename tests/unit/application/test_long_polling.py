@@ -2,7 +2,7 @@
 
 import asyncio
 
-from postroom.application.mailbox.long_polling import LongPolls
+from postroom.application.mailbox.command_queue import LongPolls
 
 LONG_MS = 60_000
 

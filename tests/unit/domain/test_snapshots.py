@@ -4,7 +4,7 @@ import msgspec
 import zstandard
 from blake3 import blake3
 
-from postroom.application.mailbox.snapshot_rows import decode_part, encode_part
+from postroom.application.mailbox.stored_snapshots import decode_part, encode_part
 from postroom.domain.event import Event
 from postroom.domain.mailbox.commands import Ack, Command, Receive, Redrive, Send, Sweep
 from postroom.domain.mailbox.counts import count

@@ -11,8 +11,7 @@ from typing import Any, cast
 from blake3 import blake3
 from msgspec.structs import astuple
 
-from postroom.application.mailbox.redrive_runs import RedriveRun
-from postroom.application.mailbox.run import (
+from postroom.application.mailbox.columns import (
     Ints,
     OptionalInts,
     OptionalTexts,
@@ -24,6 +23,7 @@ from postroom.application.mailbox.run import (
     join,
     split,
 )
+from postroom.application.mailbox.redrive_columns import RedriveRun
 from postroom.domain.event import Event, StoredEvent
 from postroom.domain.mailbox.events import (
     LogTruncated,

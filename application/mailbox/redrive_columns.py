@@ -1,6 +1,6 @@
 """Runs of the events of redrive jobs."""
 
-from postroom.application.mailbox.run import Ints, OptionalTexts, Run, Texts
+from postroom.application.mailbox.columns import Ints, OptionalTexts, Run, Texts
 from postroom.domain.redrive.events import (
     RedriveAdvanced,
     RedriveCancelled,

@@ -1,4 +1,4 @@
-"""Bound of the memory that a mailbox in amnesia mode takes (svc-mailbox I-5, I-9)."""
+"""What an owner does at intervals: it bounds a mailbox in memory (svc-mailbox I-5, I-9) and notices a newer owner."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from postroom.application.mailbox.commit_ends import ends_with
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.ports.event_log import VolatileLog
 from postroom.application.telemetry import logger
-from postroom.domain.errors import PostroomError, Saturated
+from postroom.domain.errors import Fenced, PostroomError, Saturated
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.policy import SATURATED_RETRY_MS
 
@@ -97,3 +97,26 @@ class MemoryBound:
 
 def _limit(mailbox: Mailbox) -> int:
     return mailbox.limits.max_store_bytes or DEFAULT_BYTES
+
+
+CHECK_SECONDS = 2.0
+
+
+async def watch_ownership(engine: MailboxEngine, every_seconds: float = CHECK_SECONDS) -> None:
+    """Check the ownership of an open mailbox at intervals until it is lost.
+
+    Of consecutive failures to read the log, only the first is logged.
+    """
+    mailbox, failing = engine.log.mailbox, False
+    while True:
+        await asyncio.sleep(every_seconds)
+        try:
+            await engine.check_ownership()
+            failing = False
+        except Fenced as error:
+            logger().error("mailbox.ownership_lost", mailbox=mailbox, error=str(error))
+            return
+        except PostroomError as error:
+            if not failing:
+                logger().warning("mailbox.ownership_unknown", mailbox=mailbox, error=str(error))
+            failing = True

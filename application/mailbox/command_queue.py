@@ -1,0 +1,252 @@
+"""The queue of a mailbox's commands: fair between topics, bounded by the drain rate; and the calls that wait for messages."""
+
+import asyncio
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
+from typing import Generic, TypeVar
+
+from postroom.application.mailbox.groups import LoadedMailbox, Request, cost_of, topic_of
+from postroom.application.ports.clock import Clock
+from postroom.domain.errors import Saturated
+from postroom.domain.policy import SATURATED_RETRY_MS
+
+WINDOW_SECONDS = 5.0
+MIN_RETRY_MS, MAX_RETRY_MS = 100, 60_000
+
+
+class DrainRate:
+    """Rate at which a queue is drained, averaged exponentially over the latest seconds.
+
+    Refused callers are counted as if they queued outside: the tenth is told to wait for ten departures.
+    """
+
+    def __init__(self) -> None:
+        self._departures = 0.0
+        self._refused = 0
+        self._at_us = 0
+
+    def record_drain(self, count: int, now_us: int) -> None:
+        """Count items that left the queue."""
+        self._decay(now_us)
+        self._departures += count
+        self._refused = max(0, self._refused - count)
+
+    def retry_ms(self, count: int, now_us: int) -> int:
+        """Return when a caller whose `count` items are refused should retry, 100 ms to 60 s from now.
+
+        It is 1 s if nothing was drained lately.
+        """
+        self._decay(now_us)
+        self._refused += count
+        per_second = self._departures / WINDOW_SECONDS
+        if per_second < 1 / WINDOW_SECONDS:
+            return SATURATED_RETRY_MS
+        return min(max(int(1_000 * self._refused / per_second), MIN_RETRY_MS), MAX_RETRY_MS)
+
+    def _decay(self, now_us: int) -> None:
+        elapsed = max(0, now_us - self._at_us) / 1_000_000
+        self._departures *= math.exp(-elapsed / WINDOW_SECONDS)
+        self._at_us = max(self._at_us, now_us)
+        if elapsed > MAX_RETRY_MS / 1_000:
+            self._refused = 0
+
+
+T = TypeVar("T")
+
+
+class _Flow(Generic[T]):
+    """The items of one key in order of arrival."""
+
+    __slots__ = ("cost", "deficit", "items")
+
+    def __init__(self, deficit: int) -> None:
+        self.items: deque[tuple[int, int, T]] = deque()  # arrival, cost, item
+        self.cost = 0
+        self.deficit = deficit
+
+
+class FairQueue(Generic[T]):
+    """Queue of items by key, in which a key with many items can't starve the others.
+
+    Items of a key keep their order. Keys that have items get the same share of the cost that is served,
+    however much each has queued and whatever its items cost (svc-mailbox I-5).
+
+    Arguments:
+        capacity: maximum cost of all items.
+        quantum: cost that a key may use before it is the next one's turn.
+    """
+
+    def __init__(self, capacity: int, quantum: int) -> None:
+        self._capacity = capacity
+        self._quantum = quantum
+        self._flows: OrderedDict[str, _Flow[T]] = OrderedDict()
+        self._cost = 0
+        self._arrivals = count()
+
+    def __bool__(self) -> bool:
+        return bool(self._flows)
+
+    @property
+    def cost(self) -> int:
+        """Return the cost of all items."""
+        return self._cost
+
+    def has_room(self, key: str, cost: int) -> bool:
+        """Return whether an item may be pushed.
+
+        A key may use as much as the others leave free, so one alone gets half of the capacity, and a key
+        without items finds room. An empty queue takes an item of any cost.
+        """
+        flow = self._flows.get(key)
+        pending = flow.cost if flow is not None else 0
+        return not self._flows or pending + cost <= self._capacity - self._cost
+
+    def push(self, key: str, item: T, cost: int) -> None:
+        """Append an item.
+
+        Arguments:
+            cost: at least 1.
+        """
+        flow = self._flows.get(key)
+        if flow is None:
+            flow = self._flows[key] = _Flow(self._quantum)
+        flow.items.append((next(self._arrivals), cost, item))
+        flow.cost += cost
+        self._cost += cost
+
+    def take(self, limit: float) -> list[T]:
+        """Remove items until their cost reaches `limit`, or all; return them in order of arrival."""
+        taken: list[tuple[int, int, T]] = []
+        while self._flows and limit > 0:
+            entry = self._pop()
+            taken.append(entry)
+            limit -= entry[1]
+        taken.sort(key=lambda entry: entry[0])
+        return [item for _, _, item in taken]
+
+    def _pop(self) -> tuple[int, int, T]:
+        key, flow = next(iter(self._flows.items()))
+        while flow.items[0][1] > flow.deficit and len(self._flows) > 1:
+            flow.deficit += self._quantum
+            self._flows.move_to_end(key)
+            key, flow = next(iter(self._flows.items()))
+        entry = flow.items.popleft()
+        cost = entry[1]
+        flow.deficit = max(0, flow.deficit - cost)
+        flow.cost -= cost
+        self._cost -= cost
+        if not flow.items:
+            del self._flows[key]
+        return entry
+
+
+GROUP_COST = 400
+"""Cost per append: enough to amortise a sync, little enough to decide during the previous append."""
+PENDING_COST = 50_000
+TOPIC_QUANTUM = 32
+"""Cost of the commands of one topic that are decided before it is the next topic's turn."""
+
+
+class PendingRequests:
+    """Bounded queue of requests, in which topics take turns (svc-mailbox I-5)."""
+
+    def __init__(self, mailbox: str, clock: Clock) -> None:
+        self._mailbox = mailbox
+        self._clock = clock
+        self._queue: FairQueue[Request] = FairQueue(PENDING_COST, TOPIC_QUANTUM)
+        self._drain_rate = DrainRate()
+
+    def __bool__(self) -> bool:
+        return bool(self._queue)
+
+    def add(self, request: Request, state: LoadedMailbox | None) -> None:
+        """Add a request.
+
+        Arguments:
+            state: names the topics of messages that are settled.
+
+        Raises: Saturated when there is no room.
+        """
+        topic, cost = topic_of(request.commands, state), cost_of(request.commands)
+        if not self._queue.has_room(topic, cost):
+            raise Saturated(
+                f"Mailbox {self._mailbox} has too many commands pending; retry shortly.",
+                self._drain_rate.retry_ms(cost, self._clock.uptime()),
+            )
+        self._queue.push(topic, request, cost)
+
+    def repeat(self, request: Request) -> None:
+        """Add a request that was decided before, to be decided again."""
+        self._queue.push(topic_of(request.commands, None), request.for_retry(), cost_of(request.commands))
+
+    def take(self, limit: float = GROUP_COST) -> list[Request]:
+        """Remove the requests of the next group, in order of arrival."""
+        before = self._queue.cost
+        requests = self._queue.take(limit)
+        self._drain_rate.record_drain(before - self._queue.cost, self._clock.uptime())
+        return requests
+
+    def take_all(self) -> list[Request]:
+        """Remove all requests, in order of arrival."""
+        return self.take(math.inf)
+
+
+class LongPolls:
+    """Waiting receivers by topic, in order of arrival; a receiver may wait for several topics."""
+
+    def __init__(self) -> None:
+        self._by_topic: dict[str, dict[asyncio.Future[None], Sequence[str]]] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._by_topic))
+
+    def count(self, topic: str) -> int:
+        """Return the number of waiting receivers of a topic."""
+        return len(self._by_topic.get(topic, ()))
+
+    async def wait(self, topics: Sequence[str], wait_ms: int) -> None:
+        """Return when woken, or after `wait_ms`."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        for topic in topics:
+            self._by_topic.setdefault(topic, {})[waiter] = topics
+        try:
+            await asyncio.wait([waiter], timeout=wait_ms / 1_000)
+        except asyncio.CancelledError:
+            if waiter.done():  # woken, but can't receive the message any more
+                for topic in topics:
+                    self.wake(topic, 1)
+            raise
+        finally:
+            self._remove(topics, waiter)
+
+    def wake(self, topic: str, count: int) -> None:
+        """Wake the `count` receivers of a topic that have waited longest."""
+        for waiter, topics in list(islice(self._by_topic.get(topic, {}).items(), count)):
+            self._remove(topics, waiter)
+            waiter.set_result(None)
+
+    def wake_for(self, deliverable: Callable[[str, int], int]) -> None:
+        """Wake as many receivers of each topic as it has deliverable messages.
+
+        Arguments:
+            deliverable: returns the number of messages of a topic, up to a limit.
+        """
+        for topic in self:
+            count = deliverable(topic, self.count(topic))
+            if count:
+                self.wake(topic, count)
+
+    def wake_all(self) -> None:
+        """Wake every receiver."""
+        for topic in self:
+            self.wake(topic, self.count(topic))
+
+    def _remove(self, topics: Sequence[str], waiter: asyncio.Future[None]) -> None:
+        for topic in topics:
+            waiters = self._by_topic.get(topic)
+            if waiters is not None:
+                waiters.pop(waiter, None)
+                if not waiters:
+                    del self._by_topic[topic]

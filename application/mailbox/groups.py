@@ -1,0 +1,302 @@
+"""The state of a mailbox in its owner's memory, and the groups of commands that are decided on it and appended together."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from postroom.application.mailbox.codec import make_commit
+from postroom.application.mailbox.records import is_indexed
+from postroom.application.mailbox.snapshots import Save, Snapshots
+from postroom.application.mailbox.stored_snapshots import SavedPart, fold_from
+from postroom.application.ports.event_log import EventLogReader
+from postroom.application.ports.mailbox_owner import Answer
+from postroom.domain.commit import GENESIS, Commit, LastEvent
+from postroom.domain.errors import IntegrityFailure, PostroomError
+from postroom.domain.event import Event
+from postroom.domain.mailbox.commands import (
+    Ack,
+    Command,
+    Extend,
+    Nack,
+    Pause,
+    Purge,
+    Receive,
+    Redrive,
+    Resume,
+    Send,
+    SetPolicy,
+    TakeOwnership,
+)
+from postroom.domain.mailbox.decide import decide
+from postroom.domain.mailbox.state import Mailbox, evolve
+from postroom.domain.message import Message, MessageSent, Receipt
+
+MAX_ENVELOPE_BYTES = 16 << 20
+"""Envelopes of one commit, in bytes, unless a single one is larger."""
+
+
+class CommitEvents:
+    """The events of one commit, in the order in which they were applied.
+
+    Arguments:
+        distances: see `Record.distance`.
+        last_events: see `Commit`.
+    """
+
+    __slots__ = ("distances", "envelope_bytes", "events", "last_events")
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.distances: list[int] = []
+        self.last_events: list[LastEvent] = []
+        self.envelope_bytes = 0
+
+
+class GroupEvents:
+    """The events of a group: usually of one commit, of more if their envelopes are large.
+
+    Arguments:
+        acked: number of messages acked, by topic.
+        sent_by_topic, delivered, nacked: the same of those sent, delivered and nacked.
+    """
+
+    __slots__ = ("_last", "acked", "commits", "delivered", "nacked", "sent_by_topic")
+
+    def __init__(self) -> None:
+        self._last = CommitEvents()
+        self.commits = [self._last]
+        self.acked: Counter[str] = Counter()
+        self.sent_by_topic: Counter[str] = Counter()
+        self.delivered: Counter[str] = Counter()
+        self.nacked: Counter[str] = Counter()
+
+    def add_sent(self, event: MessageSent) -> None:
+        """Add the first event of a message."""
+        commit, size = self._last, len(event.envelope)
+        if commit.envelope_bytes + size > MAX_ENVELOPE_BYTES and commit.events:
+            commit = self._last = CommitEvents()
+            self.commits.append(commit)
+        commit.envelope_bytes += size
+        commit.events.append(event)
+        commit.distances.append(0)
+
+    def add(self, event: Event, position: int, message: Message | None) -> None:
+        """Add an event of the mailbox or of a message, before it is applied to it.
+
+        Arguments:
+            position: of the event.
+        """
+        commit = self._last
+        commit.events.append(event)
+        if message is None:
+            commit.distances.append(0)
+            return
+        commit.distances.append(position - message.last)
+        if is_indexed(event, position - message.position):
+            commit.last_events.append(LastEvent(event.stream, message.position, position))
+
+    def add_all_sent(self, events: Sequence[MessageSent]) -> None:
+        """Add the first events of messages; see `add_sent`."""
+        commit, size = self._last, sum([len(event.envelope) for event in events])
+        if commit.envelope_bytes + size > MAX_ENVELOPE_BYTES:
+            for event in events:
+                self.add_sent(event)
+            return
+        commit.envelope_bytes += size
+        commit.events += events
+        commit.distances += [0] * len(events)
+
+    def add_all(self, events: Sequence[Event], first: int, messages: Sequence[Message]) -> None:
+        """Add events of one type, before they are applied to their messages; see `add`.
+
+        Arguments:
+            first: position of the first event.
+        """
+        commit, positions = self._last, range(first, first + len(events))
+        commit.events += events
+        commit.distances += [p - message.last for p, message in zip(positions, messages, strict=True)]
+        farthest = positions[-1] - min([message.position for message in messages])
+        if is_indexed(events[0], farthest):
+            commit.last_events += [
+                LastEvent(message.stream, message.position, position)
+                for position, message in zip(positions, messages, strict=True)
+                if is_indexed(events[0], position - message.position)
+            ]
+
+    def sent(self, first: int) -> dict[int, MessageSent]:
+        """Return the messages that the group sent, by position.
+
+        Arguments:
+            first: position of its first event.
+        """
+        events = (event for commit in self.commits for event in commit.events)
+        return {p: event for p, event in enumerate(events, first) if isinstance(event, MessageSent)}
+
+
+class LoadedMailbox:
+    """Mailbox in memory, which may be ahead of its log by the appends in progress.
+
+    Arguments:
+        chain: chain hash of the last commit.
+        parts: those of the snapshot from which it was loaded, oldest first.
+
+    `position` is that of the last commit: the mailbox is ahead of it while a group is decided. `epoch` is the
+    epoch of new commits. `failure` is the failed append that made the state void, as the log
+    lacks events that are applied to the state.
+    """
+
+    __slots__ = ("chain", "epoch", "failure", "mailbox", "position", "snapshots")
+
+    def __init__(self, mailbox: Mailbox, chain: bytes, parts: Sequence[SavedPart] = ()) -> None:
+        self.mailbox = mailbox
+        self.position = mailbox.position
+        self.chain = chain
+        self.snapshots = Snapshots(parts)
+        self.epoch = mailbox.epoch
+        self.failure: PostroomError | None = None
+
+    def commit(self, events: GroupEvents) -> list[Commit]:
+        """Return the commits of the events that were applied since the last one.
+
+        Raises: see `make_commit`.
+        """
+        commits = []
+        position, chain = self.position, self.chain
+        for part in events.commits:
+            if not part.events:
+                continue
+            commit = make_commit(
+                part.events,
+                part.distances,
+                first=position + 1,
+                epoch=self.epoch,
+                previous=chain,
+                last_events=part.last_events,
+            )
+            position, chain = commit.last, commit.chain
+            commits.append(commit)
+        self.position, self.chain = position, chain
+        return commits
+
+    def take_ownership(self, command: TakeOwnership, now: int) -> list[Commit]:
+        """Evolve the state by a change of owner at `now` (µs), and return its commits, to be appended.
+
+        Raises: Fenced when the command has an epoch that is not above the log's, WrongMode and
+            SettingsConflict when the mailbox has another mode or other settings.
+        """
+        group = GroupEvents()
+        events = decide(command, self.mailbox, now)
+        self.epoch = self.mailbox.epoch + 1 if command.epoch is None else command.epoch
+        for event in events:
+            group.add(event, self.mailbox.position + 1, None)
+            evolve(self.mailbox, event)
+        return self.commit(group)
+
+    def advance_snapshot(self, save: Save) -> None:
+        """Do a step of the next snapshot, if it is time; see `Snapshots.advance`."""
+        self.snapshots.advance(self.mailbox, self.chain, save)
+
+    @property
+    def records_since_snapshot(self) -> int:
+        """Return the number of records after the newest snapshot."""
+        return self.mailbox.position - self.snapshots.position
+
+
+async def load_mailbox(log: EventLogReader) -> LoadedMailbox:
+    """Load a mailbox from its log, off the event loop.
+
+    Raises: BrokenLog when the log can't be folded, Unavailable when it can't be read.
+    """
+
+    def load() -> LoadedMailbox:
+        mailbox, parts = fold_from(log)
+        head = log.head()
+        return LoadedMailbox(mailbox, head.chain if head is not None else GENESIS, parts)
+
+    return await asyncio.to_thread(load)
+
+
+class Request(NamedTuple):
+    """Commands of one caller, and the future of their answers.
+
+    Arguments:
+        is_repeated: whether they were decided before.
+    """
+
+    commands: Sequence[Command]
+    answers: "asyncio.Future[list[Answer]]"
+    is_repeated: bool = False
+
+    def for_retry(self) -> "Request":
+        """Return the request to be decided again, with a lookup of the ids of its sends."""
+        return self._replace(commands=[as_known(each) for each in self.commands], is_repeated=True)
+
+
+class Group(NamedTuple):
+    """Requests decided together, to be answered when the append of their events is durable.
+
+    Arguments:
+        state: the state they were decided on; if it is void, so is the group.
+        answers: of each request, or the error that stopped it before any of its commands was decided.
+    """
+
+    requests: list[Request]
+    state: LoadedMailbox
+    answers: list[list[Answer] | IntegrityFailure]
+    events: GroupEvents
+
+    def answer(self) -> None:
+        """Send every caller its answers."""
+        for request, answers in zip(self.requests, self.answers, strict=True):
+            # The caller may have stopped waiting; its commands have still taken effect.
+            if request.answers.done():
+                continue
+            if isinstance(answers, IntegrityFailure):
+                request.answers.set_exception(answers)
+            else:
+                request.answers.set_result(answers)
+
+
+COST_BYTES = 4_096
+"""Envelope bytes that cost as much as a command."""
+
+
+def topic_of(commands: Sequence[Command], state: LoadedMailbox | None) -> str:
+    """Return the topic to which a request counts: that of its first command; empty if it has none."""
+    command = commands[0]
+    match command:
+        case Send() | Redrive() | Purge() | SetPolicy() | Pause() | Resume():
+            return command.topic
+        case Receive(topics=(topic, *_)):
+            return topic
+        case (
+            Ack(receipt=Receipt(message=bytes(stream)))
+            | Nack(receipt=Receipt(message=bytes(stream)))
+            | Extend(receipt=Receipt(message=bytes(stream)))
+        ) if state is not None:
+            message = state.mailbox.messages.get(stream)
+            return message.topic if message is not None else ""
+        case _:
+            return ""
+
+
+def cost_of(commands: Sequence[Command]) -> int:
+    """Return the cost of a request: one for each command, and one for each 4 KiB of their envelopes."""
+    return len(commands) + sum(
+        [len(command.envelope) // COST_BYTES for command in commands if type(command) is Send]
+    )
+
+
+def as_known(command: Command) -> Command:
+    """Return a command to be repeated: the id of a send is then looked up in the log."""
+    return msgspec.structs.replace(command, has_external_id=True) if isinstance(command, Send) else command
+
+
+def refuse(requests: Iterable[Request], error: PostroomError) -> None:
+    """Answer every caller with `error`."""
+    for request in requests:
+        if not request.answers.done():
+            request.answers.set_exception(error)
