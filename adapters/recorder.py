@@ -19,7 +19,7 @@ from eventsourcing.persistence import (
 from postroom.application.mailbox.codec import make_commit
 from postroom.application.ports.event_log import EventLog, Head
 from postroom.application.recorders import PollingSubscription, check_originator
-from postroom.domain import event as domain
+from postroom.domain import record as domain
 from postroom.domain.commit import GENESIS, Commit
 from postroom.domain.errors import Unavailable, WrongPosition
 from postroom.domain.names import message_stream

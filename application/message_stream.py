@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from postroom.application.background import cancel_and_wait
 from postroom.application.messages import ReceivedMessage
+from postroom.application.threads import cancel_and_wait
 from postroom.domain.arguments import check_int
 
 MAX_WAIT_MS = 60_000

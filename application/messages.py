@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from postroom.application.trace_context import TraceContext, make_context
+from postroom.application.tracing import TraceContext, make_context
 from postroom.domain.arguments import MAX_INT, check_any_text, check_int, check_type
 from postroom.domain.envelope.build import OpenedEnvelope, without_auth_token
 from postroom.domain.envelope.headers import parse_envelope

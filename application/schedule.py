@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from postroom.application.background import cancel_and_wait
-from postroom.application.correlation import correlate
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.metrics import Metric, counter
 from postroom.application.telemetry import logger
+from postroom.application.threads import cancel_and_wait
+from postroom.application.tracing import correlate
 from postroom.domain.errors import Fenced, IdempotencyConflict, Rejected, Saturated, Unavailable
 from postroom.domain.policy import OutageBackoff, backoff_ms
 

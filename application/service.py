@@ -9,12 +9,12 @@ from typing import NamedTuple, Protocol, TypeVar
 from postroom.application.caller import Caller
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.messages import Sent
+from postroom.application.metrics import SurfaceMetrics
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.outbox.recorded import OutboxCounter
+from postroom.application.outbox.events import OutboxCounter
 from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage
-from postroom.application.ports.search_queries import SearchQueries
+from postroom.application.ports.read_models import SearchQueries
 from postroom.application.query_results import DlqProfile, MessageDetail
-from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.domain.capability.access import Access
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import PostroomError, Rejected, Saturated, Unavailable

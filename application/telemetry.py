@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from postroom.application.correlation import current_corr_id
-from postroom.application.tracing import tracer
+from postroom.application.tracing import current_corr_id, tracer
 
 ROOT = "postroom"
 

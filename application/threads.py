@@ -1,12 +1,15 @@
-"""Threads for blocking work that run until the process ends, also those of queries and of an event loop."""
+"""Threads, background tasks and forks of a process, and its garbage collector."""
 
 import asyncio
+import gc
+import math
 import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
@@ -173,3 +176,126 @@ def _executor() -> DaemonExecutor:
         _executors.clear()
         _executors[process] = DaemonExecutor(QUERY_THREADS, "postroom-query")
     return _executors[process]
+
+
+_descriptors: dict[int, os.stat_result] = {}
+
+
+def set_close_on_fork(descriptor: int, is_closed: bool) -> None:
+    """Set whether forked processes lose a descriptor; unset it before it is closed.
+
+    Other than close-on-exec, this is about processes that go on with the same program, such as those of
+    `multiprocessing` and of web servers.
+    """
+    if is_closed:
+        _descriptors[descriptor] = os.fstat(descriptor)
+    else:
+        _descriptors.pop(descriptor, None)
+
+
+def check_not_forked(process: int, mailbox: str) -> None:
+    """Check that this is the process that opened a mailbox.
+
+    Arguments:
+        process: its id.
+
+    Raises: InvalidRequest in a process that was forked from it.
+    """
+    if os.getpid() != process:
+        raise InvalidRequest(
+            f"Mailbox {mailbox} was opened before this process was forked, and does not work here; connect "
+            "after the fork."
+        )
+
+
+def _close_in_child() -> None:
+    """Put /dev/null in place of the descriptors: the objects that contain them still close the numbers."""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for descriptor, status in _descriptors.items():
+        try:
+            if os.path.samestat(os.fstat(descriptor), status):  # a library may have closed it by itself
+                os.dup2(null, descriptor, inheritable=False)
+        except OSError:
+            continue
+    os.close(null)
+    _descriptors.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
+
+
+@contextmanager
+def exempt_heap() -> Iterator[None]:
+    """Exempt the objects that exist now from garbage collection while the context lasts.
+
+    A full collection visits every object, with the interpreter stopped: the modules, which are never garbage,
+    and the queues of a mailbox, which have no cycles (ADR 0067). What is created later is collected as usual.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+CANCEL_AGAIN_SECONDS = 0.5
+
+
+@asynccontextmanager
+async def background_task(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run `work` in a task for the duration of the context; its result and exceptions are ignored."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        await cancel_and_wait(task)
+
+
+async def cancel_and_wait(*tasks: "asyncio.Task[Any]", seconds: float = math.inf) -> set["asyncio.Task[Any]"]:
+    """Cancel tasks and return when all have ended; their results and exceptions are ignored.
+
+    The cancellation is repeated: before Python 3.12, `asyncio.wait_for` swallows it if the future completes
+    at the same time.
+
+    Arguments:
+        seconds: how long tasks that ignore their cancellation are waited for.
+
+    Returns: the tasks that have not ended.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
+    pending = set(tasks)
+    while pending and (left := until - loop.time()) > 0:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=min(left, CANCEL_AGAIN_SECONDS))
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()  # silences asyncio's 'exception was never retrieved'
+    return pending
+
+
+async def wait_uncancelled(awaitable: Awaitable[object]) -> None:
+    """Wait for what ends soon, however often the caller is cancelled; the cancellation is raised after it."""
+    waiting = asyncio.ensure_future(awaitable)
+    is_cancelled = False
+    while not waiting.done():
+        try:
+            await asyncio.wait([waiting])
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if is_cancelled:
+        raise asyncio.CancelledError
+    await waiting
+
+
+async def wait_at_most(seconds: float, awaitable: Awaitable[object]) -> None:
+    """Wait for `awaitable`, but no longer than some seconds.
+
+    Unlike `asyncio.wait_for` before Python 3.12, it never swallows a cancellation.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await awaitable

@@ -6,8 +6,8 @@ from uuid import UUID, uuid5
 import msgspec
 
 from postroom.domain.errors import DuplicateInboxMessage, InvalidTimestamp, Unavailable
-from postroom.domain.event import Event
 from postroom.domain.policy import backoff_ms
+from postroom.domain.record import Event
 
 Outcome = Literal["processed", "already_processed", "poison", "unreadable", "unhandled", "failed"]
 DeadLetterReason = Literal["poison", "unreadable", "unhandled", "max_deliver"]

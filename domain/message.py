@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from postroom.domain.event import Event
+from postroom.domain.record import Event
 
 MS = 1_000
 """Microseconds in a millisecond: events carry microseconds, policies milliseconds."""

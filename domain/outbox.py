@@ -8,8 +8,8 @@ import msgspec
 from msgspec.structs import replace
 
 from postroom.domain.errors import FutureEvent, InvalidOutboxEvent, InvalidRequest
-from postroom.domain.event import Event
 from postroom.domain.policy import SECOND_MS, backoff_ms
+from postroom.domain.record import Event
 from postroom.domain.subject import (
     MAX_CORRELATION_CHARS,
     CorrelationContext,

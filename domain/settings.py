@@ -12,7 +12,7 @@ from postroom.domain.errors import Difference, InvalidRequest, SettingsConflict
 from postroom.domain.names import check_topic
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.search import topic_matches
-from postroom.domain.subject_policy import SubjectPolicy, check_subject_policies
+from postroom.domain.subject import SubjectPolicy, check_subject_policies
 
 Struct = TypeVar("Struct", TopicPolicy, MailboxLimits)
 Section = Mapping[str, int | bool]

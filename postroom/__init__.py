@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     from postroom.adapters.rabbitmq.settings import RabbitmqSettings
     from postroom.adapters.sql.mailbox_outbox import AsyncMailboxOutbox, MailboxOutbox
     from postroom.adapters.sync_mailbox import SyncMailbox, SyncMessageStream, SyncReceivedMessage
-    from postroom.application.erasure.settings import ErasureSettings
+    from postroom.application.erasure.erase_subject import ErasureSettings
     from postroom.application.extras import MissingExtra
-    from postroom.application.inbox.event_handlers import EventHandlers
-    from postroom.application.inbox.settings import InboxSettings
+    from postroom.application.inbox.delivery import EventHandlers
+    from postroom.application.inbox.metrics import InboxSettings
     from postroom.application.mailbox.administer import PurgeTopic, RedriveDeadLetters, SetTopicPolicy
     from postroom.application.mailbox.receive import ReceiveMessages
     from postroom.application.mailbox.retention import DeleteOldEvents
@@ -73,8 +73,8 @@ if TYPE_CHECKING:
     )
     from postroom.application.operations.mailbox import Mailbox
     from postroom.application.outbox.new_event import NewEvent
-    from postroom.application.outbox.settings import OutboxSettings
-    from postroom.application.ports.event_handler import HandlerRequest
+    from postroom.application.outbox.relay import OutboxSettings
+    from postroom.application.ports.inbox import HandlerRequest
     from postroom.application.ports.source import SourceMessage
     from postroom.application.queries.simulate_policy import Simulation
     from postroom.application.queries.verify import Verification
@@ -85,8 +85,6 @@ if TYPE_CHECKING:
         HistoryEntry,
         MessageDetail,
         PeekedMessage,
-    )
-    from postroom.application.redrive_results import (
         RedriveMessage,
         RedriveMessages,
         RedrivePreview,
@@ -127,7 +125,7 @@ if TYPE_CHECKING:
     from postroom.domain.redrive.spec import RedriveSpec
     from postroom.domain.search import EventFilter, FoundMessage, SearchPage
     from postroom.domain.settings import MailboxSettings, SettingsChanges
-    from postroom.domain.subject_policy import SubjectPolicy
+    from postroom.domain.subject import SubjectPolicy
     from postroom.projections.projection import Column, EventProjection, MessageProjection
     from postroom.projections.reports.report import Chart, Report
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import polars as pl
 import pyarrow as pa
 
-from postroom.application.monitor import Progress
+from postroom.application.metrics import Progress
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.projections.fold import MESSAGES, columns_read

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from postroom.application.metrics import Metric
-from postroom.application.monitor import Monitor
+from postroom.application.metrics import Metric, Monitor
 from postroom.projections.follow import Follower
 from postroom.projections.incremental.counts import FollowCounts
 

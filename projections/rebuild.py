@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import msgspec
 
-from postroom.application.pluralize import pluralize
 from postroom.application.telemetry import logger
+from postroom.application.text import pluralize
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 from postroom.domain.names import describe_choices

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import polars as pl
 
-from postroom.application.pluralize import pluralize
+from postroom.application.text import pluralize
 from postroom.domain.errors import NotFound, PostroomError, Unavailable
 from postroom.domain.mailbox.counts import TopicCount
 from postroom.projections.comparison import Comparison, Difference, compare_rows, rows_by_id

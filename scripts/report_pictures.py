@@ -18,7 +18,6 @@ from postroom.adapters.compose.reports import make_report, whatif_report
 from postroom.adapters.reports.charts import draw
 from postroom.adapters.reports.heat_map import draw_heat_maps
 from postroom.adapters.sqlite.event_log import SqliteEventLog
-from postroom.domain.event import Event
 from postroom.domain.message import (
     Headers,
     MessageAcked,
@@ -27,6 +26,7 @@ from postroom.domain.message import (
     MessageRequeued,
 )
 from postroom.domain.policy_grid import policy_grid
+from postroom.domain.record import Event
 from postroom.projections.reports.catalog import REPORTS
 from postroom.projections.reports.report import HeatMap, Report
 from postroom.projections.spark.options import LogSelection

@@ -20,7 +20,7 @@ from postroom.adapters.compose.admin import (
     serve_admin,
 )
 from postroom.adapters.compose.settings import NatsSettings
-from postroom.application.pluralize import pluralize
+from postroom.application.text import pluralize
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.admin import RunningAdmin

@@ -17,7 +17,7 @@ from postroom.adapters.compose.cluster import check_admins, connect_control_plan
 from postroom.adapters.compose.proxy import LocalRunner, ServedProxy, serve_proxy
 from postroom.adapters.compose.runner import RunnerSettings, StoreHost, open_runner
 from postroom.adapters.compose.serve import Protection, unrestricted
-from postroom.application.pluralize import pluralize
+from postroom.application.text import pluralize
 from postroom.domain.names import check_member
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ from postroom.adapters.compose.settings import (
     RabbitmqSettings,
 )
 from postroom.adapters.compose.tracing import TracingSettings
-from postroom.application.erasure.settings import ErasureSettings
-from postroom.application.inbox.settings import InboxSettings
-from postroom.application.outbox.settings import OutboxSettings
+from postroom.application.erasure.erase_subject import ErasureSettings
+from postroom.application.inbox.metrics import InboxSettings
+from postroom.application.outbox.relay import OutboxSettings
 from postroom.domain.names import describe_choices
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 

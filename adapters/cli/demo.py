@@ -18,7 +18,7 @@ from postroom.adapters.cli.search import search
 from postroom.adapters.cli.session import MEMORY, Session
 from postroom.application.extras import MissingExtra, explain_missing_extra
 from postroom.application.messages import NewMessage
-from postroom.application.pluralize import pluralize
+from postroom.application.text import pluralize
 from postroom.domain.errors import InvalidRequest, NotFound, Rejected, Saturated, Unavailable
 from postroom.domain.policy import TopicPolicy
 

@@ -24,7 +24,7 @@ from postroom.adapters.cli.values import (
     parse_position,
     parse_time,
 )
-from postroom.application.pluralize import pluralize
+from postroom.application.text import pluralize
 from postroom.domain.errors import NotFound
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def show_dead_letter(
     session: Session, message_id: Annotated[str, Argument(help="Message id, or the beginning of one.")]
 ) -> None:
     """Show a dead letter: headers, payload, history, and each time it was dead-lettered before."""
-    from postroom.application.queries.lineage import lineage_of
+    from postroom.application.queries.redrive_lineage import lineage_of
 
     detail = find_message(session, message_id)
     if detail.status != "dead":

@@ -9,12 +9,12 @@ from typer import Option
 
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import REFUSED, WrongUsage
-from postroom.application.pluralize import pluralize
+from postroom.application.text import pluralize
 from postroom.domain.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.erasures import ErasurePreview, Erasures
-    from postroom.application.erasure.records import ErasureRecord, SubjectMessages
+    from postroom.application.erasure.erase_subject import ErasureRecord, SubjectMessages
 
 
 async def erase(

@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from postroom.adapters.cli.session import ARCHIVE_MAILBOX, MEMORY, Session
 from postroom.adapters.cli.values import Headers, Id, Key, Time, WrongUsage, record_mapping
-from postroom.application.pluralize import pluralize
+from postroom.application.text import pluralize
 from postroom.domain.errors import InvalidRequest, Rejected, Saturated, WrongMode
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class _Import:
 
     async def __call__(self, source: _Source, advance: Callable[[float, str], None]) -> None:
         """Import all lines; those before an error are stored when it is raised."""
-        from postroom.application.ingest.documents import split_documents
+        from postroom.application.ingest.broker_access import split_documents
         from postroom.application.ingest.file_import import read_record
 
         start = time.monotonic()

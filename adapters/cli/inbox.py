@@ -23,7 +23,7 @@ from postroom.adapters.cli.values import (
     parse_duration,
 )
 from postroom.application.extras import explain_missing_extra
-from postroom.application.pluralize import pluralize
+from postroom.application.text import pluralize
 from postroom.domain.names import describe_choices
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         MessagingSettings,
     )
     from postroom.adapters.compose.streams import ConsumerDefinition
-    from postroom.application.inbox.event_handlers import EventHandlers
+    from postroom.application.inbox.delivery import EventHandlers
 
 EXTRAS = "http,nats,postgres"
 """Of the commands of the inbox, together, so that one installation is enough."""
@@ -293,7 +293,7 @@ async def _open_admin(
 
 def _load_functions(handler: str | None, functions: str | None) -> "EventHandlers | None":
     """Return the `EventHandlers` that `--handlers` names, if any."""
-    from postroom.application.inbox.event_handlers import EventHandlers
+    from postroom.application.inbox.delivery import EventHandlers
 
     if functions is None:
         return None

@@ -23,8 +23,8 @@ from postroom.adapters.cli.values import (
     record_mapping,
 )
 from postroom.application.extras import explain_missing_extra
-from postroom.application.pluralize import pluralize
 from postroom.application.telemetry import logger
+from postroom.application.text import pluralize
 from postroom.domain.errors import InvalidRequest
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from postroom.domain.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.queries import Reader
-    from postroom.application.queries.find_message_ids import MessageCandidate
-    from postroom.application.queries.lineage import Lineage
+    from postroom.application.queries.get_message import MessageCandidate
+    from postroom.application.queries.redrive_lineage import Lineage
     from postroom.application.query_results import Explanation, MessageDetail
 
 T = TypeVar("T")

@@ -12,13 +12,13 @@ from typer import Argument, Option
 from postroom.adapters.cli.output import Id, Time
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import NOTHING, Archive, WrongUsage
-from postroom.application.pluralize import pluralize
+from postroom.application.text import pluralize
 from postroom.domain.arguments import MAX_INT, check_int
 from postroom.domain.errors import NotFound
 from postroom.domain.names import describe_choices
 
 if TYPE_CHECKING:
-    from postroom.application.ports.log_archive import LogArchive
+    from postroom.application.ports.event_log import LogArchive
     from postroom.application.queries.read_events import EventFilter, LoggedEvent
     from postroom.application.queries.verify_archive import ArchiveVerification
 
@@ -98,7 +98,7 @@ def tail(
 def _criteria(topic: str | None, events: list[str] | None, message: str | None) -> "EventFilter":
     from postroom.application.mailbox.event_columns import RUNS
     from postroom.application.queries.read_events import EventFilter
-    from postroom.domain.event import StoredEvent
+    from postroom.domain.record import StoredEvent
 
     names = [each.__name__ for each in RUNS if each is not StoredEvent]
     for name in events or ():

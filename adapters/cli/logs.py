@@ -8,8 +8,8 @@ from collections.abc import MutableMapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from postroom.application.printable import printable
 from postroom.application.telemetry import ROOT, LogEvent
+from postroom.application.text import printable
 
 LogFormat = Literal["auto", "console", "json"]
 _RESERVED = ("timestamp", "level", "logger", "event", "exc_info", "stack_info")

@@ -15,7 +15,7 @@ from postroom.adapters.cli.settings import FILE, InvalidSettings, find_field, pa
 from postroom.adapters.cli.values import DIFFERS, REFUSED, WrongUsage, Yes, exact_duration, parse_pairs
 from postroom.application.queries.preview_settings import LosesData, check_losses, describe_effect
 from postroom.domain.errors import Difference, InvalidRequest, NotFound
-from postroom.domain.mailbox.settings_effects import SettingsPreview
+from postroom.domain.mailbox.topic_decisions import SettingsPreview
 from postroom.domain.names import describe_choices
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.settings import (

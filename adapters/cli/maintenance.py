@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage
-from postroom.application.pluralize import pluralize
+from postroom.application.text import pluralize
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.postgres import Migration

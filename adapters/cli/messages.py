@@ -22,7 +22,7 @@ from postroom.adapters.cli.values import (
     read_words,
     readable,
 )
-from postroom.application.pluralize import pluralize
+from postroom.application.text import pluralize
 from postroom.domain.errors import Forbidden, InvalidRequest, Rejected
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES
 
@@ -237,7 +237,7 @@ async def _describe_receive(
     session: Session, postroom: "Mailbox", topic: str, has_messages: bool, visibility: str | None
 ) -> str:
     """Return the reason for an empty receive, or how long the messages are hidden and what to do next."""
-    from postroom.application.queries.peek_messages import explain_empty
+    from postroom.application.queries.message_lists import explain_empty
 
     try:
         if not has_messages:

@@ -22,7 +22,7 @@ from postroom.adapters.cli.running import monitoring, opened, running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import Database, MetricsPort, Nats, WrongUsage, parse_duration
 from postroom.application.extras import explain_missing_extra
-from postroom.application.pluralize import pluralize
+from postroom.application.text import pluralize
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.capture import CaptureSettings

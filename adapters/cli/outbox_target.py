@@ -11,7 +11,7 @@ from postroom.application.outbox.formats import FormatName
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.event_targets import EventTarget, MailboxTarget
-    from postroom.application.outbox.settings import OutboxSettings
+    from postroom.application.outbox.relay import OutboxSettings
 
 Target = Annotated[
     str | None,
@@ -62,7 +62,7 @@ def publishing_settings(
 
     Raises: WrongUsage for a source of events that are not published as CloudEvents.
     """
-    from postroom.application.outbox.settings import OutboxSettings
+    from postroom.application.outbox.relay import OutboxSettings
 
     options = {"to": to, "topic": topic, "exchange": exchange, "format": format_, "source": source}
     settings = session.settings.section("outbox", OutboxSettings, options)

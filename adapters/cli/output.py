@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from postroom.application.pluralize import pluralize
-from postroom.application.printable import printable
+from postroom.application.text import pluralize, printable
 
 if TYPE_CHECKING:
-    from postroom.application.inbox.get_backlog import InboxBacklog
+    from postroom.application.inbox.metrics import InboxBacklog
     from postroom.application.outbox.operate import OutboxBacklog
 
 GAP = "  "

@@ -13,7 +13,7 @@ from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.cli.values import REFUSED, MetricsPort, WrongUsage
 from postroom.application.extras import explain_missing_extra
-from postroom.application.pluralize import pluralize
+from postroom.application.text import pluralize
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.domain.names import describe_choices
 

@@ -18,7 +18,7 @@ from postroom.adapters.cli.values import NOTHING, REFUSED, WrongUsage, parse_dur
 
 if TYPE_CHECKING:
     from postroom.application.operations.mailbox import Mailbox
-    from postroom.application.redrive_results import Outcome, RedrivePreview, RedriveReport
+    from postroom.application.query_results import Outcome, RedrivePreview, RedriveReport
     from postroom.domain.redrive.spec import JobAction
 
 POLL_SECONDS = 0.2

@@ -20,7 +20,7 @@ from postroom.adapters.cli.values import (
     parse_micros,
 )
 from postroom.application.extras import explain_missing_extra
-from postroom.application.pluralize import pluralize
+from postroom.application.text import pluralize
 
 if TYPE_CHECKING:
     import pyarrow as pa

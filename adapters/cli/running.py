@@ -15,12 +15,11 @@ import msgspec
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import Settings
 from postroom.adapters.compose.running import ServiceManager
-from postroom.application.background import background_task
-from postroom.application.garbage_collection import exempt_heap
-from postroom.application.monitor import Monitor
+from postroom.application.metrics import Monitor
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.queries.preview_settings import check_losses
 from postroom.application.telemetry import ROOT, logger, summarize
+from postroom.application.threads import background_task, exempt_heap
 from postroom.domain.errors import PostroomError, Unavailable, UnusableServer
 from postroom.domain.policy import SECOND_MS, OutageBackoff, backoff_ms
 from postroom.domain.settings import changed_settings

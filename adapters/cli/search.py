@@ -13,7 +13,7 @@ from typer import Argument, Option
 from postroom.adapters.cli.filters import From, takes_filter
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import NOTHING, WrongUsage, parse_micros
-from postroom.application.pluralize import pluralize
+from postroom.application.text import pluralize
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.export import Format

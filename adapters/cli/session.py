@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from postroom.adapters.compose.connect import SharedMailbox
     from postroom.adapters.compose.message_relay import OutboxDatabases
     from postroom.adapters.compose.queries import Reader
-    from postroom.application.erasure.settings import ErasureSettings
-    from postroom.domain.mailbox.events import MailboxMode
+    from postroom.application.erasure.erase_subject import ErasureSettings
+    from postroom.domain.mailbox.commands import MailboxMode
 
 
 MEMORY = "memory:"
@@ -302,7 +302,7 @@ class Session:
         """Return the settings of encryption, or None if nothing is encrypted."""
         if not self.settings.sections["erasure"]:
             return None
-        from postroom.application.erasure.settings import ErasureSettings
+        from postroom.application.erasure.erase_subject import ErasureSettings
 
         return self.settings.section("erasure", ErasureSettings).validate()  # makes paths absolute
 

@@ -15,7 +15,7 @@ from postroom.adapters.cli.values import (
     parse_duration,
     parse_moment,
 )
-from postroom.application.pluralize import pluralize
+from postroom.application.text import pluralize
 
 if TYPE_CHECKING:
     from postroom.application.queries.simulate_policy import Comparison

@@ -32,7 +32,7 @@ from postroom.adapters.cli.restrictions import (
 )
 from postroom.adapters.cli.session import MEMORY, Session
 from postroom.adapters.cli.values import NOTHING, REFUSED, WrongUsage, exact_duration, parse_duration
-from postroom.application.pluralize import pluralize
+from postroom.application.text import pluralize
 from postroom.domain.capability.access import combine
 from postroom.domain.capability.rights import (
     BindPrincipal,

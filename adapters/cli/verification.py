@@ -11,7 +11,7 @@ from typer import Option
 
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage, parse_position, parse_time
-from postroom.application.pluralize import pluralize
+from postroom.application.text import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,9 +13,9 @@ from postroom.adapters.cli.running import mailbox_settings, monitoring, opened, 
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.cli.values import DONE, MetricsPort, WrongUsage, load_object, parse_duration
-from postroom.application.background import cancel_and_wait
-from postroom.application.monitor import mailbox_monitor
-from postroom.application.pluralize import pluralize
+from postroom.application.metrics import mailbox_monitor
+from postroom.application.text import pluralize
+from postroom.application.threads import cancel_and_wait
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.connect import SharedMailbox

@@ -23,11 +23,9 @@ from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sqlite.store import SqliteStore
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.background import background_task
-from postroom.application.cluster.lease_term import LeaseTerm, own_by_lease
+from postroom.application.cluster.lease_follower import LeaseTerm, own_by_lease
+from postroom.application.erasure.erase_subject import ErasureSettings, as_stored
 from postroom.application.erasure.protection import Protection
-from postroom.application.erasure.search import as_stored
-from postroom.application.erasure.settings import ErasureSettings
 from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.administer import CommandHandlers, EraseMessages
 from postroom.application.mailbox.command_enricher import CACHE_BYTES
@@ -35,13 +33,11 @@ from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.owner_tasks import MemoryBound, watch_ownership
 from postroom.application.mailbox.retention import DeleteOldEvents, Retention
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.ports.clock import Clock
-from postroom.application.ports.event_log import EventLog
-from postroom.application.ports.log_archive import LogArchive
+from postroom.application.ports.event_log import Clock, EventLog, LogArchive
 from postroom.application.queries.owner_queries import OwnerQueries
 from postroom.application.redrive.jobs import RedriveJobs
 from postroom.application.service import Search
-from postroom.application.threads import DaemonExecutor, in_query_thread
+from postroom.application.threads import DaemonExecutor, background_task, in_query_thread
 from postroom.domain.arguments import (
     check_choice,
     check_int,
@@ -51,7 +47,7 @@ from postroom.domain.arguments import (
     check_type,
 )
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
-from postroom.domain.mailbox.events import MailboxMode
+from postroom.domain.mailbox.commands import MailboxMode
 from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
 from postroom.domain.policy import MAX_DURATION_MS, MailboxLimits, TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage

@@ -20,10 +20,10 @@ from postroom.application.access.control import AccessControl
 from postroom.application.access.key_ring import KeyRing
 from postroom.application.access.revocations import RevocationLog, Revocations
 from postroom.application.access.settings import AccessSettings
-from postroom.application.background import background_task
 from postroom.application.extras import explain_missing_extra
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.service import OpenSession, Search
+from postroom.application.threads import background_task
 from postroom.domain.arguments import check_path
 from postroom.domain.capability.rights import Expires, Right, Rights
 from postroom.domain.capability.token import (

@@ -9,17 +9,15 @@ from postroom.adapters.compose.tracing import trace_if_used
 from postroom.adapters.jetstream.settings import LeaseStreamSettings
 from postroom.adapters.sockets.protection import Protection
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.cluster.control_plane_settings import ControlPlaneSettings
-from postroom.application.cluster.lease_policies import LeasePolicies
+from postroom.application.cluster.control_plane_metrics import ControlPlaneSettings, LeasePolicies
 from postroom.application.extras import explain_missing_extra
 from postroom.application.ports.control_plane import LeaseAdmin
-from postroom.domain.lease.policy import LeasePolicy
+from postroom.domain.lease.lease import LeasePolicy
 
 if TYPE_CHECKING:  # grpcio and eventsourcing are an extra
     from postroom.adapters.grpc.node_access import NodeAccess
     from postroom.application.cluster.control_plane import ControlPlane
-    from postroom.application.ports.lease_store import LeaseStore
-    from postroom.application.ports.lease_tables import LeaseTables
+    from postroom.application.ports.lease_store import LeaseStore, LeaseTables
 
 __all__ = [
     "ControlPlaneSettings",
@@ -125,8 +123,8 @@ async def serve_admin(
         from postroom.adapters.grpc.node_access import NodeAccess
         from postroom.adapters.grpc.route_push import GrpcRoutePush
         from postroom.adapters.grpc.server import serve_handlers
-        from postroom.application.cluster.blocking import BlockingThreads
         from postroom.application.cluster.control_plane import ControlPlane
+        from postroom.application.cluster.lease_follower import BlockingThreads
     import uuid_utils
 
     trace_if_used()

@@ -16,7 +16,7 @@ from postroom.adapters.compose import list_mailboxes
 from postroom.adapters.compose.store import open_store
 from postroom.application.anchors import Anchor, check_logs, next_anchor
 from postroom.application.extras import explain_missing_extra
-from postroom.application.pluralize import pluralize
+from postroom.application.text import pluralize
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.names import AUDIT_LOG, CAPABILITY_LOG
 

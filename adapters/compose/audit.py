@@ -11,9 +11,9 @@ from postroom.adapters.system.clock import SystemClock
 from postroom.application.access.audit_log import RETENTION_MS, StoredAuditLog
 from postroom.application.access.read_audit import ReadAudit, verify_audit
 from postroom.application.anchors import Anchor
-from postroom.application.background import background_task
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.verify import Verification, VerifyLog
+from postroom.application.threads import background_task
 from postroom.domain.arguments import check_int
 from postroom.domain.errors import NotFound
 from postroom.domain.names import AUDIT_LOG, CAPABILITY_LOG

@@ -18,9 +18,7 @@ from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.backup import SqliteStoreSnapshot, copy_file, loading
 from postroom.adapters.sqlite.store import SqliteStore
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.backup.copy_store import copy_store
-from postroom.application.backup.manifest import FORMAT, ArchivedSegment, Manifest
-from postroom.application.backup.verify_backup import VerifyBackup
+from postroom.application.backup.manifest import FORMAT, ArchivedSegment, Manifest, VerifyBackup, copy_store
 from postroom.application.extras import explain_missing_extra
 from postroom.application.queries.verify import Verification
 from postroom.application.queries.verify_archive import VerifyArchive

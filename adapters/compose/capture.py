@@ -14,15 +14,13 @@ from postroom.adapters.postgres.capture.source import PostgresCaptureSource
 from postroom.adapters.postgres.messaging.held_events import PostgresHeldEvents
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.background import background_task
 from postroom.application.cloudevents.message import NATS
-from postroom.application.monitor import Monitor
-from postroom.application.outbox.capture import OutboxCapture
-from postroom.application.outbox.capture_metrics import capture_monitor
-from postroom.application.outbox.formats import new_format
-from postroom.application.outbox.route import SUBJECT, Route
-from postroom.application.outbox.settings import OutboxSettings
-from postroom.application.ports.capture import SlotState
+from postroom.application.metrics import Monitor
+from postroom.application.outbox.capture import OutboxCapture, capture_monitor
+from postroom.application.outbox.formats import SUBJECT, Route, new_format
+from postroom.application.outbox.relay import OutboxSettings
+from postroom.application.ports.outbox import SlotState
+from postroom.application.threads import background_task
 from postroom.domain.errors import InvalidRequest
 
 __all__ = [

@@ -27,12 +27,12 @@ from postroom.adapters.local.shared import SharedOwner
 from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sync_mailbox import SyncMailbox
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.erasure.settings import ErasureSettings
+from postroom.application.erasure.erase_subject import ErasureSettings
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.threads import background_loop
 from postroom.domain.arguments import check_int, check_path
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.mailbox.events import MailboxMode
+from postroom.domain.mailbox.commands import MailboxMode
 from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
 from postroom.domain.policy import MAX_DURATION_MS, MailboxLimits, TopicPolicy
 

@@ -25,11 +25,11 @@ from postroom.adapters.console.samples import Samples
 from postroom.adapters.console.sessions import OneTimeCode
 from postroom.adapters.console.settings import ConsoleSettings
 from postroom.adapters.local.mailbox import SharedMailbox
-from postroom.application.background import background_task
 from postroom.application.extras import explain_missing_extra
 from postroom.application.metrics import Measure
 from postroom.application.ports.control_plane import LeaseAdmin
 from postroom.application.service import Search, Service
+from postroom.application.threads import background_task
 from postroom.domain.errors import PostroomError
 
 if TYPE_CHECKING:  # uvicorn is an extra

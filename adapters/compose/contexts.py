@@ -3,7 +3,7 @@
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.postgres.messaging.backlog import count_backlog
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
-from postroom.application.messaging.context_backlogs import ContextBacklogRefresher
+from postroom.application.messaging.backlog_monitor import ContextBacklogRefresher
 
 __all__ = ["MessagingSettings", "context_backlogs"]
 

@@ -18,7 +18,7 @@ from postroom.adapters.system.diagnosis import host_checks
 from postroom.application.access.key_ring import signing_key
 from postroom.application.diagnosis import MAX_SKEW_MS, Check, Finding, run_checks
 from postroom.application.extras import explain_missing_extra
-from postroom.application.pluralize import pluralize
+from postroom.application.text import pluralize
 from postroom.domain.capability.token import RootKey
 from postroom.domain.mailbox.log_clock import MAX_DOWNTIME
 from postroom.domain.message import MS

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.system.clock import SystemClock
+from postroom.application.erasure.erase_subject import ErasureSettings
 from postroom.application.erasure.protection import Protection
-from postroom.application.erasure.settings import ErasureSettings
 from postroom.application.extras import explain_missing_extra
 from postroom.application.ports.subject_keys import MasterKey, SubjectKeys
 

@@ -12,14 +12,19 @@ from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.subject_keys.erasure_log import FileErasureLog
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.erasure.erase_subject import EraseSubject, StoreOfSubject
+from postroom.application.erasure.erase_subject import (
+    EraseSubject,
+    ErasureRecord,
+    ErasureSettings,
+    LogEnd,
+    StoreOfSubject,
+    SubjectMessages,
+)
 from postroom.application.erasure.protection import Protection
-from postroom.application.erasure.records import ErasureRecord, LogEnd, SubjectMessages
-from postroom.application.erasure.settings import ErasureSettings
 from postroom.application.mailbox.commit_ends import ends_with
 from postroom.application.ports.subject_keys import Subject
 from postroom.application.queries.find_subject import CountEncrypted, FindSubject, SubjectInLog
-from postroom.application.queries.log_time import LogTime
+from postroom.application.queries.mailbox_past import LogTime
 
 
 class ErasurePreview(NamedTuple):

@@ -15,12 +15,11 @@ from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.application.cloudevents.message import AMQP, KAFKA, MAILBOX, NATS
 from postroom.application.extras import explain_missing_extra
 from postroom.application.metrics import Metric
-from postroom.application.outbox.formats import MessageFormat, new_format
-from postroom.application.outbox.mailbox_publisher import MailboxPublisher
-from postroom.application.outbox.message import AGGREGATE_ID
-from postroom.application.outbox.route import EVENT_ID, SUBJECT, TOPIC, Route
-from postroom.application.outbox.settings import OutboxSettings
-from postroom.application.ports.publisher import Publisher
+from postroom.application.outbox.events import AGGREGATE_ID
+from postroom.application.outbox.formats import EVENT_ID, SUBJECT, TOPIC, MessageFormat, Route, new_format
+from postroom.application.outbox.message_relay import MailboxPublisher
+from postroom.application.outbox.relay import OutboxSettings
+from postroom.application.ports.outbox import Publisher
 from postroom.domain.names import DEFAULT_MAILBOX
 
 __all__ = ["EventTarget", "KafkaSettings", "MailboxTarget", "NatsSettings", "RabbitmqSettings", "open_target"]

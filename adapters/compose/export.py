@@ -18,7 +18,7 @@ import msgspec
 from postroom.adapters.compose.queries import open_read_models
 from postroom.adapters.export.file import LimitReached, StreamedExport, whole_file
 from postroom.application.extras import explain_missing_extra
-from postroom.application.ports.search_queries import ExportFormat, ExportOptions, ExportPart
+from postroom.application.ports.read_models import ExportFormat, ExportOptions, ExportPart
 from postroom.application.queries.export_messages import ExportMessages, ExportSource
 from postroom.domain.errors import InternalError, PostroomError
 from postroom.domain.search import EventFilter

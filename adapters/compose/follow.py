@@ -6,7 +6,7 @@ from threading import Event
 
 from postroom.adapters.compose.store import Store, open_log_reader, open_store
 from postroom.adapters.compose.targets import open_clickhouse
-from postroom.application.monitor import Monitor
+from postroom.application.metrics import Monitor
 from postroom.projections.follow import Follower
 from postroom.projections.follow_monitor import follow_monitor
 from postroom.projections.incremental.counts import FollowCounts

@@ -15,8 +15,8 @@ from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.backup import loading
 from postroom.adapters.sqlite.database import Mode, open_file
 from postroom.adapters.sqlite.store_file import check_reader, is_frozen
-from postroom.application.backup.copy_store import copy_store
 from postroom.application.backup.former_records import FormerLog
+from postroom.application.backup.manifest import copy_store
 from postroom.application.extras import explain_missing_extra
 from postroom.application.ports.backup import MailboxHead, RecordedRow, StoreLoader
 from postroom.application.ports.event_log import Seal, StoredSnapshot

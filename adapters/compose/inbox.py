@@ -24,21 +24,24 @@ from postroom.adapters.postgres.messaging.inbox import PostgresInbox
 from postroom.adapters.postgres.messaging.inbox_queue import PostgresInboxQueue
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.background import background_task
 from postroom.application.inbox.dead_letter_admin import DeadLetterAdmin, InboxDeadLetter
 from postroom.application.inbox.dead_letters import DeadLetterPublisher
-from postroom.application.inbox.delivery import Delivery, identify
-from postroom.application.inbox.dispatcher import EventDispatcher
-from postroom.application.inbox.event_handlers import EventHandlers
-from postroom.application.inbox.get_backlog import GetInboxBacklog, InboxBacklog
-from postroom.application.inbox.metrics import OrderedQueue, inbox_monitor, with_queue
+from postroom.application.inbox.delivery import Delivery, EventDispatcher, EventHandlers, identify
+from postroom.application.inbox.metrics import (
+    GetInboxBacklog,
+    InboxBacklog,
+    InboxSettings,
+    OrderedQueue,
+    inbox_monitor,
+    with_queue,
+)
 from postroom.application.inbox.ordered_source import OrderedSource, sharing
-from postroom.application.inbox.settings import InboxSettings
 from postroom.application.inbox.worker import InboxWorker
 from postroom.application.messaging.cleanup import Cleanup
-from postroom.application.monitor import Monitor
-from postroom.application.ports.event_handler import EventHandler
+from postroom.application.metrics import Monitor
+from postroom.application.ports.inbox import EventHandler
 from postroom.application.ports.source import Source
+from postroom.application.threads import background_task
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.inbox import DeliveryPolicy
 from postroom.domain.subject import check_token

@@ -10,10 +10,10 @@ from postroom.adapters.local.mailbox import SharedMailbox
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.schemas.validator import SchemaValidator
 from postroom.application.extras import explain_missing_extra
-from postroom.application.ingest.dead_letters import DeadLetterSubject
-from postroom.application.ingest.ingester import Ingester
-from postroom.application.ingest.metrics import ingest_monitor
+from postroom.application.ingest.ingester import Ingester, ingest_monitor
 from postroom.application.ingest.namespace import (
+    IngestCounts,
+    IngestSettings,
     KafkaSource,
     MessageSource,
     Namespace,
@@ -21,11 +21,9 @@ from postroom.application.ingest.namespace import (
     RabbitmqSource,
     RedisSource,
 )
-from postroom.application.ingest.redrive import IngestDeadLetter, IngestDeadLetterAdmin
-from postroom.application.ingest.settings import IngestCounts, IngestSettings
+from postroom.application.ingest.redrive import DeadLetterSubject, IngestDeadLetter, IngestDeadLetterAdmin
 from postroom.application.mailbox.administer import CommandHandlers
-from postroom.application.metrics import Metric
-from postroom.application.monitor import Monitor, is_answering
+from postroom.application.metrics import Metric, Monitor, is_answering
 from postroom.application.ports.source import CountedSource
 
 __all__ = [

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from postroom.adapters.compose.store import MEMORY
 from postroom.adapters.postgres.url import is_url
 from postroom.application.extras import explain_missing_extra
-from postroom.application.ports.lease_store import LeaseStore
-from postroom.application.ports.lease_tables import LeaseTables
+from postroom.application.ports.lease_store import LeaseStore, LeaseTables
 from postroom.domain.arguments import check_path
 from postroom.domain.errors import InvalidRequest
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from postroom.adapters.compose.store import MEMORY, Store, open_store
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.background import cancel_and_wait
+from postroom.application.outbox.events import OutboxCounter, RecordedMessages, explain_counts
 from postroom.application.outbox.message_relay import MessageRelay, SendBatch
-from postroom.application.outbox.recorded import OutboxCounter, RecordedMessages, explain_counts
-from postroom.application.ports.message_outbox import MessageOutbox
+from postroom.application.ports.outbox import MessageOutbox
+from postroom.application.threads import cancel_and_wait
 from postroom.domain.errors import InvalidRequest, PostroomError, UnusableServer
 
 MAX_OUTBOXES = 100

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import AbstractContextManager
 
 from postroom.application.extras import explain_missing_extra
-from postroom.application.monitor import Monitor
+from postroom.application.metrics import Monitor
 
 
 @explain_missing_extra("serve")

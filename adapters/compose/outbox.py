@@ -20,7 +20,7 @@ from postroom.application.outbox.operate import (
     ListFailedEvents,
     RetryOutboxEvents,
 )
-from postroom.application.outbox.settings import OutboxSettings
+from postroom.application.outbox.relay import OutboxSettings
 
 __all__ = [
     "AsyncOutbox",

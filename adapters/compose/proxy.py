@@ -11,14 +11,12 @@ from postroom.adapters.compose.runner import Access, RunnerSettings, StoreHost
 from postroom.adapters.compose.serve import unrestricted
 from postroom.adapters.sockets.protection import Protection, check_access
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.background import background_task
 from postroom.application.cluster.leased_mailbox import RunnerIdentity
 from postroom.application.cluster.proxy import Proxy
 from postroom.application.cluster.runner import Runner
 from postroom.application.extras import explain_missing_extra
-from postroom.application.metrics import Metric
-from postroom.application.monitor import Monitor
-from postroom.application.surface_metrics import SurfaceMetrics
+from postroom.application.metrics import Metric, Monitor, SurfaceMetrics
+from postroom.application.threads import background_task
 
 if TYPE_CHECKING:  # grpcio is an extra
     from postroom.adapters.grpc.node_access import NodeAccess

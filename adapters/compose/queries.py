@@ -9,38 +9,39 @@ from postroom.adapters.compose import list_mailboxes, open_archive
 from postroom.adapters.compose.erasure import open_protection
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.system.clock import SystemClock
+from postroom.application.erasure.erase_subject import ErasureSettings
 from postroom.application.erasure.protection import Protection
-from postroom.application.erasure.settings import ErasureSettings
 from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.archived_log import ArchivedEventLog
 from postroom.application.mailbox.stored_snapshots import fold
-from postroom.application.ports.clock import Clock
-from postroom.application.ports.event_log import EventLogReader
+from postroom.application.ports.event_log import Clock, EventLogReader
 from postroom.application.ports.read_models import ReadModels
-from postroom.application.queries.describe_mailbox import DescribeMailbox, MailboxSummary
 from postroom.application.queries.explain_message import ExplainMessage
-from postroom.application.queries.find_message_ids import FindMessageIds
-from postroom.application.queries.get_backlog import GetBacklog, ListTopics
-from postroom.application.queries.get_message import GetMessage
-from postroom.application.queries.list_dead_letters import ListDeadLetters
-from postroom.application.queries.log_time import LogTime
-from postroom.application.queries.mailbox_past import read_settings
-from postroom.application.queries.peek_messages import PeekMessages, WhyEmpty
-from postroom.application.queries.preview_settings import PreviewSettings
-from postroom.application.queries.read_model_queries import (
+from postroom.application.queries.get_message import FindMessageIds, GetMessage
+from postroom.application.queries.mailbox_past import LogTime, StateAt, read_settings
+from postroom.application.queries.measure_mailbox import (
+    DescribeMailbox,
+    GetBacklog,
+    ListTopics,
+    MailboxSummary,
+)
+from postroom.application.queries.message_lists import (
     GetProjectionStatus,
     GetTableStats,
     GroupDeadLetters,
+    ListDeadLetters,
+    PeekMessages,
     SearchMessages,
+    WhyEmpty,
 )
+from postroom.application.queries.preview_settings import PreviewSettings
 from postroom.application.queries.simulate_policy import SimulatePolicy
-from postroom.application.queries.time_travel import StateAt
 from postroom.application.queries.verify import VerifyLog
-from postroom.domain.mailbox.settings_effects import SettingsPreview
+from postroom.domain.mailbox.topic_decisions import SettingsPreview
 from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox, check_topic
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.settings import MailboxSettings, SettingsChanges, resolve_policy
-from postroom.domain.subject_policy import SubjectPolicy
+from postroom.domain.subject import SubjectPolicy
 
 
 class Reader:

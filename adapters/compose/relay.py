@@ -14,15 +14,12 @@ from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutbo
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.background import background_task
 from postroom.application.cloudevents.message import NATS
-from postroom.application.monitor import Monitor
-from postroom.application.outbox.formats import new_format
-from postroom.application.outbox.metrics import relay_monitor
-from postroom.application.outbox.relay import OutboxRelay
-from postroom.application.outbox.route import SUBJECT, Route
-from postroom.application.outbox.settings import OutboxSettings
-from postroom.application.ports.clock import Clock
+from postroom.application.metrics import Monitor
+from postroom.application.outbox.formats import SUBJECT, Route, new_format
+from postroom.application.outbox.relay import OutboxRelay, OutboxSettings, relay_monitor
+from postroom.application.ports.event_log import Clock
+from postroom.application.threads import background_task
 
 __all__ = [
     "EventTarget",

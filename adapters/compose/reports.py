@@ -9,8 +9,7 @@ from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.compose.store import open_log_reader, open_store
 from postroom.adapters.postgres.url import is_url
 from postroom.application.extras import explain_missing_extra
-from postroom.application.queries.mailbox_past import read_mailbox_past
-from postroom.application.queries.time_travel import to_us
+from postroom.application.queries.mailbox_past import read_mailbox_past, to_us
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.policy_simulation import Changes
 from postroom.projections.ports.log_reader import LogReader

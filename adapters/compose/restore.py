@@ -25,10 +25,8 @@ from postroom.adapters.sqlite.restore import check_side_files, finish, log_ends,
 from postroom.adapters.sqlite.store import SqliteStore
 from postroom.adapters.sqlite.store_file import has_file
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.backup.comparison import Loss, check_losses, compare
-from postroom.application.backup.copy_store import copy_store
-from postroom.application.backup.fence import fencing_commits
-from postroom.application.backup.manifest import Manifest
+from postroom.application.backup.former_records import fencing_commits
+from postroom.application.backup.manifest import Loss, Manifest, check_losses, compare, copy_store
 from postroom.application.extras import explain_missing_extra
 from postroom.domain.commit import Commit
 from postroom.domain.errors import InvalidRequest

@@ -14,21 +14,17 @@ from postroom.adapters.compose.serve import Protection, make_service, unrestrict
 from postroom.adapters.compose.store import MEMORY, Store, open_store
 from postroom.adapters.sockets.protection import check_access
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.background import cancel_and_wait, wait_at_most
-from postroom.application.cluster.lease_term import LeaseTerm
+from postroom.application.cluster.lease_follower import LeaseTerm
 from postroom.application.cluster.leased_mailbox import RunnerIdentity
-from postroom.application.cluster.runner import Runner
-from postroom.application.cluster.served_mailboxes import ServedMailboxes
+from postroom.application.cluster.runner import Runner, ServedMailboxes
 from postroom.application.extras import explain_missing_extra
-from postroom.application.metrics import Metric, label
-from postroom.application.monitor import Monitor
+from postroom.application.metrics import Metric, Monitor, SurfaceMetrics, label
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.ports.control_plane import LeaseAdmin
-from postroom.application.ports.mailbox_host import MailboxReport
+from postroom.application.ports.control_plane import LeaseAdmin, MailboxReport
 from postroom.application.queries.preview_settings import check_losses
 from postroom.application.service import OpenSession, Search, Service
-from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.telemetry import logger, summarize
+from postroom.application.threads import cancel_and_wait, wait_at_most
 from postroom.domain.arguments import check_items
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError
 from postroom.domain.names import check_mailbox, check_member

@@ -9,12 +9,10 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 
 from postroom.adapters.compose.export import END, FAILURE, HEADER, ExportFailure, ExportJob
-from postroom.application.background import wait_uncancelled
 from postroom.application.ports.facets import BARS, Facets, SuggestionField, Timeline
-from postroom.application.ports.read_models import ReadModels
-from postroom.application.ports.search_queries import ExportOptions, ExportPart
+from postroom.application.ports.read_models import ExportOptions, ExportPart, ReadModels
 from postroom.application.service import Search
-from postroom.application.threads import in_query_thread
+from postroom.application.threads import in_query_thread, wait_uncancelled
 from postroom.domain.errors import (
     InternalError,
     InvalidRequest,

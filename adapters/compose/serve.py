@@ -12,9 +12,9 @@ from postroom.adapters.sockets.protection import Protection
 from postroom.adapters.sockets.tls import ServerTls, TlsFiles
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.extras import explain_missing_extra
-from postroom.application.metrics import Measure
+from postroom.application.metrics import Measure, SurfaceMetrics
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.outbox.recorded import OutboxCounter
+from postroom.application.outbox.events import OutboxCounter
 from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage
 from postroom.application.service import (
     Groups,
@@ -25,7 +25,6 @@ from postroom.application.service import (
     WriteHealth,
     unrestricted,
 )
-from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.threads import in_query_thread
 
 if TYPE_CHECKING:  # uvicorn is an extra

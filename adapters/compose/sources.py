@@ -9,7 +9,6 @@ from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.adapters.redis.settings import RedisSettings
 from postroom.application.extras import explain_missing_extra
-from postroom.application.ingest.dead_letters import DEAD_LETTER_ID, DeadLetterSubject
 from postroom.application.ingest.namespace import (
     KafkaSource,
     MessageSource,
@@ -18,7 +17,8 @@ from postroom.application.ingest.namespace import (
     RabbitmqSource,
     RedisSource,
 )
-from postroom.application.ports.publisher import Publisher
+from postroom.application.ingest.redrive import DEAD_LETTER_ID, DeadLetterSubject
+from postroom.application.ports.outbox import Publisher
 from postroom.application.ports.source import CountedSource
 
 

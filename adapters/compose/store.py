@@ -10,8 +10,8 @@ from postroom.adapters.sqlite.store import SqliteStore
 from postroom.adapters.sqlite.store_file import has_file
 from postroom.application.extras import explain_missing_extra
 from postroom.application.ports.event_log import EventLog, EventLogReader
-from postroom.application.ports.message_outbox import MessageCount, MessageOutbox
-from postroom.application.ports.ownership import Ownership
+from postroom.application.ports.lease_store import Ownership
+from postroom.application.ports.outbox import MessageCount, MessageOutbox
 from postroom.domain.arguments import check_path
 from postroom.domain.errors import InvalidRequest
 

@@ -6,12 +6,11 @@ from datetime import UTC, datetime
 
 from postroom.adapters.compose import Postroom, make_settings
 from postroom.adapters.memory.event_log import MemoryEventLog
-from postroom.application.background import background_task
 from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.threads import background_task
 from postroom.domain.arguments import check_type
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.mailbox.commands import Sweep
-from postroom.domain.mailbox.events import MailboxMode
+from postroom.domain.mailbox.commands import MailboxMode, Sweep
 from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 

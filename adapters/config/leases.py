@@ -5,9 +5,9 @@ from pathlib import Path
 
 from postroom.adapters.config.document import LeaseNamespaceEntry, LeaseNamespaceFile
 from postroom.adapters.config.reader import YamlReader
-from postroom.application.cluster.lease_policies import scale_policy
+from postroom.application.cluster.control_plane_metrics import scale_policy
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.lease.policy import LeasePolicy
+from postroom.domain.lease.lease import LeasePolicy
 
 _DURATION = re.compile(r"([0-9]{1,12})(ms|s|m|h)")
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}

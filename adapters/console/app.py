@@ -31,9 +31,9 @@ from postroom.adapters.console.sessions import BrowserSession, OneTimeCode, Sess
 from postroom.adapters.console.settings import ConsoleSettings
 from postroom.adapters.console.start import StartLink
 from postroom.adapters.console.templating import StaticFiles, Templates
-from postroom.application.correlation import current_corr_id
 from postroom.application.service import Service
 from postroom.application.telemetry import logger
+from postroom.application.tracing import current_corr_id
 from postroom.domain.capability.access import Access
 from postroom.domain.capability.token import Token
 from postroom.domain.errors import (

@@ -6,7 +6,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from postroom.adapters.console.filters import number
-from postroom.application.printable import printable
+from postroom.application.text import printable
 
 SPARK_WIDTH: Final = 120
 SPARK_HEIGHT: Final = 28

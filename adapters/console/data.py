@@ -9,8 +9,7 @@ from postroom.application.masking import NO_MASK, Mask
 from postroom.application.metrics import Metric
 from postroom.application.ports.control_plane import LeaseAdmin, LeaseSummary
 from postroom.application.ports.event_log import EventLogReader
-from postroom.application.ports.read_models import ReadModels
-from postroom.application.ports.search_queries import SearchQueries
+from postroom.application.ports.read_models import ReadModels, SearchQueries
 from postroom.domain.envelope.content import DecodedPayload
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 

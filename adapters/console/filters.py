@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from markupsafe import Markup, escape
 
-from postroom.application.printable import printable
+from postroom.application.text import printable
 
 US: Final = 1_000_000
 SPACE: Final = "\N{NO-BREAK SPACE}"

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from postroom.application.masking import MASK, Mask
-from postroom.application.queries.lineage import DeadLettering, lineage_of
+from postroom.application.queries.redrive_lineage import DeadLettering, lineage_of
 from postroom.application.query_results import Explanation, MessageDetail
 from postroom.domain.envelope.build import OpenedEnvelope
 from postroom.domain.envelope.headers import MailboxItem

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from postroom.application.messages import NewMessage
-from postroom.application.printable import printable
+from postroom.application.text import printable
 from postroom.domain.envelope.build import OpenedEnvelope
 from postroom.domain.envelope.content import decompress
 from postroom.domain.envelope.headers import BINARY_PREFIX, extension_bytes, extension_text

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from postroom.application.background import wait_at_most
 from postroom.application.metrics import Histogram, Metric
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.query_results import Backlog
+from postroom.application.threads import wait_at_most
 from postroom.domain.errors import PostroomError
 
 EVERY_SECONDS: Final = 5.0

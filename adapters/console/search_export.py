@@ -9,7 +9,7 @@ from starlette.responses import Response, StreamingResponse
 
 from postroom.adapters.console.event_filter import check_mask, parse_filter
 from postroom.adapters.console.page import Page
-from postroom.application.ports.search_queries import ExportFormat, ExportOptions, ExportPart, SearchQueries
+from postroom.application.ports.read_models import ExportFormat, ExportOptions, ExportPart, SearchQueries
 from postroom.domain.errors import InvalidRequest
 
 TYPES: Final = {

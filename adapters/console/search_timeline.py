@@ -8,7 +8,7 @@ from markupsafe import Markup
 from postroom.adapters.console.event_filter import write_time
 from postroom.adapters.console.filters import utc
 from postroom.application.ports.facets import Timeline
-from postroom.application.queries.timeline import DAY_MS
+from postroom.application.queries.explain_message import DAY_MS
 
 WIDTH: Final = 640
 HEIGHT: Final = 128

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from postroom.application.background import wait_at_most
+from postroom.application.threads import wait_at_most
 from postroom.domain.errors import NotFound, Saturated
 
 MAX_SESSIONS: Final = 1_024

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from postroom.application.messages import NewMessage
-from postroom.application.printable import printable
+from postroom.application.text import printable
 from postroom.domain.envelope.headers import BINARY_PREFIX
 
 MAX_PAYLOAD_BYTES = 32 << 10

@@ -15,7 +15,7 @@ import msgspec
 
 from postroom.adapters.files.durable import sync
 from postroom.application.masking import NO_MASK
-from postroom.application.ports.search_queries import ExportFormat, ExportOptions, ExportPart
+from postroom.application.ports.read_models import ExportFormat, ExportOptions, ExportPart
 from postroom.application.queries.export_messages import ExportedMessage
 from postroom.domain.errors import InvalidRequest, Unavailable
 from postroom.domain.search import FoundMessage

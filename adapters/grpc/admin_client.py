@@ -35,8 +35,8 @@ from postroom.application.ports.control_plane import (
     RunnerRegistration,
 )
 from postroom.domain.errors import InvalidRequest, LeaseHeld, LeaseLost, Unavailable
+from postroom.domain.lease.lease import LeasePolicy
 from postroom.domain.lease.partitions import partition_of
-from postroom.domain.lease.policy import LeasePolicy
 
 ATTEMPT_MS = 1_500
 """Time in which an admin must answer before the next one is asked; a runner that stops has 5 s in all."""

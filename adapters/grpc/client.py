@@ -17,11 +17,10 @@ from postroom.adapters.grpc.status import error_of, read_error
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.adapters.sockets.client_tls import ClientFiles
 from postroom.adapters.sockets.peers import check_socket_owner
-from postroom.application.correlation import current_corr_id
 from postroom.application.mailbox_client import MailboxClient
 from postroom.application.messages import MessageDelivery, NewMessage, Sent, write_receipt
 from postroom.application.operations.operation import Arguments, Operation
-from postroom.application.tracing import outgoing_headers
+from postroom.application.tracing import current_corr_id, outgoing_headers
 from postroom.domain.errors import InvalidRequest, Rejected, Unavailable
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.message import Receipt

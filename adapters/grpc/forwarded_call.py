@@ -11,7 +11,7 @@ from postroom.adapters.grpc.metadata import FORWARDED_KEY, MAILBOX_KEY, write_te
 from postroom.adapters.grpc.owner_channels import OwnerUnreachable
 from postroom.adapters.grpc.status import DETAILS_KEY, detailed_error, status_code, status_of
 from postroom.application.cluster.proxy import RETRY_MS, no_owner
-from postroom.application.correlation import correlate
+from postroom.application.tracing import correlate
 from postroom.domain.errors import PostroomError, Unavailable, WrongOwner
 from postroom.domain.lease.routing import Route
 

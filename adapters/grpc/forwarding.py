@@ -26,7 +26,7 @@ from postroom.adapters.grpc.methods import METHODS, NAMES
 from postroom.adapters.grpc.owner_channels import OwnerChannels, OwnerUnreachable
 from postroom.adapters.grpc.status import status_code
 from postroom.application.cluster.proxy import Proxy
-from postroom.application.cluster.served_mailboxes import ServedMailboxes
+from postroom.application.cluster.runner import ServedMailboxes
 from postroom.application.metrics import Metric, counter, gauge
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InternalError, PostroomError, Saturated, Unavailable, WrongOwner

@@ -13,14 +13,12 @@ from postroom.adapters.grpc.metadata import MAILBOX_KEY, read_metadata, read_tex
 from postroom.adapters.grpc.methods import METHODS, NAMES, Method
 from postroom.adapters.grpc.service import Call, Context, MailboxService
 from postroom.adapters.grpc.status import DETAILS_KEY, status_code, status_of
-from postroom.application.background import cancel_and_wait
 from postroom.application.caller import read_bearer
-from postroom.application.correlation import correlate
+from postroom.application.metrics import SurfaceMetrics
 from postroom.application.service import FindService, Service, Session
-from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.telemetry import logger
-from postroom.application.trace_context import context_of
-from postroom.application.tracing import Span, tracer
+from postroom.application.threads import cancel_and_wait
+from postroom.application.tracing import Span, context_of, correlate, tracer
 from postroom.domain.errors import InternalError, NotFound, PostroomError, Unauthenticated, Unavailable
 
 CORR_ID_KEY = "x-corr-id"

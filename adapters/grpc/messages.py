@@ -11,8 +11,7 @@ from google.protobuf.struct_pb2 import ListValue, Struct
 
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.messages import MessageDelivery, NewMessage, read_receipt, write_receipt
-from postroom.application.query_results import Moment
-from postroom.application.redrive_results import RedriveReport
+from postroom.application.query_results import Moment, RedriveReport
 from postroom.domain.envelope.build import without_auth_token
 from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.errors import InvalidRequest

@@ -12,10 +12,8 @@ from postroom.adapters.grpc.metadata import read_metadata
 from postroom.adapters.grpc.methods import Method
 from postroom.adapters.grpc.node_access import NodeAccess
 from postroom.adapters.grpc.status import DETAILS_KEY, status_code, status_of
-from postroom.application.correlation import correlate
 from postroom.application.telemetry import logger
-from postroom.application.trace_context import context_of
-from postroom.application.tracing import tracer
+from postroom.application.tracing import context_of, correlate, tracer
 from postroom.domain.errors import InternalError, PostroomError
 
 CORR_ID_KEY = "x-corr-id"

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from postroom.application.background import cancel_and_wait, wait_at_most
+from postroom.application.threads import cancel_and_wait, wait_at_most
 from postroom.domain.errors import Saturated
 
 CALLS_PER_CONNECTION = 512

@@ -10,7 +10,7 @@ from postroom.adapters.grpc.cluster.v1 import cluster_pb2 as pb
 from postroom.adapters.grpc.methods import ROUTING
 from postroom.adapters.grpc.status import error_of
 from postroom.adapters.sockets.peers import check_socket_owner
-from postroom.application.background import cancel_and_wait
+from postroom.application.threads import cancel_and_wait
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 
 RESOLVE_SECONDS = 1.0

@@ -10,7 +10,7 @@ from postroom.adapters.grpc.metadata import EPOCH_KEY, POSITION_KEY, PUSH_KEY
 from postroom.adapters.grpc.methods import CONTROL_PLANE, Method
 from postroom.adapters.grpc.node_access import NodeAccess
 from postroom.adapters.grpc.status import error_of
-from postroom.application.ports.route_push import RouteChange
+from postroom.application.ports.control_plane import RouteChange
 from postroom.domain.errors import Unavailable
 
 _UPDATE: Method = CONTROL_PLANE["update_mailbox_route"]

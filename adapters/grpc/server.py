@@ -18,8 +18,8 @@ from postroom.adapters.sockets.address import Address, find_file, remove_stale, 
 from postroom.adapters.sockets.connections import ConnectionLimits
 from postroom.adapters.sockets.protection import Protection, check_access
 from postroom.adapters.sockets.tls import LoadedTls, ServerTls
-from postroom.application.background import background_task
 from postroom.application.service import Service, Surface, only
+from postroom.application.threads import background_task
 from postroom.domain.errors import Unavailable
 
 MAX_REQUEST_BYTES = (1 << 20) + (64 << 10)

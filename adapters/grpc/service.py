@@ -14,13 +14,13 @@ from postroom.adapters.grpc.metadata import MEMBERS_KEY, read_metadata, read_num
 from postroom.adapters.grpc.operations import BY_METHOD, read_arguments, write_answer
 from postroom.adapters.grpc.status import write_error
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
-from postroom.application.background import wait_at_most
-from postroom.application.cluster.members_fence import MembersFence
+from postroom.application.cluster.members_history import MembersFence
 from postroom.application.delivery_window import DeliveryWindow, extended_receipts, finished_receipts
 from postroom.application.mailbox.settle import submit_valid
 from postroom.application.messages import NewMessage, ReceivedMessage, read_receipt
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.service import Service, Session
+from postroom.application.threads import wait_at_most
 from postroom.domain.arguments import check_int
 from postroom.domain.errors import (
     Forbidden,

@@ -10,10 +10,9 @@ import msgspec
 from postroom.adapters.http.address import CheckedResolver, check_url, parse_allow_entry
 from postroom.adapters.http.response import classify_response
 from postroom.adapters.http.signature import check_keys, sign
-from postroom.application.correlation import current_corr_id
-from postroom.application.inbox.settings import TIMEOUT_MS
-from postroom.application.ports.event_handler import HandlerRequest
-from postroom.application.tracing import outgoing_headers
+from postroom.application.inbox.metrics import TIMEOUT_MS
+from postroom.application.ports.inbox import HandlerRequest
+from postroom.application.tracing import current_corr_id, outgoing_headers
 from postroom.domain.inbox import HandlerResult
 
 CONNECT_TIMEOUT_SECONDS = 10

@@ -14,7 +14,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from postroom.application.inbox.settings import InboxSettings
+from postroom.application.inbox.metrics import InboxSettings
 from postroom.domain.errors import InvalidRequest, Unauthenticated
 
 MIN_KEY_BYTES = 16

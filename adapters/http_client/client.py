@@ -17,12 +17,11 @@ from yarl import URL
 from postroom.adapters.http_client import answers
 from postroom.adapters.sockets.client_tls import ClientFiles, explain_tls_failure, make_client_context
 from postroom.adapters.sockets.peers import check_socket_owner
-from postroom.application.correlation import current_corr_id
 from postroom.application.mailbox_client import MailboxClient
 from postroom.application.messages import MessageDelivery, NewMessage, Sent, write_receipt
 from postroom.application.operations.operation import Arguments, Operation
 from postroom.application.remote_errors import DEFAULT_RETRY_MS
-from postroom.application.tracing import outgoing_headers
+from postroom.application.tracing import current_corr_id, outgoing_headers
 from postroom.domain.errors import FrameTooLarge, InvalidRequest, PostroomError, Rejected, Unavailable
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.message import Receipt

@@ -26,12 +26,19 @@ from postroom.adapters.http_server.strict_json import decode
 from postroom.application.caller import read_bearer
 from postroom.application.cloudevents.message import read_message
 from postroom.application.cloudevents.new_message import new_message
-from postroom.application.correlation import MAX_CORR_ID_CHARS, correlate, is_corr_id
+from postroom.application.metrics import SurfaceMetrics
 from postroom.application.service import OpenSession, Session
-from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.telemetry import logger
-from postroom.application.trace_context import TraceContext, read_context
-from postroom.application.tracing import NO_TRACER, Span, tracer
+from postroom.application.tracing import (
+    MAX_CORR_ID_CHARS,
+    NO_TRACER,
+    Span,
+    TraceContext,
+    correlate,
+    is_corr_id,
+    read_context,
+    tracer,
+)
 from postroom.domain.errors import (
     FrameTooLarge,
     InternalError,

@@ -9,11 +9,10 @@ from postroom.adapters.http_server.app import describe, refusal, send_reply
 from postroom.adapters.http_server.bodies import Bodies, ClientGone
 from postroom.adapters.http_server.call import CLOSE
 from postroom.adapters.http_server.site import Site
-from postroom.application.correlation import correlate, is_corr_id
+from postroom.application.metrics import SurfaceMetrics
 from postroom.application.service import Service
-from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.telemetry import logger
-from postroom.application.tracing import Span, tracer
+from postroom.application.tracing import Span, correlate, is_corr_id, tracer
 from postroom.domain.errors import FrameTooLarge, NotFound, PostroomError
 
 READS = frozenset(("GET", "HEAD", "OPTIONS"))

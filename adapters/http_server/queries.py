@@ -16,7 +16,7 @@ from postroom.application.ports.dead_letters import (
     DeadLetterGroupFilter,
     DeadLetterGroupPage,
 )
-from postroom.application.queries.time_travel import to_us
+from postroom.application.queries.mailbox_past import to_us
 from postroom.application.service import Service
 from postroom.domain.capability.rights import Right
 from postroom.domain.envelope.build import without_auth_token

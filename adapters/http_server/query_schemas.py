@@ -9,7 +9,7 @@ from msgspec import Meta
 from postroom.adapters.http_server.schemas import Name
 from postroom.application import query_results
 from postroom.application.operations.mailbox import Limit, Position, Text
-from postroom.application.outbox.recorded import RecordedMessages
+from postroom.application.outbox.events import RecordedMessages
 from postroom.application.query_results import DeadLetter, DlqProfile
 from postroom.domain.mailbox.counts import TopicSummary
 

@@ -22,9 +22,9 @@ from postroom.adapters.http_server.site import Site
 from postroom.adapters.sockets.address import BACKLOG, Address, find_file, listen, unlink, url
 from postroom.adapters.sockets.protection import Protection, check_access
 from postroom.adapters.sockets.tls_listener import TlsListener
-from postroom.application.background import background_task, cancel_and_wait
 from postroom.application.service import Service, Surface
 from postroom.application.telemetry import logger
+from postroom.application.threads import background_task, cancel_and_wait
 from postroom.domain.errors import InvalidRequest
 
 ABORT_SECONDS = 0.5

@@ -11,11 +11,11 @@ import msgspec
 from postroom.adapters.http_server import schemas
 from postroom.adapters.http_server.call import Call
 from postroom.adapters.http_server.problems import brief
-from postroom.application.background import cancel_and_wait
 from postroom.application.delivery_window import DeliveryWindow
 from postroom.application.messages import ReceivedMessage, rfc3339
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.service import Service
+from postroom.application.threads import cancel_and_wait
 from postroom.domain.errors import PostroomError, Saturated, Unavailable
 from postroom.domain.message import Receipt
 

@@ -17,7 +17,7 @@ from postroom.adapters.kafka.partition import Partition
 from postroom.adapters.kafka.settings import client_reason
 from postroom.adapters.kafka.thread_calls import ThreadCalls
 from postroom.application.ingest.broker_access import TLS_ADVICE
-from postroom.application.ingest.deliveries import DeliveryToken
+from postroom.application.ingest.settlement import DeliveryToken
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Unavailable
 

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from postroom.adapters.kafka.settings import KafkaSettings, client_reason
 from postroom.application.ingest.broker_access import TLS_ADVICE
-from postroom.application.ports.publisher import PublishAck
+from postroom.application.ports.outbox import PublishAck
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 
 TIMEOUT_MS = 10_000

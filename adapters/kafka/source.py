@@ -13,11 +13,11 @@ from confluent_kafka import Message
 
 from postroom.adapters.kafka.consumer import GroupConsumer, place_of
 from postroom.adapters.kafka.settings import KafkaSettings
-from postroom.application.background import wait_at_most
 from postroom.application.cloudevents.message import is_cloud_event
-from postroom.application.ingest.deliveries import Deliveries, DeliveryToken
-from postroom.application.ingest.schema_framing import framing_length
+from postroom.application.ingest.broker_access import framing_length
+from postroom.application.ingest.settlement import Deliveries, DeliveryToken
 from postroom.application.ports.source import Headers, SourceMessage
+from postroom.application.threads import wait_at_most
 from postroom.domain.errors import InvalidRequest, Unavailable
 
 JOIN_SECONDS = 60.0

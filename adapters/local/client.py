@@ -13,10 +13,10 @@ from postroom.adapters.local import protocol
 from postroom.adapters.local.endpoints import Endpoint
 from postroom.adapters.local.protocol import Frames, MalformedFrame, Query, Receiving, frame
 from postroom.application.caller import current_caller
-from postroom.application.correlation import current_corr_id
-from postroom.application.forks import set_close_on_fork
 from postroom.application.messages import MessageDelivery
-from postroom.application.ports.mailbox_owner import Answer
+from postroom.application.ports.event_log import Answer
+from postroom.application.threads import set_close_on_fork
+from postroom.application.tracing import current_corr_id
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 from postroom.domain.mailbox.commands import Command, Receive, Send
 

@@ -12,7 +12,7 @@ from postroom.adapters.local.certificate import NAME, trust_certificate
 from postroom.adapters.local.paths import bound_path, socket_address
 from postroom.adapters.sockets.address import split_address
 from postroom.adapters.sockets.peers import is_own_or_root
-from postroom.application.ports.ownership import OwnerAddress, OwnerDirectory, Ownership
+from postroom.application.ports.lease_store import OwnerAddress, OwnerDirectory, Ownership
 from postroom.domain.errors import InvalidRequest, Unavailable
 
 DIAL_SECONDS = 5.0

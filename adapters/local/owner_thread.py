@@ -9,10 +9,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from postroom.adapters.local.shared import SharedOwner
-from postroom.application.background import cancel_and_wait, wait_uncancelled
-from postroom.application.forks import check_not_forked
 from postroom.application.messages import MessageDelivery
-from postroom.application.ports.mailbox_owner import Answer
+from postroom.application.ports.event_log import Answer
+from postroom.application.threads import cancel_and_wait, check_not_forked, wait_uncancelled
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.commands import Command, Receive
 

@@ -20,7 +20,7 @@ from postroom.application.message_stream import MAX_WAIT_MS
 from postroom.application.messages import MessageDelivery, check_receipt
 from postroom.application.metrics import Metric
 from postroom.application.operations.mailbox import OPERATIONS
-from postroom.application.ports.mailbox_owner import Accepted, Answer
+from postroom.application.ports.event_log import Accepted, Answer
 from postroom.application.remote_errors import rebuild_error
 from postroom.domain.arguments import MAX_INT, check_int, check_optional_text, check_path, check_text
 from postroom.domain.errors import InvalidRequest, PostroomError, Rejected

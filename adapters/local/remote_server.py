@@ -10,10 +10,9 @@ from postroom.adapters.local.server import LocalServer
 from postroom.adapters.sockets.address import join_address, listen, resolve, split_address
 from postroom.adapters.sockets.connections import UnauthenticatedConnections
 from postroom.adapters.sockets.tls_listener import TlsListener
-from postroom.application.background import background_task
-from postroom.application.forks import set_close_on_fork
-from postroom.application.ports.ownership import OwnerAddress, OwnerDirectory
+from postroom.application.ports.lease_store import OwnerAddress, OwnerDirectory
 from postroom.application.telemetry import logger
+from postroom.application.threads import background_task, set_close_on_fork
 from postroom.domain.errors import InvalidRequest, PostroomError
 
 TICKET_BYTES = 32

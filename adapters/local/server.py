@@ -14,13 +14,12 @@ from postroom.adapters.local import protocol
 from postroom.adapters.local.paths import bound_path, socket_address
 from postroom.adapters.local.protocol import FRAME_BYTES, Frames, Hello, MalformedFrame, frame, wire_error
 from postroom.adapters.sockets.peers import is_own_or_root
-from postroom.application.background import cancel_and_wait
 from postroom.application.caller import call_as
-from postroom.application.correlation import correlate
-from postroom.application.forks import set_close_on_fork
 from postroom.application.mailbox.receive import STREAM_ENDED
-from postroom.application.ports.mailbox_owner import MailboxOwner
+from postroom.application.ports.event_log import MailboxOwner
 from postroom.application.telemetry import logger
+from postroom.application.threads import cancel_and_wait, set_close_on_fork
+from postroom.application.tracing import correlate
 from postroom.domain.errors import (
     Fenced,
     InternalError,

@@ -9,12 +9,12 @@ from typing import Any, Protocol, TypeVar
 
 from postroom.adapters.local.client import LocalClient, OwnerGone
 from postroom.adapters.local.endpoints import Endpoint, LocalEndpoint, RemoteEndpoint
-from postroom.application.forks import check_not_forked
 from postroom.application.mailbox.groups import as_known
 from postroom.application.messages import MessageDelivery
-from postroom.application.ports.mailbox_owner import Accepted, Answer, MailboxOwner
-from postroom.application.ports.ownership import Ownership
+from postroom.application.ports.event_log import Accepted, Answer, MailboxOwner
+from postroom.application.ports.lease_store import Ownership
 from postroom.application.telemetry import logger
+from postroom.application.threads import check_not_forked
 from postroom.domain.errors import (
     Fenced,
     MailboxClosed,

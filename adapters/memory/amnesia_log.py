@@ -11,7 +11,6 @@ from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox.codec import encode_events, to_records
 from postroom.application.ports.event_log import LogSize, StoredSnapshot
 from postroom.domain.commit import Commit
-from postroom.domain.event import Event
 from postroom.domain.message import (
     Headers,
     MessageAcked,
@@ -20,7 +19,7 @@ from postroom.domain.message import (
     MessageRedriven,
     MessageSent,
 )
-from postroom.domain.record import Record
+from postroom.domain.record import Event, Record
 
 RECORD_BYTES = 500
 """Estimated memory of a record without its envelope."""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from postroom.application.ports.event_handler import HandlerRequest
+from postroom.application.ports.inbox import HandlerRequest
 from postroom.application.telemetry import summarize
 from postroom.domain.errors import DuplicateInboxMessage, PoisonMessage
 from postroom.domain.inbox import PROCESSED, HandlerResult

@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 from postroom.adapters.memory.amnesia_log import AmnesiaEventLog
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.memory.ownership import MemoryOwnership
-from postroom.application.ports.message_outbox import MessageCount
+from postroom.application.ports.outbox import MessageCount
 from postroom.domain.errors import InvalidRequest
 
 

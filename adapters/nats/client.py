@@ -19,8 +19,8 @@ from nats.errors import TimeoutError as NatsTimeoutError
 from nats.protocol.parser import PERMISSIONS_ERR
 
 from postroom.adapters.nats.parser import Deliver, FastPathParser, Wake
-from postroom.application.background import cancel_and_wait
 from postroom.application.telemetry import logger
+from postroom.application.threads import cancel_and_wait
 
 FLUSH_TIMEOUT_SECONDS = 2.0
 CLOSE_TIMEOUT_SECONDS = 2.0

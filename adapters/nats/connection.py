@@ -11,8 +11,8 @@ from nats.errors import Error
 from postroom.adapters.nats.access import access_options, explain
 from postroom.adapters.nats.client import SupervisedClient
 from postroom.adapters.nats.settings import NatsSettings
-from postroom.application.background import cancel_and_wait
 from postroom.application.telemetry import logger, summarize
+from postroom.application.threads import cancel_and_wait
 from postroom.domain.errors import Unavailable, UnusableServer
 
 CONNECT_TIMEOUT_SECONDS = 3.0

@@ -6,7 +6,7 @@ import msgspec
 
 from postroom.adapters.nats.definitions import ConsumerDefinition
 from postroom.adapters.nats.streams import JetStreamStreams
-from postroom.application.inbox.settings import CONCURRENCY
+from postroom.application.inbox.metrics import CONCURRENCY
 from postroom.application.telemetry import logger
 from postroom.domain.errors import NotFound, Unavailable
 

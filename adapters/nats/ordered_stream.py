@@ -12,8 +12,7 @@ import msgspec
 from nats.errors import Error as NatsError
 
 from postroom.adapters.nats.source import JetStreamSource, LazyHeaders
-from postroom.application.ports.ordered_stream import StreamState
-from postroom.application.ports.source import SourceMessage
+from postroom.application.ports.source import SourceMessage, StreamState
 from postroom.application.telemetry import summarize
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 

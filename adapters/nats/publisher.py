@@ -11,7 +11,7 @@ from nats.errors import NoRespondersError
 from nats.js.errors import NotFoundError
 
 from postroom.adapters.nats.client import SupervisedClient
-from postroom.application.ports.publisher import NotStored, PublishAck
+from postroom.application.ports.outbox import NotStored, PublishAck
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 
 MAX_PENDING = 4_000

@@ -1,6 +1,6 @@
 """Settings of NATS, importable without its client."""
 
-from postroom.application.ingest.nats_access import NatsAccess, without_secrets
+from postroom.application.ingest.broker_access import NatsAccess, without_secrets
 from postroom.domain.errors import InvalidRequest
 
 _SCHEMES = ("nats", "tls", "ws", "wss")

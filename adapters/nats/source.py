@@ -22,9 +22,9 @@ from postroom.adapters.nats.pull_consumer import (
     missing_error,
 )
 from postroom.adapters.nats.settings import NatsSettings
-from postroom.application.background import wait_at_most
 from postroom.application.ports.source import Headers, SourceMessage
 from postroom.application.telemetry import logger, summarize
+from postroom.application.threads import wait_at_most
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 
 ROUND_TRIP_SECONDS = 2.0

@@ -9,8 +9,7 @@ from opentelemetry import baggage, context, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-from postroom.application.trace_context import TraceContext
-from postroom.application.tracing import PROCESS, MessagingOperation
+from postroom.application.tracing import PROCESS, MessagingOperation, TraceContext
 
 SYSTEM: Final = "postroom"
 MAX_LINKS: Final = 128

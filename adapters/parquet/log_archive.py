@@ -27,7 +27,7 @@ from postroom.adapters.parquet.segment_files import (
     write,
 )
 from postroom.application.mailbox.records import SCAN_POSITIONS
-from postroom.application.ports.log_archive import Segment
+from postroom.application.ports.event_log import Segment
 from postroom.domain.commit import Commit, IndexEntry, chained
 from postroom.domain.errors import BrokenLog
 from postroom.domain.message import MessageAcked, MessageDeadLettered, MessageExpired, MessageSent

@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from postroom.adapters.files.durable import sync
 from postroom.application.mailbox.codec import encode_envelopes
-from postroom.application.ports.log_archive import Segment
+from postroom.application.ports.event_log import Segment
 from postroom.domain.commit import Commit
 from postroom.domain.errors import Unavailable
 from postroom.projections.commit_columns import to_batches

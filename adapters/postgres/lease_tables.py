@@ -7,7 +7,7 @@ from msgspec.structs import asdict
 from postroom.adapters.postgres.database import Connection, Reconnecting, unavailable
 from postroom.adapters.postgres.lease_store import TIMEOUT, open_session
 from postroom.adapters.sql.statements import statements
-from postroom.application.ports.lease_tables import LeaseRow
+from postroom.application.ports.lease_store import LeaseRow
 
 _SQL = statements("postroom.adapters.postgres", "leases.sql")
 

@@ -18,10 +18,9 @@ from postroom.adapters.postgres.database import (
     unavailable,
 )
 from postroom.adapters.sql.statements import statements
-from postroom.application.background import background_task
-from postroom.application.forks import set_close_on_fork
-from postroom.application.ports.ownership import OwnerAddress
+from postroom.application.ports.lease_store import OwnerAddress
 from postroom.application.telemetry import logger
+from postroom.application.threads import background_task, set_close_on_fork
 from postroom.domain.errors import MailboxOwned, Unavailable
 
 POLL_SECONDS = 0.02

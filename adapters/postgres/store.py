@@ -16,7 +16,7 @@ from postroom.adapters.postgres.messaging.message_outbox import (
 from postroom.adapters.postgres.ownership import PostgresOwnership
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.transaction import for_psycopg
-from postroom.application.ports.message_outbox import MessageCount
+from postroom.application.ports.outbox import MessageCount
 from postroom.application.ports.read_models import ContextBacklog
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from threading import Lock, Thread
 from typing import Any, ClassVar, TypeVar
 
 from postroom.adapters.prometheus.text import write_metrics
-from postroom.application.monitor import Monitor
+from postroom.application.metrics import Monitor
 from postroom.application.telemetry import logger
 from postroom.domain.errors import Unavailable
 

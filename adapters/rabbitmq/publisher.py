@@ -15,7 +15,7 @@ from postroom.adapters.rabbitmq.connection import (
     translate_errors,
 )
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
-from postroom.application.ports.publisher import NotStored, PublishAck
+from postroom.application.ports.outbox import NotStored, PublishAck
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Unavailable
 
 MAX_KEY_BYTES = 255

@@ -16,9 +16,9 @@ from postroom.adapters.rabbitmq.connection import (
 )
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.adapters.rabbitmq.stream_offset import StreamOffset
-from postroom.application.background import wait_at_most
-from postroom.application.ingest.deliveries import Deliveries, DeliveryToken
+from postroom.application.ingest.settlement import Deliveries, DeliveryToken
 from postroom.application.ports.source import Headers, SourceMessage
+from postroom.application.threads import wait_at_most
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 
 PROBE_SECONDS = 5.0

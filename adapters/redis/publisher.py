@@ -8,7 +8,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from postroom.adapters.redis.settings import RedisSettings
 from postroom.adapters.redis.source import USER_ADVICE, connect_redis, reason
 from postroom.application.ingest.broker_access import tls_advice
-from postroom.application.ports.publisher import PublishAck
+from postroom.application.ports.outbox import PublishAck
 from postroom.domain.errors import InvalidRequest, Unavailable
 
 _REFUSALS = ("WRONGTYPE", "NOPERM", "READONLY")

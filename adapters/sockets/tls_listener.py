@@ -9,8 +9,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from postroom.adapters.sockets.connections import UnauthenticatedConnections
-from postroom.application.background import cancel_and_wait
 from postroom.application.telemetry import logger
+from postroom.application.threads import cancel_and_wait
 
 PAUSE_SECONDS = 0.2
 SHUTDOWN_SECONDS = 1.0

@@ -14,7 +14,7 @@ from postroom.adapters.sql.statements import check_schema, statements
 from postroom.adapters.sql.transaction import MissingTable, execute, execute_async
 from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.application.messages import NewMessage
-from postroom.application.outbox.new_message import record_message
+from postroom.application.outbox.events import record_message
 from postroom.domain.arguments import check_int, check_type
 from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
 from postroom.domain.policy import MAX_FRAME_BYTES, MailboxLimits

@@ -43,7 +43,7 @@ from postroom.application.ports.facets import (
     check_cap,
     check_suggestions,
 )
-from postroom.application.queries.timeline import DAY_MS, HOUR_MS, bar_width, make_timeline
+from postroom.application.queries.explain_message import DAY_MS, HOUR_MS, bar_width, make_timeline
 from postroom.domain.arguments import check_text
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.search import EventFilter, Order, parse_status

@@ -19,7 +19,7 @@ from postroom.adapters.sqlite.store_file import (
     lock_name,
     name_byte,
 )
-from postroom.application.forks import set_close_on_fork
+from postroom.application.threads import set_close_on_fork
 from postroom.domain.errors import InvalidRequest, Unavailable, UnusableStore
 
 Durability = Literal["full", "relaxed"]

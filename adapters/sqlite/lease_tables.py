@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 
 from postroom.adapters.sql.statements import read_text, statements
 from postroom.adapters.sqlite.database import connect, create_file
-from postroom.application.ports.lease_tables import LeaseRow
+from postroom.application.ports.lease_store import LeaseRow
 from postroom.domain.errors import InvalidRequest, Unavailable
 
 _SQL = statements("postroom.adapters.sqlite", "leases.sql")

@@ -12,8 +12,8 @@ import msgspec
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import BUSY_TIMEOUT_MS, open_file
 from postroom.adapters.sqlite.store_file import is_frozen
-from postroom.application.outbox.recorded import rank_mailboxes
-from postroom.application.ports.message_outbox import MAX_COUNTED, MessageCount, RecordedMessage
+from postroom.application.outbox.events import rank_mailboxes
+from postroom.application.ports.outbox import MAX_COUNTED, MessageCount, RecordedMessage
 from postroom.domain.errors import Unavailable
 
 POLL_SECONDS = 0.02

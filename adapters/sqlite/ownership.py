@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from postroom.adapters.sqlite.store_file import check_own_file, check_writer
-from postroom.application.forks import set_close_on_fork
+from postroom.application.threads import set_close_on_fork
 from postroom.domain.errors import MailboxOwned, Unavailable, UnusableStore
 
 POLL_SECONDS = 0.02

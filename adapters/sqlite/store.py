@@ -16,7 +16,7 @@ from postroom.adapters.sqlite.event_log import SqliteEventLog, mailbox_names
 from postroom.adapters.sqlite.message_outbox import SqliteMessageOutbox, count_messages
 from postroom.adapters.sqlite.ownership import FileOwnership
 from postroom.adapters.sqlite.store_file import check_writer
-from postroom.application.ports.message_outbox import MessageCount
+from postroom.application.ports.outbox import MessageCount
 from postroom.domain.errors import Unavailable
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from itertools import islice
 from postroom.application.access.audit import AuditEntry
 from postroom.application.access.audit_records import AuditEvent, EntriesRemoved, to_commit
 from postroom.application.mailbox.commit_ends import last_commit_through
-from postroom.application.ports.clock import Clock
-from postroom.application.ports.event_log import EventLog, Head, Seal
+from postroom.application.ports.event_log import Clock, EventLog, Head, Seal
 from postroom.application.telemetry import logger, summarize
 from postroom.application.threads import DaemonExecutor
 from postroom.domain.errors import PostroomError, Unavailable, WrongPosition

@@ -9,9 +9,8 @@ from postroom.application.mailbox.codec import make_commit
 from postroom.application.ports.event_log import Head
 from postroom.domain.commit import GENESIS, Commit
 from postroom.domain.errors import BrokenLog
-from postroom.domain.event import StoredEvent
 from postroom.domain.names import AUDIT_LOG, mailbox_stream
-from postroom.domain.record import Record
+from postroom.domain.record import Record, StoredEvent
 
 ACCESS_AUDITED = "AccessAudited.1"
 ENTRIES_REMOVED = "AuditEntriesRemoved.1"

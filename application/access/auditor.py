@@ -6,8 +6,8 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from postroom.application.access.audit import ALLOWED, CANCELLED, AuditEntry, AuditLog
-from postroom.application.correlation import current_corr_id
 from postroom.application.messages import NewMessage
+from postroom.application.tracing import current_corr_id
 from postroom.domain.arguments import MAX_TEXT_CHARS
 from postroom.domain.capability.access import Access
 from postroom.domain.capability.rights import Right

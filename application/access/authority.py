@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from postroom.application.access.key_ring import KeyRing
 from postroom.application.access.revocations import RevocationLog, Revocations
-from postroom.application.ports.clock import Clock
+from postroom.application.ports.event_log import Clock
 from postroom.application.telemetry import logger
 from postroom.domain.capability.access import Access, check_time, limit_to_key
 from postroom.domain.capability.token import RootKey, not_issued_here

@@ -15,8 +15,8 @@ from postroom.application.access.search_queries import AuthorizedSearchQueries
 from postroom.application.access.settings import AccessSettings
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.ports.clock import Clock
-from postroom.application.ports.search_queries import SearchQueries
+from postroom.application.ports.event_log import Clock
+from postroom.application.ports.read_models import SearchQueries
 from postroom.application.service import Grant, Search, Session
 from postroom.application.telemetry import logger
 from postroom.domain.capability.access import Access, limit_to_key, verify

@@ -24,8 +24,7 @@ from postroom.application.service import Search
 from postroom.domain.arguments import check_items
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden, InvalidRequest, NotFound, Rejected
-from postroom.domain.mailbox.settings_effects import SettingsPreview
-from postroom.domain.mailbox.topic_decisions import unknown_topic
+from postroom.domain.mailbox.topic_decisions import SettingsPreview, unknown_topic
 from postroom.domain.names import check_topic
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, MailboxLimits, TopicPolicy
 from postroom.domain.settings import SettingsChanges, check_changes

@@ -7,7 +7,7 @@ import msgspec
 from postroom.application.access.auditor import Auditor, audit_refusals
 from postroom.application.access.guard import Guard
 from postroom.application.operations.mailbox import Mailbox, check_spec
-from postroom.application.redrive_results import Outcome, RedriveMessages, RedrivePreview, RedriveReport
+from postroom.application.query_results import Outcome, RedriveMessages, RedrivePreview, RedriveReport
 from postroom.domain.arguments import check_text
 from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Right

@@ -11,7 +11,7 @@ from postroom.application.access.auditor import Auditor
 from postroom.application.access.guard import Guard
 from postroom.application.access.search import AuthorizedSearch, check_filter, criteria_of
 from postroom.application.ports.facets import BARS, Facets, SuggestionField, Timeline
-from postroom.application.ports.search_queries import ExportOptions, ExportPart, SearchQueries
+from postroom.application.ports.read_models import ExportOptions, ExportPart, SearchQueries
 from postroom.domain.arguments import check_type
 from postroom.domain.capability.rights import Right
 from postroom.domain.search import EventFilter, SearchPage

@@ -1,4 +1,4 @@
-"""Records of the format before commits: one row for each event, linked by a hash chain (ADR 0101).
+"""Import of stores of the format before commits, which stay unchanged meanwhile (ADR 0101).
 
 Stores had this format until 22 November 2026. It is read only to bring them over.
 """
@@ -10,18 +10,22 @@ import msgspec
 from blake3 import blake3
 
 from postroom.application.mailbox.codec import make_commit
+from postroom.application.mailbox.groups import LoadedMailbox
 from postroom.application.mailbox.records import is_indexed
+from postroom.application.mailbox.stored_snapshots import fold_from
+from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.commit import GENESIS, Commit, IndexEntry
 from postroom.domain.errors import BrokenLog
-from postroom.domain.event import Event, StoredEvent
-from postroom.domain.mailbox.events import (
+from postroom.domain.mailbox.commands import (
     LogTruncated,
     MailboxCreated,
     OwnershipTaken,
+    TakeOwnership,
     TopicPaused,
     TopicPolicySet,
     TopicResumed,
 )
+from postroom.domain.mailbox.state import Clock
 from postroom.domain.message import (
     DEFAULT_PRIORITY,
     Headers,
@@ -36,6 +40,7 @@ from postroom.domain.message import (
 )
 from postroom.domain.names import is_mailbox
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.record import Event, StoredEvent
 
 MAX_EVENTS, MAX_BYTES = 1_000, 8 << 20
 """Bounds of the events of a commit."""
@@ -198,3 +203,35 @@ def _sent(columns: _Columns, row: tuple[Any, ...]) -> MessageSent:
         envelope,
         later[1] if len(later) > 1 else DEFAULT_PRIORITY,  # after a checksum, which the chain includes
     )
+
+
+def fencing_commits(log: EventLogReader, epoch: int, owner: str) -> list[Commit]:
+    """Return the commit that takes ownership of a restored mailbox; none for a log that is no mailbox.
+
+    Epochs that were handed out after the backup are unknown. Receipts of those deliveries must not fit the
+    deliveries of the restored log, so the next epochs begin above all of them.
+
+    Arguments:
+        epoch: ms since 1970 UTC; an epoch is added by each change of owner, so none is as high. A log whose
+            epoch is higher gets the next one.
+        owner: name of the process that restores, shown to operators.
+
+    Raises: BrokenLog when the log can't be folded.
+    """
+    head = log.head()
+    if head is None or not is_mailbox(log.mailbox):
+        return []
+    mailbox, _ = fold_from(log)
+    # The reading of the clocks is the last owner's, as of the last commit: log time stands still meanwhile.
+    clock = mailbox.clock or Clock("", 0, mailbox.at)
+    uptime = clock.uptime + mailbox.at - clock.at
+    command = TakeOwnership(
+        log.mailbox,
+        None,
+        owner,
+        clock.boot,
+        uptime,
+        clock_continues=True,
+        epoch=max(epoch, mailbox.epoch + 1),
+    )
+    return LoadedMailbox(mailbox, head.chain).take_ownership(command, mailbox.at)

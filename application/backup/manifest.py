@@ -1,10 +1,22 @@
-"""Manifest of a backup: what it contains, and the hashes that prove it."""
+"""Backups: a manifest of what each contains and the hashes that prove it, copying, and verification."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import islice
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from blake3 import blake3
 
-from postroom.application.ports.backup import MailboxHead
-from postroom.domain.errors import IntegrityFailure, InvalidRequest
+from postroom.application.access.read_audit import verify_audit
+from postroom.application.ports.backup import MailboxHead, StoreLoader, StoreSnapshot
+from postroom.application.ports.event_log import EventLogReader
+from postroom.application.queries.verify import Verification, VerifyLog
+from postroom.application.text import pluralize
+from postroom.domain.commit import Commit
+from postroom.domain.errors import BrokenLog, IntegrityFailure, InvalidRequest
+from postroom.domain.message import MessageSent
+from postroom.domain.names import AUDIT_LOG
 
 FORMAT = 1
 _encode = msgspec.json.Encoder().encode
@@ -96,3 +108,202 @@ def _checksum(manifest: Manifest) -> str:
 
 def _altered_manifest(where: str) -> IntegrityFailure:
     return IntegrityFailure(f"The manifest of the backup {where} was altered; use another backup.")
+
+
+T = TypeVar("T")
+
+BATCH_ROWS = 5_000
+BATCH_COMMITS, BATCH_BYTES = 500, 16 << 20
+"""Bounds of the commits that are in memory at a time; one may be larger."""
+
+
+def copy_store(
+    snapshot: StoreSnapshot,
+    loader: StoreLoader,
+    heads: Sequence[MailboxHead],
+    added: Mapping[str, Sequence[Commit]] = {},
+    progress: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Copy all logs, with their indexes, snapshots and seals, and the recorded messages.
+
+    Arguments:
+        heads: the ends of the logs of the snapshot.
+        added: commits to append after those of a mailbox.
+        progress: called with the number of events copied.
+    """
+    count = 0
+    for head in heads:
+        name = head.mailbox
+        more = added.get(name, ())
+        loader.add_mailbox(name, max(head.first, 1), more[-1].last if more else head.position)
+        for commits in _commits(snapshot.commits(name)):
+            loader.append(name, commits)
+            count += sum(commit.event_count for commit in commits)
+            progress(count)
+        for entries in _batches(snapshot.entries(name), BATCH_ROWS):
+            loader.add_entries(name, entries)
+        if more:
+            loader.append(name, more)
+            count += sum(commit.event_count for commit in more)
+            progress(count)
+        loader.save_snapshots(name, snapshot.snapshots(name))
+        seal = snapshot.seal(name)
+        if seal is not None:
+            loader.save_seal(name, seal)
+    for rows in _batches(snapshot.recorded_messages(), BATCH_ROWS):
+        loader.record_messages(rows)
+
+
+def _commits(commits: Iterable[Commit]) -> Iterator[list[Commit]]:
+    batch: list[Commit] = []
+    size = 0
+    for commit in commits:
+        batch.append(commit)
+        size += len(commit.events) + len(commit.envelopes)
+        if len(batch) >= BATCH_COMMITS or size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _batches(rows: Iterable[T], size: int) -> Iterator[list[T]]:
+    iterator = iter(rows)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+class Loss(NamedTuple):
+    """Events of a mailbox that the backup lacks.
+
+    Arguments:
+        common: last position through which both logs have the same commits; 0 for none.
+        records, messages: number of the mailbox's events after it, and of the messages sent by them.
+        is_diverged: whether the backup has other events after it; otherwise the mailbox only goes further.
+    """
+
+    mailbox: str
+    common: int
+    records: int
+    messages: int
+    is_diverged: bool
+
+
+def compare(target: EventLogReader, backup: EventLogReader | None) -> Loss | None:
+    """Return the loss if the backup's log replaced `target`, or None.
+
+    Arguments:
+        backup: None when the backup does not contain the mailbox.
+    """
+    head = target.head()
+    if head is None:
+        return None
+    end = None if backup is None else backup.head()
+    common = 0 if backup is None or end is None else _common(target, backup, head.position, end.position)
+    if common == head.position:
+        return None
+    messages = sum(isinstance(event, MessageSent) for _, event in target.replay(common))
+    is_diverged = end is not None and common < end.position
+    return Loss(target.mailbox, common, head.position - common, messages, is_diverged)
+
+
+def _common(target: EventLogReader, backup: EventLogReader, last: int, end: int) -> int:
+    """Return the last position at which both logs have the same chain hash, by a binary search.
+
+    A chain hash covers all commits before it, so the logs are the same up to there, the end of a commit.
+    """
+    first = max(target.first_position() or 1, backup.first_position() or 1)
+    high = min(last, end)
+    if first > high:  # retention removed every position that both have had
+        return high
+    low = first - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        commit, copy = (log.commits_of([middle], envelopes=False) for log in (target, backup))
+        if commit and copy and commit[0].chain == copy[0].chain:
+            low = middle
+        else:
+            high = middle - 1
+    return low if low >= first else 0
+
+
+def check_losses(losses: Sequence[Loss], unsent: int, store: str, discard_newer: int) -> None:
+    """Check that the operator knows what a restore discards.
+
+    Arguments:
+        unsent: number of messages that transactions recorded in the store and that were not sent yet.
+        discard_newer: number of records and unsent messages that may be lost, exactly.
+
+    Raises: InvalidRequest naming what would be lost, when that is another number of records.
+    """
+    count = sum(loss.records for loss in losses) + unsent
+    if count == discard_newer:
+        return
+    if not count:
+        raise InvalidRequest(
+            f"The store {store} has no records that the backup lacks, not {discard_newer:,}; omit "
+            "--discard-newer."
+        )
+    outbox = [f"the outbox has {pluralize(unsent, 'unsent message')}"] if unsent else []
+    text = "; ".join([*map(_describe, losses), *outbox])
+    raise InvalidRequest(
+        f"The store {store} has records that the backup lacks: {text}. Restoring discards them, acknowledged "
+        f"sends included; to do so, add --discard-newer {count}."
+    )
+
+
+def _describe(loss: Loss) -> str:
+    records, messages = pluralize(loss.records, "record"), pluralize(loss.messages, "message")
+    where = f"after position {loss.common:,}" if loss.common else "that the backup has nothing of"
+    also = ", where the backup goes on with other records" if loss.is_diverged else ""
+    return f"mailbox {loss.mailbox} has {records} with {messages} {where}{also}"
+
+
+class VerifyBackup:
+    """A verification of every hash of every log of a backup; needs neither the store nor its server.
+
+    Arguments:
+        open_log: opens the log of a mailbox in the backup.
+    """
+
+    def __init__(self, where: str, open_log: Callable[[str], EventLogReader]) -> None:
+        self._where = where
+        self._open_log = open_log
+
+    def __call__(
+        self, manifest: Manifest, progress: Callable[[int], None] = lambda _: None
+    ) -> list[Verification]:
+        """Return the verification of each log.
+
+        Arguments:
+            progress: called with the number of records that were verified.
+
+        Raises: BrokenLog when a log is not the one that the manifest describes.
+        """
+        verifications: list[Verification] = []
+        done = 0
+        for head in manifest.mailboxes:
+            with closing(self._open_log(head.mailbox)) as log:
+                try:
+                    verification = _verification(log)(
+                        expected_last=head.position,
+                        expected_chain=head.chain,
+                        progress=lambda position, start=done - head.first: progress(start + position),  # type: ignore[misc]
+                    )
+                except BrokenLog as error:
+                    message = f"The backup {self._where} is not intact; use another one. {error}"
+                    raise BrokenLog(message, error.position) from error
+            if (verification.last, verification.chain) != (head.position, head.chain):
+                raise BrokenLog(
+                    f"The backup {self._where} is not intact; use another one. Its log of mailbox "
+                    f"{head.mailbox} ends at position {verification.last}, not at {head.position}.",
+                    head.position,
+                )
+            done += head.position - head.first + 1 if head.first else 0
+            verifications.append(verification)
+        return verifications
+
+
+def _verification(log: EventLogReader) -> VerifyLog:
+    """Return the verification of a log, according to how retention records what it removed from it."""
+    return verify_audit(log) if log.mailbox == AUDIT_LOG else VerifyLog(log)

@@ -5,7 +5,7 @@ from blake3 import blake3
 
 from postroom.application.cloudevents.event import JSON, CloudEvent
 from postroom.application.messages import NewMessage
-from postroom.application.trace_context import read_context
+from postroom.application.tracing import read_context
 from postroom.domain.names import MAX_ID_CHARS, check_topic
 
 _FIELDS = ("datacontenttype", "time", "dataschema")

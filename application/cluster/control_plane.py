@@ -5,21 +5,18 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
-from postroom.application.background import background_task
-from postroom.application.cluster.blocking import Blocking
-from postroom.application.cluster.control_plane_metrics import ControlPlaneCounts, control_plane_metrics
-from postroom.application.cluster.control_plane_settings import ControlPlaneSettings
-from postroom.application.cluster.lease_follower import LeaseFollower
-from postroom.application.cluster.lease_policies import LeasePolicies
-from postroom.application.cluster.lease_statistics import LeaseStatistics
-from postroom.application.cluster.registered_proxies import RegisteredProxies
-from postroom.application.cluster.runners import RegisteredRunner, Runners
-from postroom.application.leases.lease_projection import LeaseProjection
+from postroom.application.cluster.control_plane_metrics import (
+    ControlPlaneCounts,
+    ControlPlaneSettings,
+    LeasePolicies,
+    control_plane_metrics,
+)
+from postroom.application.cluster.lease_follower import Blocking, LeaseFollower, LeaseStatistics
+from postroom.application.cluster.proxy import RegisteredProxies
+from postroom.application.cluster.runner import RegisteredRunner, Runners
 from postroom.application.leases.lease_table import LeaseTable
-from postroom.application.leases.leases import Leases
-from postroom.application.metrics import Metric
-from postroom.application.monitor import Monitor
-from postroom.application.ports.clock import Clock
+from postroom.application.leases.leases import LeaseProjection, Leases
+from postroom.application.metrics import Metric, Monitor
 from postroom.application.ports.control_plane import (
     Heartbeat,
     LeaseGrant,
@@ -29,17 +26,19 @@ from postroom.application.ports.control_plane import (
     Member,
     PartitionRange,
     ProxyRegistration,
+    RoutePush,
     RoutingSnapshot,
     RunnerRegistration,
+    check_push_key,
 )
-from postroom.application.ports.lease_store import LeaseStore
-from postroom.application.ports.lease_tables import LeaseTables
-from postroom.application.ports.route_push import RoutePush, check_push_key
+from postroom.application.ports.event_log import Clock
+from postroom.application.ports.lease_store import LeaseStore, LeaseTables
+from postroom.application.threads import background_task
 from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import InvalidRequest, LeaseHeld, LeaseLost, Saturated, Unavailable
 from postroom.domain.lease.lease import AcquireLease, Lease, ReleaseLease, RenewLease
 from postroom.domain.lease.partitions import partition_of
-from postroom.domain.lease.proxy import LeaveProxy, Proxy, RegisterProxy
+from postroom.domain.lease.routing import LeaveProxy, Proxy, RegisterProxy
 from postroom.domain.message import MS
 from postroom.domain.names import check_address, check_mailbox, check_member
 

@@ -1,10 +1,16 @@
-"""Metrics of an admin."""
+"""Settings of an admin, its lease policies, and its metrics."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+import msgspec
+
 from postroom.application.cluster.route_queue import PushCounts
 from postroom.application.metrics import Metric, counter, gauge, histogram
+from postroom.domain.arguments import check_int
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.lease.lease import MAX_LEASE_MS, LeasePolicy
+from postroom.domain.policy import DAY_MS, SECOND_MS
 
 STATES = ("active", "expiring", "released", "expired")
 
@@ -67,3 +73,81 @@ def control_plane_metrics(
         [({"kind": kind}, number) for kind, number in sorted(members.items())],
     )
     yield gauge("postroom_lease_log_position", "Position of the last lease event that was read.", position)
+
+
+MIN_MEMBER_TTL_MS = 1_000
+HEARTBEATS = 3
+"""Registrations of a member per TTL, so that two may be lost."""
+
+
+class ControlPlaneSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Intervals of an admin, in ms.
+
+    Arguments:
+        member_ttl_ms: after which a proxy or runner that did not register again counts as gone.
+        poll_ms: between two reads of the log of leases, of which other admins are the writers.
+        expiry_ms: between two searches for leases and proxies that expired.
+        projection_ms: between two updates of RFC-049's tables.
+        cleanup_ms: between two removals of events that no fold needs.
+        call_ms: in which the lease store must answer.
+    """
+
+    member_ttl_ms: int = 15_000
+    poll_ms: int = 50
+    expiry_ms: int = 500
+    projection_ms: int = 1_000
+    cleanup_ms: int = 60_000
+    call_ms: int = 5_000
+
+    @property
+    def member_interval_ms(self) -> int:
+        """Return the interval at which proxies and runners register."""
+        return self.member_ttl_ms // HEARTBEATS
+
+    def validate(self) -> "ControlPlaneSettings":
+        """Return the settings; raise InvalidRequest for one that is out of range."""
+        check_int("member_ttl_ms", self.member_ttl_ms, MIN_MEMBER_TTL_MS, DAY_MS)
+        for name in ("poll_ms", "expiry_ms", "projection_ms", "cleanup_ms", "call_ms"):
+            check_int(name, getattr(self, name), 1, DAY_MS)
+        if self.poll_ms > self.member_ttl_ms:
+            raise InvalidRequest("poll_ms must be at most member_ttl_ms; lower it.")
+        return self
+
+
+class LeasePolicies(msgspec.Struct, frozen=True):
+    """Lease policies by namespace.
+
+    Arguments:
+        default: of the namespaces that have none of their own.
+    """
+
+    default: LeasePolicy = LeasePolicy()
+    namespaces: Mapping[str, LeasePolicy] = {}
+
+    def get(self, mailbox: str, ttl_ms: int | None = None) -> LeasePolicy:
+        """Return the policy of a mailbox.
+
+        Arguments:
+            ttl_ms: TTL that a runner asks for; it may shorten that of the namespace, not lengthen it. None
+                asks for that of the namespace.
+
+        Raises: InvalidRequest for a TTL below one second.
+        """
+        policy = self.namespaces.get(mailbox.partition("@")[0], self.default)
+        if ttl_ms is None or check_int("ttl_ms", ttl_ms, SECOND_MS) >= policy.ttl_ms:
+            return policy
+        return scale_policy(policy, ttl_ms - ttl_ms % SECOND_MS)
+
+
+def scale_policy(policy: LeasePolicy, ttl_ms: int) -> LeasePolicy:
+    """Return a policy with another TTL, whose other durations have the same share of it."""
+
+    def scale(duration_ms: int) -> int:
+        return min(MAX_LEASE_MS, max(1, -(-duration_ms * ttl_ms // policy.ttl_ms)))
+
+    heartbeat_interval_ms = min(scale(policy.heartbeat_interval_ms), ttl_ms // 2)
+    return LeasePolicy(
+        ttl_ms=ttl_ms,
+        heartbeat_interval_ms=heartbeat_interval_ms,
+        grace_period_ms=scale(policy.grace_period_ms),
+    )

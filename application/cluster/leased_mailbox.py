@@ -6,15 +6,22 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
-from postroom.application.background import cancel_and_wait, wait_at_most
-from postroom.application.cluster.lease_metrics import LeaseMetrics
-from postroom.application.ports.clock import Clock
-from postroom.application.ports.control_plane import Heartbeat, LeaseAdmin, LeaseGrant, LeaseRequest
-from postroom.application.ports.mailbox_host import HostedMailbox, MailboxHost, MailboxReport
+from postroom.application.cluster.lease_follower import LeaseMetrics
+from postroom.application.ports.control_plane import (
+    Heartbeat,
+    HostedMailbox,
+    LeaseAdmin,
+    LeaseGrant,
+    LeaseRequest,
+    MailboxHost,
+    MailboxReport,
+)
+from postroom.application.ports.event_log import Clock
 from postroom.application.telemetry import logger, summarize
+from postroom.application.threads import cancel_and_wait, wait_at_most
 from postroom.domain.errors import LeaseHeld, LeaseLost, NotFound, PostroomError, Unavailable
-from postroom.domain.lease.holder import HeldLease
-from postroom.domain.lease.policy import LeasePolicy
+from postroom.domain.lease.lease import LeasePolicy
+from postroom.domain.lease.observation import HeldLease
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from postroom.application.mailbox.settle import check_nack, submit_valid
 from postroom.application.messages import NewMessage, Sent, check_receipt
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation, derive
-from postroom.application.ports.namespace_directory import NamespaceDirectory
+from postroom.application.ports.control_plane import NamespaceDirectory
 from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import InvalidRequest, NotFound, Rejected, StaleMembers, Unavailable
 from postroom.domain.message import Receipt

@@ -14,7 +14,7 @@ from postroom.application.cluster.members_history import (
     record_members,
 )
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.ports.namespace_directory import NamespaceDirectory
+from postroom.application.ports.control_plane import NamespaceDirectory
 from postroom.domain.errors import Forbidden, IdempotencyConflict, NotFound, StaleMembers, Unavailable
 from postroom.domain.namespace.members import (
     RESERVED_TOPIC,

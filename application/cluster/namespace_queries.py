@@ -12,7 +12,7 @@ import msgspec
 
 from postroom.application.cluster.namespace_members import Members, NamespaceMembers
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.ports.namespace_directory import NamespaceDirectory
+from postroom.application.ports.control_plane import NamespaceDirectory
 from postroom.application.query_results import (
     Backlog,
     DeadLetter,
@@ -25,7 +25,7 @@ from postroom.domain.arguments import MAX_INT, MAX_PAGE, check_int, check_type
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.domain.mailbox.counts import TopicCount, TopicSummary
-from postroom.domain.mailbox.settings_effects import Effect, SettingsEffect, SettingsPreview
+from postroom.domain.mailbox.topic_decisions import Effect, SettingsEffect, SettingsPreview
 from postroom.domain.namespace.members import RESERVED_TOPIC
 from postroom.domain.search import Cursor, EventFilter, FoundMessage, Order, SearchPage
 from postroom.domain.settings import SettingsChanges

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from postroom.application.background import cancel_and_wait
 from postroom.application.cluster.members_history import is_drained, record_drained
 from postroom.application.cluster.namespace_members import Members, use_generation
 from postroom.application.mailbox.receive import make_receive
 from postroom.application.message_stream import MAX_WAIT_MS
 from postroom.application.messages import DeliverySettler, ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.ports.namespace_directory import NamespaceDirectory
+from postroom.application.ports.control_plane import NamespaceDirectory
+from postroom.application.threads import cancel_and_wait
 from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import PostroomError, Saturated, StaleMembers, Unavailable
 from postroom.domain.mailbox.commands import Receive

@@ -9,8 +9,8 @@ import uuid_utils
 
 from postroom.application.cluster.namespace_members import Members
 from postroom.application.operations.mailbox import Mailbox, check_spec
-from postroom.application.ports.namespace_directory import NamespaceDirectory
-from postroom.application.redrive_results import (
+from postroom.application.ports.control_plane import NamespaceDirectory
+from postroom.application.query_results import (
     Outcome,
     RedriveGroup,
     RedriveMessage,

@@ -1,17 +1,26 @@
-"""Proxy: it keeps the routes to the owners of mailboxes, as the control plane reports them (RFC-049)."""
+"""Proxies: each registers, and keeps the routes to owners that the control plane reports (RFC-049)."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from secrets import token_urlsafe
+from typing import NamedTuple
 
-from postroom.application.background import wait_at_most
+from postroom.application.cluster.route_queue import PushCounts, RouteQueue
 from postroom.application.metrics import Metric, gauge
-from postroom.application.ports.control_plane import LeaseAdmin, PartitionRange, ProxyRegistration
+from postroom.application.ports.control_plane import (
+    LeaseAdmin,
+    PartitionRange,
+    ProxyRegistration,
+    RouteChange,
+    RoutePush,
+)
 from postroom.application.telemetry import logger
+from postroom.application.threads import wait_at_most
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Unavailable
 from postroom.domain.lease.routing import Route, RoutingTable
+from postroom.domain.message import MS
 from postroom.domain.names import check_mailbox
 
 REFRESH_PAUSE_SECONDS = 0.1
@@ -276,3 +285,64 @@ def no_owner(mailbox: str) -> Unavailable:
 
 def _samples(label: str, numbers: Counter[str]) -> list[tuple[dict[str, str], float]]:
     return [({label: name}, number) for name, number in sorted(numbers.items())]
+
+
+class _RegisteredProxy(NamedTuple):
+    queue: RouteQueue
+    seen_at: int
+
+
+class RegisteredProxies:
+    """Soft state of an admin: a proxy registers again with another one.
+
+    Arguments:
+        ttl_ms: after which a proxy that did not register again is pushed nothing more.
+        uptime: µs of a monotonic clock.
+    """
+
+    def __init__(self, push: RoutePush, counts: PushCounts, ttl_ms: int, uptime: Callable[[], int]) -> None:
+        self._push = push
+        self._counts = counts
+        self._ttl_us = ttl_ms * MS
+        self._uptime = uptime
+        self._proxies: dict[str, _RegisteredProxy] = {}
+
+    async def register(self, proxy: str, address: str, push_key: str) -> RouteQueue:
+        """Note that a proxy is alive, and return the queue of its changes."""
+        current = self._proxies.get(proxy)
+        if current is not None and current.queue.address == address:
+            queue, former = current.queue, None
+        else:
+            queue = RouteQueue(address, self._push, self._counts, self._uptime)
+            former = current
+        queue.push_key = push_key
+        self._proxies[proxy] = _RegisteredProxy(queue, self._uptime())
+        if former is not None:
+            await former.queue.close()
+        return queue
+
+    async def forget(self, proxy: str) -> None:
+        """Push nothing more to a proxy."""
+        if (current := self._proxies.pop(proxy, None)) is not None:
+            await current.queue.close()
+
+    async def forget_silent(self) -> None:
+        """Push nothing more to proxies that did not register again in time."""
+        now = self._uptime()
+        for proxy in [name for name, each in self._proxies.items() if now - each.seen_at > self._ttl_us]:
+            await self.forget(proxy)
+
+    def add_changes(self, changes: Iterable[RouteChange]) -> None:
+        """Push changes to all proxies soon."""
+        changes = list(changes)
+        for each in self._proxies.values():
+            each.queue.add(changes)
+
+    def seen_at(self, proxy: str) -> int | None:
+        """Return the uptime in µs at which a proxy registered last; None if it did not with this admin."""
+        current = self._proxies.get(proxy)
+        return None if current is None else current.seen_at
+
+    async def close(self) -> None:
+        """Stop pushing."""
+        await asyncio.gather(*map(self.forget, list(self._proxies)))

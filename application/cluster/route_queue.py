@@ -4,19 +4,22 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from postroom.application.background import cancel_and_wait
 from postroom.application.metrics import Histogram, new_histogram
-from postroom.application.ports.route_push import RouteChange, RoutePush
+from postroom.application.ports.control_plane import RouteChange, RoutePush
 from postroom.application.telemetry import logger, summarize
-
-PUSH_SECONDS = 1.0
-"""Time in which a proxy must answer."""
-PUSHES_AT_ONCE = 8
-"""Of one proxy."""
-MAX_CHANGES = 10_000
-"""Waiting changes of one proxy, above which it gets the whole table with its next registration instead."""
+from postroom.application.threads import cancel_and_wait
 
 Outcome = Literal["ok", "failed", "dropped"]
+PUSH_SECONDS = 1.0
+"""Time in which a proxy must answer."""
+
+
+PUSHES_AT_ONCE = 8
+"""Of one proxy."""
+
+
+MAX_CHANGES = 10_000
+"""Waiting changes of one proxy, above which it gets the whole table with its next registration instead."""
 
 
 class PushCounts:

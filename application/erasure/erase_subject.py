@@ -1,19 +1,120 @@
-"""`EraseSubject`: destroy the key of a data subject, and record that."""
+"""`EraseSubject`: find a data subject, destroy its key, and record that; and the settings of encryption."""
 
-from collections.abc import Awaitable, Callable, Sequence
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from postroom.application.erasure.records import (
-    GENESIS,
-    ErasureRecord,
-    LogEnd,
-    SubjectMessages,
-    hash_of,
-    read_records,
-)
+import msgspec
+from blake3 import blake3
+
+from postroom.application.erasure.protection import Protection
 from postroom.application.ports.subject_keys import ErasureLog, MasterKey, Subject, SubjectKeys
-from postroom.domain.arguments import check_any_text
-from postroom.domain.errors import IntegrityFailure, NotFound
+from postroom.domain.arguments import check_any_text, check_path, check_text
+from postroom.domain.errors import IntegrityFailure, InvalidRequest, NotFound
+from postroom.domain.redrive.spec import RedriveSpec
+from postroom.domain.search import EventFilter
+from postroom.domain.subject import ATTRS, SubjectPolicy, check_subject_policies
+
+GENESIS = "0" * 64
+"""Hash before the first record."""
+
+
+class LogEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """End of a log: the position and the chain hash, in hex, of its last commit."""
+
+    log: str
+    position: int
+    chain: str
+
+
+class SubjectMessages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Number of messages of a subject in a topic, by their status."""
+
+    mailbox: str
+    topic: str
+    status: str
+    messages: int
+
+
+class ErasureRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A completed erasure.
+
+    Arguments:
+        store: where the messages are.
+        erased_at: when the key was destroyed, µs since 1970 UTC.
+        recorded_at: µs since 1970 UTC.
+        messages: of the subject, in the logs and archives of the store, after the erasure.
+        removed: number of ready messages and dead letters that were removed.
+        logs: ends of the logs of the store after that.
+        previous: BLAKE3 hash of the line before, in hex; `GENESIS` in the first.
+        public_key: Ed25519 key that verifies the signature.
+        signature: of the record without it.
+    """
+
+    pseudonym: str
+    store: str
+    erased_at: int
+    recorded_at: int
+    messages: list[SubjectMessages]
+    removed: int
+    logs: list[LogEnd]
+    previous: str
+    public_key: str
+    signature: str = ""
+
+    def sign(self, master_key: MasterKey) -> "ErasureRecord":
+        """Return the record with a signature."""
+        return msgspec.structs.replace(self, signature=master_key.sign(self._signed_bytes()).hex())
+
+    def is_signed_by(self, master_key: MasterKey) -> bool:
+        """Return whether the master key signed the record."""
+        try:
+            signature = bytes.fromhex(self.signature)
+        except ValueError:
+            return False
+        is_own = self.public_key == master_key.public_key.hex()
+        return is_own and master_key.verify(self._signed_bytes(), signature)
+
+    def encode(self) -> bytes:
+        """Return the record as JSON without line breaks."""
+        return _encode(self)
+
+    def _signed_bytes(self) -> bytes:
+        return _encode(msgspec.structs.replace(self, signature=""))
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(ErasureRecord).decode
+
+
+def hash_of(line: bytes) -> str:
+    """Return the hash by which the next record refers to a line."""
+    return blake3(line).hexdigest()
+
+
+def read_records(lines: Sequence[bytes], master_key: MasterKey) -> Iterator[ErasureRecord]:
+    """Yield the records of an erasure log after checking their signatures and that none is missing between.
+
+    Raises: IntegrityFailure naming the first line that was altered, removed or signed by another master key.
+    """
+    previous = GENESIS
+    for number, line in enumerate(lines, 1):
+        try:
+            record = _decode(line)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            record = None
+        if record is None or record.encode() != line or not record.is_signed_by(master_key):
+            raise IntegrityFailure(
+                f"Line {number} of the erasure log was altered, or is not signed by the master key "
+                f"{master_key.key_id}; restore the file from a backup."
+            )
+        if record.previous != previous:
+            raise IntegrityFailure(
+                f"Lines before line {number} of the erasure log were removed or replaced; restore the file "
+                "from a backup."
+            )
+        previous = hash_of(line)
+        yield record
 
 
 class StoreOfSubject(NamedTuple):
@@ -139,3 +240,119 @@ class EraseSubject:
             previous=hash_of(lines[-1]) if lines else GENESIS,
             public_key=self._master_key.public_key.hex(),
         ).sign(self._master_key)
+
+
+def as_stored(filter_: EventFilter, protection: Protection, *, with_names: bool = True) -> EventFilter:
+    """Return a filter for messages as they are stored, of one for messages as they were sent.
+
+    The name of a subject becomes its pseudonym, where a policy has subjects in that field; of several
+    principals, names remain beside pseudonyms, for messages in the clear. Values of encrypted fields become
+    tokens of the first subject that the filter names.
+
+    Arguments:
+        with_names: whether names remain beside pseudonyms.
+
+    Raises: Unavailable when the key store can't be used.
+    """
+    policies = protection.topics.values()
+    subject_fields = {each.subject for each in policies}
+    values = {f"{ATTRS}{name}": value for name, value in filter_.headers.items()}
+    if filter_.correlation_id is not None:
+        values["correlation_id"] = filter_.correlation_id
+    principals = filter_.principals if "principal" in subject_fields else ()
+    names = [*principals, *(value for field, value in values.items() if field in subject_fields)]
+    keys = protection.keys.get(names)
+    key = next((keys[name] for name in names if name in keys), None)
+    if key is None:
+        return filter_
+    encrypted = {field for each in policies for field in each.encrypt}
+    pseudonyms = tuple(keys[name].pseudonym for name in principals if name in keys)
+    remaining = tuple(
+        name for name in filter_.principals if with_names or name not in principals or name not in keys
+    )
+    stored = {
+        field: keys[value].pseudonym
+        if field in subject_fields and value in keys
+        else key.token(field, value.encode())
+        if field in encrypted
+        else value
+        for field, value in values.items()
+    }
+    return msgspec.structs.replace(
+        filter_,
+        principals=remaining + pseudonyms,
+        correlation_id=stored.get("correlation_id"),
+        headers={name: stored[f"{ATTRS}{name}"] for name in filter_.headers},
+    )
+
+
+def spec_as_stored(spec: RedriveSpec, protection: Protection) -> RedriveSpec:
+    """Return the specification of a redrive job with the criteria of `as_stored`.
+
+    The log records it, so the names of subjects that have a key are left out.
+
+    Raises: Unavailable when the key store can't be used.
+    """
+    filter_ = as_stored(spec.filter(), protection, with_names=False)
+    return msgspec.structs.replace(
+        spec,
+        principals=filter_.principals,
+        correlation_id=filter_.correlation_id,
+        headers=dict(filter_.headers),
+    )
+
+
+ERASURE_LOG_SUFFIX = ".erasures"
+"""Suffix of the erasure log beside the file of a key store."""
+_URLS = ("postgresql://", "postgres://")
+
+
+class ErasureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of encryption and erasure (ADR 0089).
+
+    Arguments:
+        keys: path of the key store, or URL of its PostgreSQL database; outside the store and its backups.
+            `postroom erasure init` creates it.
+        records: path of the erasure log; beside the key store by default, required for one in a database.
+        topics: policies by topic, of a new mailbox; `*` is that of all topics without one of their own. One
+            that exists must have them; none take those that it has.
+        master_key_file: path of the file with the master key.
+        master_key_variable: environment variable with the master key, instead of a file.
+        master_key_command: program and arguments that print the master key, instead of a file; run without a
+            shell.
+    """
+
+    keys: str
+    records: str | None = None
+    topics: Mapping[str, SubjectPolicy] = {}
+    master_key_file: str | None = None
+    master_key_variable: str | None = None
+    master_key_command: str | None = None
+
+    def validate(self) -> "ErasureSettings":
+        """Return the settings with absolute paths, or raise InvalidRequest."""
+        keys, records = check_path("keys", self.keys), self.records
+        file, variable, command = self.master_key_file, self.master_key_variable, self.master_key_command
+        if [file, variable, command].count(None) != 2:
+            raise InvalidRequest(
+                "The settings of erasure must name one master key, with master_key_file, master_key_variable "
+                "or master_key_command."
+            )
+        if "://" not in keys:
+            keys = os.path.abspath(keys)
+            records = keys + ERASURE_LOG_SUFFIX if records is None else records
+        elif not keys.startswith(_URLS):
+            raise InvalidRequest("keys must be a path, or the URL of a PostgreSQL database: postgresql://...")
+        elif records is None:
+            raise InvalidRequest(
+                "Settings of erasure with a key store in a database must name the file of the erasure log, "
+                "with records."
+            )
+        return ErasureSettings(
+            keys=keys,
+            records=os.path.abspath(check_path("records", records)),
+            topics=check_subject_policies(self.topics) if self.topics != {} else {},
+            master_key_file=None if file is None else os.path.abspath(check_path("master_key_file", file)),
+            master_key_variable=None if variable is None else check_text("master_key_variable", variable, 1),
+            master_key_command=None if command is None else check_text("master_key_command", command, 1),
+        )

@@ -11,18 +11,15 @@ from uuid import UUID
 
 import msgspec
 
-from postroom.application.correlation import correlate
 from postroom.application.inbox.dead_letters import DeadLetterRecord, body_hash, read_dead_letter
 from postroom.application.inbox.delivery import call_handler
 from postroom.application.inbox.worker import lane_key, stream_position
-from postroom.application.outbox.message import CORRELATION_ID
-from postroom.application.ports.clock import Clock
-from postroom.application.ports.dead_letter_queue import DeadLetterQueue
-from postroom.application.ports.event_handler import EventHandler
-from postroom.application.ports.inbox_repository import InboxRepository
+from postroom.application.outbox.events import CORRELATION_ID
+from postroom.application.ports.dead_letters import DeadLetterQueue
+from postroom.application.ports.event_log import Clock
+from postroom.application.ports.inbox import EventHandler, InboxRepository
 from postroom.application.ports.source import SourceMessage
-from postroom.application.trace_context import context_of
-from postroom.application.tracing import REDRIVE, tracer
+from postroom.application.tracing import REDRIVE, context_of, correlate, tracer
 from postroom.domain.errors import DuplicateInboxMessage, InvalidRequest, NotFound
 from postroom.domain.subject import check_token
 

@@ -8,8 +8,8 @@ from hashlib import sha256
 
 import msgspec
 
-from postroom.application.outbox.message import MESSAGE_ID
-from postroom.application.ports.publisher import Publisher
+from postroom.application.outbox.events import MESSAGE_ID
+from postroom.application.ports.outbox import Publisher
 from postroom.application.ports.source import Headers, SourceMessage
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.inbox import RouteToDeadLetter

@@ -1,27 +1,36 @@
-"""Delivery of one message: the handler's response, recorded in the inbox and the dead letters."""
+"""Delivery of a message to its handler, and its response, recorded in the inbox and the dead letters."""
 
 import asyncio
+import inspect
 import random
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from time import perf_counter
+from typing import Any, Literal, TypeVar, get_args
 from uuid import UUID
 
 import msgspec
 
 from postroom.application.cloudevents.new_message import event_id
 from postroom.application.inbox.dead_letters import DeadLetterPublisher
+from postroom.application.inbox.middleware import Handler, Middleware, pipeline
 from postroom.application.inbox.request import Unreadable, inbox_id, read_cloud_event, read_request
-from postroom.application.outbox.message import MESSAGE_ID
-from postroom.application.ports.clock import Clock
-from postroom.application.ports.event_handler import EventHandler
-from postroom.application.ports.inbox_repository import InboxRepository
+from postroom.application.metrics import OTHERS, Histogram, new_histogram
+from postroom.application.outbox.events import MESSAGE_ID
+from postroom.application.ports.event_log import Clock
+from postroom.application.ports.inbox import EventHandler, HandlerRequest, InboxRepository
 from postroom.application.ports.source import SourceMessage
 from postroom.application.telemetry import logger, summarize
-from postroom.domain.errors import PostroomError
+from postroom.domain.arguments import check_items, check_text
+from postroom.domain.errors import InvalidRequest, PoisonMessage, PostroomError
 from postroom.domain.inbox import (
+    PROCESSED,
     Acknowledge,
     DeliveryPolicy,
     HandlerResult,
     InboxMessage,
+    Outcome,
     Redeliver,
     RouteToDeadLetter,
     Settlement,
@@ -158,3 +167,166 @@ def identify(message: SourceMessage, stream: str) -> UUID:
         return inbox_id(id_ or f"{stream}/{message.sequence}")
     except Unreadable:
         return inbox_id(f"{stream}/{message.sequence}")
+
+
+Unhandled = Literal["dead-letter", "ignore"]
+"""What happens to an event whose type has no handler."""
+MAX_LABELS = 100
+"""Handlers with metrics of their own; those after them are counted together."""
+
+
+class EventDispatcher:
+    """Handler that passes each event to the handler of its type, and measures the calls of each.
+
+    Arguments:
+        handlers: by event type, or by pattern with `*`, `?` or `[...]`.
+
+    Raises: InvalidRequest without handlers, or for an invalid event type or `unhandled`.
+    """
+
+    def __init__(self, handlers: Mapping[str, EventHandler], *, unhandled: Unhandled = "dead-letter") -> None:
+        if not handlers:
+            raise InvalidRequest("No handlers are registered; register one, for the event type * if for all.")
+        self._handlers = {check_event_type(each): handler for each, handler in handlers.items()}
+        self._unhandled = check_unhandled(unhandled)
+        self._labels = {each: each if n < MAX_LABELS else OTHERS for n, each in enumerate(handlers)}
+        self.seconds: dict[str, Histogram] = {label: new_histogram() for label in self._labels.values()}
+        """Duration of calls, by event type or pattern of the handler."""
+        self.outcomes: dict[str, Counter[Outcome]] = {label: Counter() for label in self.seconds}
+        """Outcomes of calls, by event type or pattern of the handler."""
+        self.unhandled = 0
+        """Number of events whose type has no handler."""
+
+    async def handle(self, request: HandlerRequest) -> HandlerResult:
+        """Handle an event with the handler of its type; see `EventHandler`."""
+        key = find_handler(self._handlers, request.event_type)
+        if key is None:
+            self.unhandled += 1
+            return self._without_handler(request)
+        label = self._labels[key]
+        outcome: Outcome = "failed"
+        start = perf_counter()
+        try:
+            result = await self._handlers[key].handle(request)
+            outcome = result.outcome
+            return result
+        finally:
+            self.seconds[label].observe(perf_counter() - start)
+            self.outcomes[label][outcome] += 1
+
+    async def close(self) -> None:
+        """Close the handlers; closing twice is fine."""
+        for handler in self._handlers.values():
+            await handler.close()
+
+    def _without_handler(self, request: HandlerRequest) -> HandlerResult:
+        if self._unhandled == "ignore":
+            logger().info("inbox.ignored", message_id=request.message_id, subject=request.subject)
+            return PROCESSED
+        return HandlerResult("unhandled", no_handler(request.event_type))
+
+
+def find_handler(handlers: Mapping[str, object], event_type: str) -> str | None:
+    """Return the key of an event type's handler: itself, else the first pattern that matches, else None."""
+    if event_type in handlers:
+        return event_type
+    return next((pattern for pattern in handlers if fnmatchcase(event_type, pattern)), None)
+
+
+def no_handler(event_type: str) -> str:
+    """Return the reason why an event can't be handled."""
+    return f"No handler is registered for the event type {event_type[:200]!r}; register one, and redrive it."
+
+
+def check_event_type(event_type: object) -> str:
+    """Return an event type or pattern; raise InvalidRequest if it is not text."""
+    return check_text("event_type", event_type, 1)
+
+
+def check_unhandled(unhandled: Unhandled) -> Unhandled:
+    """Return the setting; raise InvalidRequest if it is another than those of `Unhandled`."""
+    if check_text("unhandled", unhandled, 1) not in get_args(Unhandled):
+        choices = " or ".join(get_args(Unhandled))
+        raise InvalidRequest(f"unhandled must be {choices}; it was {unhandled!r}.")
+    return unhandled
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class EventHandlers:
+    """Functions that handle events by event type; `postroom inbox consume --handlers module:name` runs them.
+
+        handlers = EventHandlers(middlewares=[transaction(engine), inbox(), outbox()])
+
+        @handlers.on("order_placed")
+        async def place(request: HandlerRequest) -> None: ...
+
+    It is a handler itself: a service may call it with a request, or end a `pipeline` with it.
+
+    Arguments:
+        middlewares: functions that take a handler and return one, the outermost first.
+        unhandled: what happens to an event whose type has no function: `dead-letter` or `ignore`.
+
+    Raises: InvalidRequest for an argument of a wrong type.
+    """
+
+    def __init__(
+        self, *, middlewares: Sequence[Middleware] = (), unhandled: Unhandled = "dead-letter"
+    ) -> None:
+        self._middlewares = check_items("middlewares", middlewares)
+        for middleware in self._middlewares:
+            if not callable(middleware):
+                raise InvalidRequest(f"A middleware must be a function, not {type(middleware).__name__}.")
+        self._unhandled = check_unhandled(unhandled)
+        self._functions: dict[str, Handler] = {}
+
+    @property
+    def functions(self) -> Mapping[str, Handler]:
+        """Return the functions by event type or pattern, within their middlewares."""
+        return self._functions
+
+    @property
+    def unhandled(self) -> Unhandled:
+        """Return the result for an event whose type has no function."""
+        return self._unhandled
+
+    def on(self, event_type: str) -> Callable[[_Function], _Function]:
+        """Register the decorated coroutine function as the handler of events.
+
+        Returning means processed. `PoisonMessage` makes the event a dead letter, and after any other error it
+        is delivered again.
+
+        Arguments:
+            event_type: a type, or a pattern with `*`, `?` or `[...]`. An event whose type several match goes
+                to the function of its exact type, else to the first that was registered.
+
+        Raises: InvalidRequest for an event type that is malformed or registered twice, and for a function
+            that is no coroutine function.
+        """
+        check_event_type(event_type)
+
+        def register(function: _Function) -> _Function:
+            name = getattr(function, "__qualname__", type(function).__qualname__)
+            if not any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
+                raise InvalidRequest(
+                    f"Handler {name} of {event_type} must be a coroutine function, written as async def."
+                )
+            if event_type in self._functions:
+                raise InvalidRequest(f"The event type {event_type} has a handler already.")
+            self._functions[event_type] = pipeline(*self._middlewares, function)
+            return function
+
+        return register
+
+    async def __call__(self, request: HandlerRequest) -> Sequence[Any] | None:
+        """Call the function of an event's type, and return what it returns.
+
+        Raises: PoisonMessage if it has none and such events become dead letters.
+        """
+        key = find_handler(self._functions, request.event_type)
+        if key is not None:
+            return await self._functions[key](request)
+        if self._unhandled == "ignore":
+            return None
+        raise PoisonMessage(no_handler(request.event_type))

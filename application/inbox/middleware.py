@@ -21,13 +21,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from postroom.application.correlation import correlate
 from postroom.application.inbox.request import read_request
 from postroom.application.messages import ReceivedMessage
-from postroom.application.outbox.message import CORRELATION_ID, MESSAGE_ID
-from postroom.application.ports.event_handler import HandlerRequest
+from postroom.application.outbox.events import CORRELATION_ID, MESSAGE_ID
+from postroom.application.ports.inbox import HandlerRequest
 from postroom.application.ports.source import Source, SourceMessage
 from postroom.application.telemetry import logger
+from postroom.application.tracing import correlate
 from postroom.domain.errors import InvalidRequest
 
 Handler = Callable[[HandlerRequest], Awaitable[Sequence[Any] | None]]

@@ -16,13 +16,12 @@ from uuid import UUID
 
 import msgspec
 
-from postroom.application.background import background_task, wait_at_most
-from postroom.application.inbox.partitions import lane_of, partition_of, share
-from postroom.application.ports.clock import Clock
-from postroom.application.ports.inbox_queue import InboxQueue, NewMessage, QueuedMessage, Retry
-from postroom.application.ports.ordered_stream import OrderedStream
-from postroom.application.ports.source import SourceMessage
+from postroom.application.inbox.request import lane_of, partition_of, share
+from postroom.application.ports.event_log import Clock
+from postroom.application.ports.inbox import InboxQueue, NewMessage, QueuedMessage, Retry
+from postroom.application.ports.source import OrderedStream, SourceMessage
 from postroom.application.telemetry import logger
+from postroom.application.threads import background_task, wait_at_most
 from postroom.domain.errors import PostroomError, Unavailable
 
 READ_LIMIT = 500

@@ -1,6 +1,7 @@
-"""Conversion of messages, from a relay, CloudEvents or of any other publisher, to requests to a handler."""
+"""Requests to a handler, of messages from a relay, CloudEvents or any other publisher; their partitions."""
 
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any
 from uuid import UUID
 
@@ -9,7 +10,9 @@ import msgspec
 from postroom.application.cloudevents.event import JSON, CloudEvent, is_json_type
 from postroom.application.cloudevents.message import is_cloud_event, read_message
 from postroom.application.cloudevents.new_message import event_id
-from postroom.application.outbox.message import (
+from postroom.application.outbox.events import (
+    AGGREGATE_ID,
+    AGGREGATE_TYPE,
     CAUSATION_ID,
     CONTENT_TYPE,
     CORRELATION_ID,
@@ -19,7 +22,7 @@ from postroom.application.outbox.message import (
     OCCURRED_AT,
     rfc_3339,
 )
-from postroom.application.ports.event_handler import HandlerRequest
+from postroom.application.ports.inbox import HandlerRequest
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.names import message_stream
@@ -132,3 +135,37 @@ def _payload(message: SourceMessage, data: bytes, media_type: str) -> tuple[Any,
             f"Message {message.sequence} of {message.subject} is not JSON: {error}; publish it as JSON, or "
             "with its media type as Content-Type."
         ) from error
+
+
+PARTITIONS = 64
+"""Number of partitions of a consumer; it can't change, as the queue stores each message's partition."""
+
+
+def aggregate_key(message: SourceMessage) -> str | None:
+    """Return a message's aggregate, or the source and partition key of a CloudEvent, or None."""
+    headers = message.headers
+    if AGGREGATE_ID in headers:
+        return f"aggregate {headers.get(AGGREGATE_TYPE, '')}/{headers[AGGREGATE_ID]}"
+    try:
+        event = read_cloud_event(message)
+    except Unreadable:
+        return None
+    key = event.attributes.get("partitionkey") if event is not None else None
+    return None if event is None or not key else f"source {event.attributes['source']} {key}"
+
+
+def lane_of(message: SourceMessage, message_id: UUID) -> int:
+    """Return the hash of a message's lane: of the aggregate, or else of the message id."""
+    key = aggregate_key(message) or f"id {message_id}"
+    digest = blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+def partition_of(lane: int) -> int:
+    """Return the partition of a lane."""
+    return lane % PARTITIONS
+
+
+def share(workers: int) -> int:
+    """Return the maximum number of partitions of each worker."""
+    return -(-PARTITIONS // max(workers, 1))

@@ -13,17 +13,15 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from postroom.application.background import cancel_and_wait, wait_at_most
-from postroom.application.correlation import correlate
 from postroom.application.inbox.delivery import Delivery
-from postroom.application.inbox.partitions import aggregate_key
-from postroom.application.monitor import Progress
-from postroom.application.outbox.message import CORRELATION_ID
-from postroom.application.ports.clock import Clock
+from postroom.application.inbox.request import aggregate_key
+from postroom.application.metrics import Progress
+from postroom.application.outbox.events import CORRELATION_ID
+from postroom.application.ports.event_log import Clock
 from postroom.application.ports.source import Source, SourceMessage
 from postroom.application.telemetry import logger
-from postroom.application.trace_context import context_of
-from postroom.application.tracing import PROCESS, tracer
+from postroom.application.threads import cancel_and_wait, wait_at_most
+from postroom.application.tracing import PROCESS, context_of, correlate, tracer
 from postroom.domain.errors import DuplicateInboxMessage, NotFound, PostroomError
 from postroom.domain.inbox import (
     Acknowledge,

@@ -6,18 +6,15 @@ from typing import NamedTuple
 
 from postroom.application.cloudevents.message import is_cloud_event, read_message
 from postroom.application.cloudevents.new_message import new_message
-from postroom.application.correlation import correlate
-from postroom.application.ingest.dead_letters import DeadLetterSubject
 from postroom.application.ingest.file_import import map_message
-from postroom.application.ingest.settings import IngestCounts, IngestSettings
+from postroom.application.ingest.namespace import IngestCounts, IngestSettings
+from postroom.application.ingest.redrive import DeadLetterSubject
 from postroom.application.ingest.settlement import Settlement
 from postroom.application.mailbox.send import SendEnvelopes
 from postroom.application.messages import NewMessage
-from postroom.application.ports.payload_validator import PayloadValidator
-from postroom.application.ports.source import SourceMessage
+from postroom.application.ports.source import PayloadValidator, SourceMessage
 from postroom.application.telemetry import logger
-from postroom.application.trace_context import context_of
-from postroom.application.tracing import INGEST, tracer
+from postroom.application.tracing import INGEST, context_of, correlate, tracer
 from postroom.domain.envelope.validation import EnvelopeProblem
 from postroom.domain.errors import InvalidRequest, Rejected, Saturated
 

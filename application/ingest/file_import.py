@@ -18,17 +18,16 @@ from postroom.application.cloudevents.event import BYTES, JSON, NotACloudEvent
 from postroom.application.cloudevents.json_format import read_json
 from postroom.application.cloudevents.new_message import new_message
 from postroom.application.messages import NewMessage
-from postroom.application.outbox.attributes import RESERVED_PREFIXES
-from postroom.application.outbox.message import (
+from postroom.application.outbox.events import (
     CAUSATION_ID,
     CONTENT_TYPE,
     CORRELATION_ID,
     MESSAGE_ID,
     TRACEPARENT,
 )
-from postroom.application.outbox.route import EVENT_ID
+from postroom.application.outbox.formats import EVENT_ID, RESERVED_PREFIXES
 from postroom.application.ports.source import SourceMessage
-from postroom.application.trace_context import read_context
+from postroom.application.tracing import read_context
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.names import check_topic
 

@@ -10,11 +10,10 @@ from eventsourcing.persistence import JSONTranscoder, Mapper, StoredEvent
 from msgspec.structs import asdict
 
 from postroom.domain.errors import BrokenLog, InvalidRequest
-from postroom.domain.event import Event
 from postroom.domain.lease import lease as lease_domain
-from postroom.domain.lease import proxy as proxy_domain
+from postroom.domain.lease import routing as proxy_domain
 from postroom.domain.lease.lease import Lease, LeaseChange, LeaseCommand, LeaseEvent
-from postroom.domain.lease.proxy import (
+from postroom.domain.lease.routing import (
     AssignPartitions,
     PartitionAssignment,
     PartitionsAssigned,
@@ -22,6 +21,7 @@ from postroom.domain.lease.proxy import (
     ProxyChange,
     ProxyCommand,
 )
+from postroom.domain.record import Event
 
 LeaseLogEvent = LeaseChange | ProxyChange | PartitionsAssigned
 """The events in the log of leases."""
@@ -93,7 +93,7 @@ class ProxyRegistration(LeaseLogAggregate):
     state: Proxy | None
 
     def decide(self, command: ProxyCommand, now: int) -> None:
-        """Decide a command; see `postroom.domain.lease.proxy.decide`."""
+        """Decide a command; see `postroom.domain.lease.routing.decide`."""
         self.record(cast(list[Any], proxy_domain.decide(command, self.state, now)))
 
     @staticmethod
@@ -108,7 +108,7 @@ class ProxyPartitions(LeaseLogAggregate):
     state: PartitionAssignment | None
 
     def decide(self, command: AssignPartitions, now: int) -> None:
-        """Decide a command; see `postroom.domain.lease.proxy.decide_assignment`."""
+        """Decide a command; see `postroom.domain.lease.routing.decide_assignment`."""
         self.record(proxy_domain.decide_assignment(command, self.state, now))
 
     @staticmethod

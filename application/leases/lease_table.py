@@ -15,15 +15,17 @@ from postroom.domain.lease.lease import (
 from postroom.domain.lease.lease import evolve as evolve_lease
 from postroom.domain.lease.observation import LeaseObservations, Observations
 from postroom.domain.lease.partitions import NO_PARTITIONS, PartitionMap, assign_partitions
-from postroom.domain.lease.proxy import (
+from postroom.domain.lease.routing import (
     AssignPartitions,
     PartitionsAssigned,
     Proxy,
     ProxyRegistered,
     ProxyRenewed,
+    Route,
+    RoutingTable,
+    route_of,
 )
-from postroom.domain.lease.proxy import evolve as evolve_proxy
-from postroom.domain.lease.routing import Route, RoutingTable, route_of
+from postroom.domain.lease.routing import evolve as evolve_proxy
 
 
 class RouteRemoval(msgspec.Struct, frozen=True):

@@ -5,13 +5,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from postroom.application.mailbox.records import Records
-from postroom.application.ports.event_log import EventLogReader, Head, LogSize, Seal, StoredSnapshot
-from postroom.application.ports.log_archive import LogArchive
+from postroom.application.ports.event_log import (
+    EventLogReader,
+    Head,
+    LogArchive,
+    LogSize,
+    Seal,
+    StoredSnapshot,
+)
 from postroom.domain.commit import Commit, IndexEntry, chained
 from postroom.domain.errors import BrokenLog, Unavailable
-from postroom.domain.event import Event
 from postroom.domain.message import MessageDeadLettered
-from postroom.domain.record import Record
+from postroom.domain.record import Event, Record
 
 
 class Extent(NamedTuple):

@@ -1,4 +1,4 @@
-"""Codec of domain events: the bytes of commits, their compression, and the format of stores (ADR 0066, ADR 0101)."""
+"""Codec of domain events: bytes of commits, their compression, the format of stores (ADR 0066, ADR 0101)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -13,11 +13,10 @@ from postroom.application.mailbox.columns import Run, expand
 from postroom.application.mailbox.event_columns import RUNS, AnyRun, SentRun
 from postroom.domain.commit import Commit, IndexEntry, LastEvent, link
 from postroom.domain.errors import BrokenLog, UnusableStore
-from postroom.domain.event import Event
 from postroom.domain.integrity import has_intact_payload
 from postroom.domain.message import MessageSent
 from postroom.domain.names import STREAM_BYTES
-from postroom.domain.record import Record
+from postroom.domain.record import Event, Record
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_runs = msgspec.msgpack.Decoder(list[AnyRun]).decode

@@ -9,8 +9,8 @@ import msgspec
 from msgspec.structs import astuple
 
 from postroom.domain.arguments import MAX_INT
-from postroom.domain.event import Event
 from postroom.domain.names import STREAM_BYTES
+from postroom.domain.record import Event
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=MAX_INT)]
 Ints = Int64 | list[Int64]

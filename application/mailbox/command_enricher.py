@@ -1,4 +1,4 @@
-"""Enrichment of commands with facts from the log that deciding them requires, and the cache that saves reading it."""
+"""Enrichment of commands with facts from the log that deciding them requires."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -20,7 +20,7 @@ from postroom.domain.mailbox.decide import deliverable
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import Message, MessageSent
 from postroom.domain.record import Record
-from postroom.domain.subject_policy import is_encrypted
+from postroom.domain.subject import is_encrypted
 
 CACHE_BYTES = 64 << 20
 READ_AHEAD_RATIO = 16

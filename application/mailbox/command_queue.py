@@ -1,4 +1,4 @@
-"""The queue of a mailbox's commands: fair between topics, bounded by the drain rate; and the calls that wait for messages."""
+"""The queue of a mailbox's commands, fair between topics; receivers that wait (svc-mailbox I-5)."""
 
 import asyncio
 import math
@@ -8,7 +8,7 @@ from itertools import count, islice
 from typing import Generic, TypeVar
 
 from postroom.application.mailbox.groups import LoadedMailbox, Request, cost_of, topic_of
-from postroom.application.ports.clock import Clock
+from postroom.application.ports.event_log import Clock
 from postroom.domain.errors import Saturated
 from postroom.domain.policy import SATURATED_RETRY_MS
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from postroom.application.erasure.protection import Protection
-from postroom.application.forks import check_not_forked
 from postroom.application.mailbox.command_enricher import CACHE_BYTES, CommandEnricher, EnvelopeCache
 from postroom.application.mailbox.command_queue import LongPolls, PendingRequests
 from postroom.application.mailbox.group_decider import GroupDecider
@@ -21,10 +20,9 @@ from postroom.application.mailbox.log_writer import (
 from postroom.application.mailbox.metrics import MailboxMetrics
 from postroom.application.mailbox.snapshots import Taken
 from postroom.application.messages import MessageDelivery
-from postroom.application.ports.clock import Clock
-from postroom.application.ports.event_log import EventLog
-from postroom.application.ports.mailbox_owner import Answer
+from postroom.application.ports.event_log import Answer, Clock, EventLog
 from postroom.application.telemetry import logger, summarize
+from postroom.application.threads import check_not_forked
 from postroom.domain.arguments import check_int
 from postroom.domain.commit import Commit
 from postroom.domain.errors import (
@@ -36,14 +34,13 @@ from postroom.domain.errors import (
     Unavailable,
     WrongPosition,
 )
-from postroom.domain.mailbox.commands import Command, Receive
-from postroom.domain.mailbox.events import MailboxMode
+from postroom.domain.mailbox.commands import Command, MailboxMode, Receive
 from postroom.domain.mailbox.log_clock import Anchor
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MAX_EPOCH, MessageSent
 from postroom.domain.names import message_id
 from postroom.domain.settings import UNCHANGED, SettingsChanges
-from postroom.domain.subject_policy import SubjectPolicy
+from postroom.domain.subject import SubjectPolicy
 
 RECOVERY_SECONDS = 1.0
 """Pause before another attempt to load the log, if no command arrives."""

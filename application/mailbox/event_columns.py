@@ -24,8 +24,7 @@ from postroom.application.mailbox.columns import (
     split,
 )
 from postroom.application.mailbox.redrive_columns import RedriveRun
-from postroom.domain.event import Event, StoredEvent
-from postroom.domain.mailbox.events import (
+from postroom.domain.mailbox.commands import (
     LogTruncated,
     MailboxCreated,
     MailboxMode,
@@ -47,6 +46,7 @@ from postroom.domain.message import (
     MessageVisibilityExtended,
 )
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.record import Event, StoredEvent
 from postroom.domain.settings import MailboxSettings
 
 HASH_BYTES = 32

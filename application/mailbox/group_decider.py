@@ -9,7 +9,7 @@ from postroom.application.mailbox.command_queue import DrainRate
 from postroom.application.mailbox.groups import Group, GroupEvents, LoadedMailbox, Request
 from postroom.application.mailbox.metrics import ReorderDepth
 from postroom.application.messages import MessageDelivery
-from postroom.application.ports.mailbox_owner import Accepted, Answer
+from postroom.application.ports.event_log import Accepted, Answer
 from postroom.application.telemetry import logger
 from postroom.domain.errors import (
     IntegrityFailure,
@@ -19,13 +19,13 @@ from postroom.domain.errors import (
     Saturated,
     Unavailable,
 )
-from postroom.domain.event import Event
 from postroom.domain.mailbox.batch import decide_batch, evolve_batch, is_batch
 from postroom.domain.mailbox.commands import Command, Nack, Receive, Send, Sweep
 from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import MS, MessageAcked, MessageExpired, MessageReceived, MessageSent, Receipt
-from postroom.domain.redrive.commands import AdvanceRedrive, Copy
+from postroom.domain.record import Event
+from postroom.domain.redrive.job import AdvanceRedrive, Copy
 
 DRAIN_RATES = 1_024
 """Maximum number of topics whose drain rate is known."""

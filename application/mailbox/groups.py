@@ -1,4 +1,4 @@
-"""The state of a mailbox in its owner's memory, and the groups of commands that are decided on it and appended together."""
+"""A mailbox in its owner's memory, and groups of commands that are decided on it together."""
 
 import asyncio
 from collections import Counter
@@ -11,11 +11,9 @@ from postroom.application.mailbox.codec import make_commit
 from postroom.application.mailbox.records import is_indexed
 from postroom.application.mailbox.snapshots import Save, Snapshots
 from postroom.application.mailbox.stored_snapshots import SavedPart, fold_from
-from postroom.application.ports.event_log import EventLogReader
-from postroom.application.ports.mailbox_owner import Answer
+from postroom.application.ports.event_log import Answer, EventLogReader
 from postroom.domain.commit import GENESIS, Commit, LastEvent
 from postroom.domain.errors import IntegrityFailure, PostroomError
-from postroom.domain.event import Event
 from postroom.domain.mailbox.commands import (
     Ack,
     Command,
@@ -33,6 +31,7 @@ from postroom.domain.mailbox.commands import (
 from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import Message, MessageSent, Receipt
+from postroom.domain.record import Event
 
 MAX_ENVELOPE_BYTES = 16 << 20
 """Envelopes of one commit, in bytes, unless a single one is larger."""

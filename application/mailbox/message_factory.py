@@ -7,11 +7,9 @@ from typing import Any, Protocol
 import msgspec
 
 from postroom.application.caller import is_limited
-from postroom.application.correlation import current_corr_id
 from postroom.application.mailbox.outgoing import OutgoingMessage
 from postroom.application.messages import NewMessage
-from postroom.application.trace_context import SAMPLED, TraceContext
-from postroom.application.tracing import tracer
+from postroom.application.tracing import SAMPLED, TraceContext, current_corr_id, tracer
 from postroom.domain.arguments import check_any_text, check_int, check_text, check_type
 from postroom.domain.envelope.build import EnvelopeTemplate, OpenedEnvelope, make_template
 from postroom.domain.envelope.headers import FIRST_SECOND, LAST_SECOND, extension_text, extract_mailbox_item

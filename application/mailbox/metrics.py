@@ -9,7 +9,7 @@ from time import perf_counter
 
 from postroom.application.mailbox.groups import GroupEvents
 from postroom.application.metrics import OTHERS, Histogram, Metric, histogram, new_histogram, rejected_metric
-from postroom.application.ports.mailbox_owner import Answer
+from postroom.application.ports.event_log import Answer
 from postroom.domain.errors import PostroomError
 from postroom.domain.mailbox.commands import Ack, Command, Nack, Receive, Send
 from postroom.domain.message import Message

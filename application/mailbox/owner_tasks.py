@@ -1,4 +1,4 @@
-"""What an owner does at intervals: it bounds a mailbox in memory (svc-mailbox I-5, I-9) and notices a newer owner."""
+"""Tasks of an owner at intervals: bound its memory (svc-mailbox I-5, I-9), and notice a newer owner."""
 
 import asyncio
 

@@ -1,16 +1,16 @@
-"""Handlers that deliver messages: `ReceiveMessages` once, `StreamMessages` as long as the caller wants (svc-mailbox C-1 `RECV`)."""
+"""Handlers that deliver messages: `ReceiveMessages` and `StreamMessages` (svc-mailbox C-1 `RECV`)."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from time import time_ns
 
-from postroom.application.background import wait_at_most
 from postroom.application.caller import Caller, current_caller
 from postroom.application.delivery_window import DeliveryWindow, DeliveryWindows
 from postroom.application.mailbox.settle import Settler, make_settler
 from postroom.application.message_stream import HEARTBEAT_MS, MAX_WAIT_MS, MessageStream, check_stream
 from postroom.application.messages import ReceivedMessage
-from postroom.application.ports.mailbox_owner import MailboxOwner
+from postroom.application.ports.event_log import MailboxOwner
+from postroom.application.threads import wait_at_most
 from postroom.application.tracing import RECEIVE, tracer
 from postroom.domain.arguments import check_int, check_items, check_optional_text
 from postroom.domain.errors import InvalidRequest, PostroomError, Saturated

@@ -10,7 +10,6 @@ from operator import attrgetter
 from postroom.application.mailbox.codec import decode_by_type, decode_events, stream_ids, to_records
 from postroom.domain.commit import Commit, IndexEntry
 from postroom.domain.errors import BrokenLog
-from postroom.domain.event import Event
 from postroom.domain.message import (
     MessageAcked,
     MessageDeadLettered,
@@ -18,7 +17,7 @@ from postroom.domain.message import (
     MessageRedriven,
     MessageSent,
 )
-from postroom.domain.record import Record
+from postroom.domain.record import Event, Record
 
 FEW = 4
 """Streams that are searched for in the bytes of a commit; for more, decoding their ids is faster."""

@@ -1,7 +1,7 @@
 """Runs of the events of redrive jobs."""
 
 from postroom.application.mailbox.columns import Ints, OptionalTexts, Run, Texts
-from postroom.domain.redrive.events import (
+from postroom.domain.redrive.job import (
     RedriveAdvanced,
     RedriveCancelled,
     RedriveCompleted,

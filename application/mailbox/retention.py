@@ -1,4 +1,4 @@
-"""Retention: stores old and excess commits of an open mailbox in the archive, and removes them from its log."""
+"""Retention: stores old and excess commits in the archive, and removes them from the log."""
 
 import asyncio
 from itertools import islice
@@ -8,8 +8,7 @@ from postroom.application.mailbox.archived_log import continues
 from postroom.application.mailbox.commit_ends import last_commit_through
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.stored_snapshots import usable_snapshots
-from postroom.application.ports.event_log import EventLogReader
-from postroom.application.ports.log_archive import LogArchive
+from postroom.application.ports.event_log import EventLogReader, LogArchive
 from postroom.application.telemetry import logger
 from postroom.domain.arguments import check_int
 from postroom.domain.commit import GENESIS, Commit, verify_chain

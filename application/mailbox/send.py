@@ -6,8 +6,8 @@ from functools import partial
 from postroom.application.mailbox.message_factory import MessageFactory, SendRequest
 from postroom.application.mailbox.settle import submit_valid
 from postroom.application.messages import NewMessage, Sent
-from postroom.application.ports.mailbox_owner import Accepted, Answer, MailboxOwner
-from postroom.application.ports.payload_validator import PayloadValidator
+from postroom.application.ports.event_log import Accepted, Answer, MailboxOwner
+from postroom.application.ports.source import PayloadValidator
 from postroom.application.tracing import SEND, tracer
 from postroom.domain.arguments import check_items, check_optional_text, check_type
 from postroom.domain.envelope.headers import parse_envelope

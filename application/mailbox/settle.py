@@ -1,4 +1,4 @@
-"""Handlers that end or extend deliveries: `AckMessages`, `NackMessages`, `ExtendVisibility` (svc-mailbox C-1)."""
+"""Handlers that end or extend deliveries: ack, nack, extend (svc-mailbox C-1)."""
 
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeVar
 
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.messages import check_receipt
-from postroom.application.ports.mailbox_owner import MailboxOwner
+from postroom.application.ports.event_log import MailboxOwner
 from postroom.application.tracing import ACK, EXTEND, NACK, MessagingOperation, tracer
 from postroom.domain.arguments import check_any_text, check_int, check_items
 from postroom.domain.errors import Rejected

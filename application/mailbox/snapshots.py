@@ -9,7 +9,7 @@ import msgspec
 from postroom.application.mailbox.stored_snapshots import SavedPart, digest_of, encode_part
 from postroom.application.ports.event_log import StoredSnapshot
 from postroom.domain.errors import PostroomError
-from postroom.domain.mailbox.collect import EVER, NEVER, Collector, Moment
+from postroom.domain.mailbox.batch import EVER, NEVER, Collector, Moment
 from postroom.domain.mailbox.snapshot import SnapshotPart, split_chunks
 from postroom.domain.mailbox.state import Mailbox
 

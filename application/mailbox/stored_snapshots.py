@@ -1,4 +1,4 @@
-"""Snapshots as stored in parts, and the mailbox that the newest valid one and the records after it make (ADR 0067)."""
+"""Snapshots as stored, and the mailbox of the newest one and the records after it (ADR 0067)."""
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,15 +13,13 @@ from postroom.application.mailbox.codec import compress, decompress
 from postroom.application.mailbox.commit_ends import ends_with
 from postroom.application.ports.event_log import EventLogReader, StoredSnapshot
 from postroom.domain.errors import BrokenLog, NotFound, PostroomError
-from postroom.domain.event import Event
-from postroom.domain.mailbox.batch import evolve_batch, is_batch
-from postroom.domain.mailbox.collect import Moment
-from postroom.domain.mailbox.events import StoredSettings
+from postroom.domain.mailbox.batch import Moment, evolve_batch, is_batch
+from postroom.domain.mailbox.commands import StoredSettings
 from postroom.domain.mailbox.snapshot import READABLE, SnapshotPart, restore_snapshot
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import Message, MessageSent
 from postroom.domain.message import evolve as evolve_message
-from postroom.domain.record import Record
+from postroom.domain.record import Event, Record
 
 DIGEST_BYTES = 32
 _encode = msgspec.msgpack.Encoder().encode

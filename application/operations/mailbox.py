@@ -22,14 +22,17 @@ from postroom.application.query_results import (
     Explanation,
     MessageDetail,
     Moment,
+    Outcome,
     PeekedMessage,
+    RedriveMessages,
+    RedrivePreview,
+    RedriveReport,
 )
-from postroom.application.redrive_results import Outcome, RedriveMessages, RedrivePreview, RedriveReport
 from postroom.domain.arguments import MAX_INT, MAX_PAGE, MAX_TEXT_CHARS, check_int, check_text, check_type
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.counts import TopicSummary
-from postroom.domain.mailbox.settings_effects import SettingsPreview
+from postroom.domain.mailbox.topic_decisions import SettingsPreview
 from postroom.domain.message import Receipt
 from postroom.domain.names import check_topic, check_uuid
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy

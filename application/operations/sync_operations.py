@@ -25,11 +25,20 @@ from postroom.application.operations.mailbox import (
     Text,
     Topic,
 )
-from postroom.application.query_results import Backlog, DeadLetter, Explanation, MessageDetail, PeekedMessage
-from postroom.application.redrive_results import Outcome, RedriveMessages, RedrivePreview, RedriveReport
+from postroom.application.query_results import (
+    Backlog,
+    DeadLetter,
+    Explanation,
+    MessageDetail,
+    Outcome,
+    PeekedMessage,
+    RedriveMessages,
+    RedrivePreview,
+    RedriveReport,
+)
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.counts import TopicSummary
-from postroom.domain.mailbox.settings_effects import SettingsPreview
+from postroom.domain.mailbox.topic_decisions import SettingsPreview
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage

@@ -13,23 +13,38 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from postroom.application.background import wait_at_most
 from postroom.application.cloudevents.event import JSON
-from postroom.application.metrics import count_label
-from postroom.application.monitor import Progress
-from postroom.application.outbox.decisions import decide_on, record_only
-from postroom.application.outbox.formats import MessageFormat
-from postroom.application.outbox.message import CONTENT_TYPE
-from postroom.application.outbox.publish_batch import PublishBatch, correlation_of
-from postroom.application.outbox.relay import MAX_TYPES, OutboxRelay
-from postroom.application.outbox.route import Route
-from postroom.application.outbox.settings import OutboxSettings
-from postroom.application.ports.capture import Aggregate, CaptureSource, HeldEvents, SlotInUse
-from postroom.application.ports.clock import Clock
-from postroom.application.ports.outbox_repository import Decision, OutboxRow
-from postroom.application.ports.publisher import Publisher
+from postroom.application.metrics import (
+    BACKLOG_SECONDS,
+    Metric,
+    Monitor,
+    Progress,
+    by_event_type,
+    count_label,
+)
+from postroom.application.outbox.events import CONTENT_TYPE, decide_on, record_only
+from postroom.application.outbox.formats import MessageFormat, Route
+from postroom.application.outbox.relay import (
+    MAX_TYPES,
+    OutboxRelay,
+    OutboxSettings,
+    PublishBatch,
+    correlation_of,
+)
+from postroom.application.ports.event_log import Clock
+from postroom.application.ports.outbox import (
+    Aggregate,
+    CaptureSource,
+    Decision,
+    HeldEvents,
+    OutboxRow,
+    Publisher,
+    SlotInUse,
+    SlotState,
+)
 from postroom.application.telemetry import logger
-from postroom.domain.errors import Unavailable
+from postroom.application.threads import wait_at_most
+from postroom.domain.errors import PostroomError, Unavailable
 from postroom.domain.outbox import MS, MarkFailed, OutboxCommand, OutboxEvent, ParkOutboxEvent
 from postroom.domain.policy import OutageBackoff, backoff_ms
 
@@ -246,3 +261,65 @@ def held_form(row: OutboxRow) -> tuple[OutboxEvent, bytes]:
     json_type = {} if event.is_binary else {CONTENT_TYPE: JSON}
     event = replace(event, is_binary=True, attributes=json_type | event.attributes)
     return event, b'"%s"' % b64encode(b"null" if row.payload is None else row.payload)
+
+
+def capture_monitor(capture: OutboxCapture, context: str, source: CaptureSource, relay: Monitor) -> Monitor:
+    """Return the monitor of a capture, with the metrics of `relay`, which publishes its held events."""
+    labels = {"context": context}
+
+    async def find_state() -> SlotState | None:
+        try:
+            async with asyncio.timeout(BACKLOG_SECONDS):
+                return await source.state()
+        except (PostroomError, TimeoutError):
+            return None
+
+    async def collect() -> list[Metric]:
+        metrics = [
+            *await relay.collect(),
+            by_event_type(
+                "postroom_outbox_captured",
+                "Rows that were captured and published, by event type.",
+                labels,
+                capture.published_by_type,
+            ),
+            Metric(
+                "postroom_outbox_held",
+                "counter",
+                "Rows that were captured and moved to the outbox table.",
+                [(labels, capture.counts.held)],
+            ),
+        ]
+        state = await find_state()
+        if state is not None:
+            by_slot = labels | {"slot": state.slot}
+            metrics += [
+                Metric(
+                    "postroom_outbox_slot_lag_bytes",
+                    "gauge",
+                    "Write-ahead log since the last confirmed position.",
+                    [(by_slot, state.lag_bytes)],
+                ),
+                Metric(
+                    "postroom_outbox_slot_retained_bytes",
+                    "gauge",
+                    "Write-ahead log that the server keeps for the slot.",
+                    [(by_slot, state.retained_bytes)],
+                ),
+            ]
+            if state.safe_bytes is not None:
+                metrics.append(
+                    Metric(
+                        "postroom_outbox_slot_safe_bytes",
+                        "gauge",
+                        "Write-ahead log that may still be written before the slot loses rows.",
+                        [(by_slot, state.safe_bytes)],
+                    )
+                )
+        return metrics
+
+    async def find_missing() -> list[str]:
+        missing = await relay.find_missing()
+        return missing if capture.progress.is_made else [*missing, "capture"]
+
+    return Monitor(collect, find_missing)

@@ -1,8 +1,12 @@
-"""Formats in which events are published: that of Postroom, and CloudEvents 1.0."""
+"""Formats in which events are published (that of Postroom, CloudEvents 1.0), their attributes and routes."""
 
 import re
+import string
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol
 from urllib.parse import quote
+from uuid import UUID
 
 import msgspec
 
@@ -15,18 +19,27 @@ from postroom.application.cloudevents.event import (
     is_attribute_name,
 )
 from postroom.application.cloudevents.message import PREFIXES, Binding, Mode, write_message
-from postroom.application.outbox.message import (
+from postroom.application.outbox.events import (
     AGGREGATE_ID,
     AGGREGATE_TYPE,
+    BAGGAGE,
+    CAUSATION_ID,
     CONTENT_TYPE,
+    CORRELATION_ID,
+    EVENT_TYPE,
+    EVENT_VERSION,
     MESSAGE_ID,
+    OCCURRED_AT,
+    TRACEPARENT,
+    TRACESTATE,
     headers_of,
     rfc_3339,
     trace_headers,
 )
 from postroom.domain.arguments import check_type
-from postroom.domain.errors import InvalidRequest
+from postroom.domain.errors import InvalidOutboxEvent, InvalidRequest
 from postroom.domain.outbox import OutboxEvent
+from postroom.domain.subject import EventSubject, check_token
 
 FormatName = Literal["postroom", "cloudevents-binary", "cloudevents-structured"]
 _MODES: dict[str, Mode] = {"cloudevents-binary": "binary", "cloudevents-structured": "structured"}
@@ -163,3 +176,135 @@ def _split(attributes: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
         is_extension = is_attribute_name(name) and name not in _OWN
         (extensions if is_extension else headers)[name] = value
     return extensions, headers
+
+
+SUBJECT = "{context}.event.{event_type}.v{event_version}"
+"""The form of SDS-047: one subject for each type of event."""
+TOPIC = "{context}.{aggregate_type}"
+"""One topic per type of aggregate, so that the events of an aggregate keep their order."""
+EVENT_ID = "Event-Id"
+"""Header with the id of the event, for targets without a standard header for it."""
+FIELDS = ("context", "aggregate_type", "event_type", "event_version")
+
+
+class Route(msgspec.Struct, frozen=True):
+    """The route of the events of a context.
+
+    Arguments:
+        context: the bounded context, one token of a subject.
+        template: subject, topic or routing key, with `FIELDS` in braces.
+
+    Raises: InvalidRequest for a context that is not a token, or an invalid template.
+    """
+
+    context: str
+    template: str = SUBJECT
+
+    def __post_init__(self) -> None:
+        check_token(self.context, "The context")
+        if not self.template or not all(map(_is_field, _fields(self.template))):
+            raise InvalidRequest(
+                f"The topic {self.template!r} is not a valid template; write text with any of "
+                f"{', '.join(f'{{{field}}}' for field in FIELDS)}."
+            )
+
+    def name_of(self, event: OutboxEvent) -> str:
+        """Return the name for an event; raise InvalidRequest if its type is not a token."""
+        return _fill(self.template, self.context, event.aggregate_type, event.event_type, event.event_version)
+
+
+def _fields(template: str) -> list[str | None]:
+    """Return the placeholders of a template, with None for a malformed one."""
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError:
+        return [None]
+    return [
+        None if spec or conversion else field for _, field, spec, conversion in parts if field is not None
+    ]
+
+
+def _is_field(field: str | None) -> bool:
+    return field in FIELDS
+
+
+@lru_cache(maxsize=4_096)
+def _fill(template: str, context: str, aggregate_type: str, event_type: str, event_version: int) -> str:
+    subject = EventSubject(context, event_type, event_version)
+    if template == SUBJECT:
+        return subject.value
+    return template.format(
+        context=context, aggregate_type=aggregate_type, event_type=event_type, event_version=event_version
+    )
+
+
+MAX_ATTRIBUTES_BYTES = 16_384
+"""Maximum size of all names and values; headers count towards the size limits of messages."""
+RESERVED = frozenset(
+    name.lower()
+    for name in (
+        MESSAGE_ID,
+        EVENT_ID,
+        EVENT_TYPE,
+        EVENT_VERSION,
+        OCCURRED_AT,
+        AGGREGATE_TYPE,
+        AGGREGATE_ID,
+        CORRELATION_ID,
+        CAUSATION_ID,
+        CONTENT_TYPE,
+        TRACEPARENT,
+        TRACESTATE,
+        BAGGAGE,
+    )
+)
+"""Headers that the outbox sets itself, in lower case."""
+RESERVED_PREFIXES = ("nats-", "postroom-")
+"""Prefixes of headers that NATS and Postroom interpret; some of NATS remove earlier messages."""
+
+# Names and values that every target accepts: an HTTP token, and one line of text.
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,255}\Z")
+_VALUE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]*\Z")
+
+
+def check_attributes(id_: UUID, attributes: object, content_type: object) -> dict[str, str]:
+    """Return the headers that an event adds.
+
+    Arguments:
+        id_: id of the event, for errors.
+        content_type: value of the header `Content-Type`; None adds none.
+
+    Raises: InvalidOutboxEvent for a name or value that a target would refuse, and for a reserved name.
+    """
+    if not isinstance(attributes, Mapping):
+        raise InvalidOutboxEvent(f"Outbox event {id_}: attributes must map names to text.")
+    headers: dict[str, str] = {}
+    for name, value in attributes.items():
+        if not isinstance(name, str) or not _NAME.match(name):
+            raise InvalidOutboxEvent(
+                f"Outbox event {id_}: the attribute name {name!r:.80} must have 1 to 255 letters, digits and "
+                "-_.!#$%&'*+^`|~."
+            )
+        if name.lower() in RESERVED or name.lower().startswith(RESERVED_PREFIXES):
+            raise InvalidOutboxEvent(
+                f"Outbox event {id_}: the attribute {name!r:.80} is reserved for the outbox or a target; "
+                "rename it."
+            )
+        headers[name] = _check_value(id_, f"attribute {name}", value)
+    if content_type is not None:
+        headers[CONTENT_TYPE] = _check_value(id_, "content_type", content_type)
+    size = sum(len(name) + len(value.encode()) for name, value in headers.items())
+    if size > MAX_ATTRIBUTES_BYTES:
+        raise InvalidOutboxEvent(
+            f"Outbox event {id_}: its attributes have {size:,} bytes, more than {MAX_ATTRIBUTES_BYTES:,}; "
+            "put them into the payload."
+        )
+    return headers
+
+
+def _check_value(id_: UUID, what: str, value: object) -> str:
+    if not isinstance(value, str) or not _VALUE.match(value):
+        raise InvalidOutboxEvent(
+            f"Outbox event {id_}: the value of {what} must be text without control characters."
+        )
+    return value

@@ -7,16 +7,27 @@ once.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
+from blake3 import blake3
+
 from postroom.application.messages import NewMessage, Sent
-from postroom.application.outbox.new_message import read_message
-from postroom.application.ports.message_outbox import MessageOutbox, RecordedMessage
+from postroom.application.operations.mailbox import Mailbox
+from postroom.application.outbox.events import (
+    AGGREGATE_ID,
+    CAUSATION_ID,
+    CONTENT_TYPE,
+    CORRELATION_ID,
+    TRACEPARENT,
+    read_message,
+)
+from postroom.application.outbox.formats import EVENT_ID
+from postroom.application.ports.outbox import MessageOutbox, NotStored, PublishAck, RecordedMessage
 from postroom.application.telemetry import logger, summarize
-from postroom.application.trace_context import make_context
-from postroom.application.tracing import RELAY, tracer
-from postroom.domain.errors import Fenced, InvalidRequest, Rejected, Saturated, WrongPosition
+from postroom.application.tracing import RELAY, make_context, read_context, tracer
+from postroom.domain.errors import Fenced, InvalidRequest, Rejected, Saturated, Unavailable, WrongPosition
+from postroom.domain.names import MAX_ID_CHARS
 from postroom.domain.policy import SECOND_MS, OutageBackoff, backoff_ms
 
 BATCH = 500
@@ -126,3 +137,66 @@ class MessageRelay:
                 await self._outbox.wait()
         except TimeoutError:
             pass
+
+
+JSON = "application/json"
+_OWN_FIELDS = (EVENT_ID, CONTENT_TYPE, CORRELATION_ID, CAUSATION_ID, TRACEPARENT)
+"""Headers that correspond to fields of a message; all others become custom headers."""
+
+
+class MailboxPublisher:
+    """A publisher to the topics of a mailbox, which stores each event once.
+
+    The header `Event-Id` becomes the message id, and `Aggregate-Id` the sticky key.
+    """
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self._count = 0
+        self._is_closed = False
+
+    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishAck:
+        """Send one message to the topic `subject` and return when it is durable; see `Publisher.publish`.
+
+        The sequence number counts the messages of this publisher.
+        """
+        name = self._mailbox.name
+        if self._is_closed:
+            raise Unavailable(f"Mailbox {name} can't be sent to: the publisher was closed.")
+        try:
+            sent = await self._mailbox.send_message(_message(subject, payload, headers))
+        except Saturated as error:
+            raise NotStored(f"Mailbox {name} is full: {error}", error.retry_after_ms) from error
+        except InvalidRequest:
+            raise
+        except Rejected as error:
+            raise InvalidRequest(f"Mailbox {name} refuses a message for topic {subject}: {error}") from error
+        self._count += 1
+        return PublishAck(name, self._count, sent.duplicate)
+
+    async def close(self) -> None:
+        """Refuse further messages; the mailbox stays open."""
+        self._is_closed = True
+
+
+def _message(topic: str, payload: bytes, headers: Mapping[str, str]) -> NewMessage:
+    trace = read_context(headers.get(TRACEPARENT))
+    return NewMessage(
+        topic=topic,
+        payload=payload,
+        message_id=headers.get(EVENT_ID),
+        sticky_key=_sticky_key(headers.get(AGGREGATE_ID)),
+        attrs={name: value for name, value in headers.items() if name not in _OWN_FIELDS},
+        content_type=headers.get(CONTENT_TYPE, JSON),
+        correlation_id=headers.get(CORRELATION_ID),
+        causality_parent=headers.get(CAUSATION_ID),
+        trace_id=trace.trace_id if trace else None,
+        span_id=trace.span_id if trace else None,
+    )
+
+
+def _sticky_key(aggregate_id: str | None) -> str | None:
+    """Return the sticky key of an aggregate: its id, or a hash of a long id."""
+    if aggregate_id is None or len(aggregate_id) <= MAX_ID_CHARS:
+        return aggregate_id
+    return f"b3:{blake3(aggregate_id.encode()).hexdigest()}"

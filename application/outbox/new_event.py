@@ -10,8 +10,8 @@ from uuid import UUID
 
 import msgspec
 
-from postroom.application.outbox.attributes import check_attributes
-from postroom.application.outbox.message import BAGGAGE, TRACEPARENT, TRACESTATE
+from postroom.application.outbox.events import BAGGAGE, TRACEPARENT, TRACESTATE
+from postroom.application.outbox.formats import check_attributes
 from postroom.application.tracing import outgoing_headers
 from postroom.domain.errors import InvalidOutboxEvent
 from postroom.domain.outbox import OutboxEventRecorded, RecordOutboxEvent, decide

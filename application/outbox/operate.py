@@ -7,18 +7,18 @@ from uuid import UUID
 import msgspec
 
 from postroom.application.outbox.capture import NOT_READ, held_form
-from postroom.application.outbox.decisions import decide_on
-from postroom.application.pluralize import pluralize
-from postroom.application.ports.capture import ReadRow
-from postroom.application.ports.clock import Clock
-from postroom.application.ports.outbox_repository import (
+from postroom.application.outbox.events import decide_on
+from postroom.application.ports.event_log import Clock
+from postroom.application.ports.outbox import (
     PARTITIONS,
     Backlog,
     Decision,
     OutboxClaim,
     OutboxRepository,
     OutboxRow,
+    ReadRow,
 )
+from postroom.application.text import pluralize
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.outbox import (
     MAX_ERROR_CHARS,

@@ -1,36 +1,173 @@
-"""The relay: publishes the events of an outbox in the order of each aggregate (SDS-047 CMD-050).
-
-Aggregates are hashed to partitions. A relay claims some partitions, publishes a batch of their events,
-records the results, and releases the claim. Events of one aggregate are published one at a time: with several
-in flight, the next could be stored although one before it failed.
-
-There is no cursor: every poll selects all unpublished events, so an event whose transaction commits late is
-published like any other.
-"""
+"""Relay of an outbox: publishes batches in the order of each aggregate (SDS-047 CMD-050)."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
-from postroom.application.background import cancel_and_wait
-from postroom.application.metrics import count_label
-from postroom.application.monitor import Progress
-from postroom.application.outbox.decisions import decide_on
-from postroom.application.outbox.formats import MessageFormat, PostroomFormat
-from postroom.application.outbox.publish_batch import PublishBatch, correlation_of
-from postroom.application.outbox.route import Route
-from postroom.application.outbox.settings import OutboxSettings
-from postroom.application.ports.clock import Clock
-from postroom.application.ports.hints import Hints
-from postroom.application.ports.outbox_repository import PARTITIONS, OutboxClaim, OutboxRepository
-from postroom.application.ports.publisher import Publisher
-from postroom.application.telemetry import logger
-from postroom.domain.errors import Unavailable
-from postroom.domain.outbox import MS, MarkFailed, MarkPublished, ParkOutboxEvent
-from postroom.domain.policy import OutageBackoff, backoff_ms
+from postroom.application.messaging.backlog_monitor import BacklogGauges, backlog_monitor
+from postroom.application.metrics import Metric, Monitor, Progress, by_event_type, count_label
+from postroom.application.outbox.events import decide_on
+from postroom.application.outbox.formats import FormatName, MessageFormat, PostroomFormat, Route
+from postroom.application.ports.event_log import Clock, Hints
+from postroom.application.ports.outbox import (
+    PARTITIONS,
+    Backlog,
+    Kind,
+    NotStored,
+    OutboxClaim,
+    OutboxRepository,
+    OutboxRow,
+    Publisher,
+)
+from postroom.application.telemetry import logger, summarize
+from postroom.application.threads import cancel_and_wait
+from postroom.application.tracing import PUBLISH, correlate, outgoing_headers, read_context, tracer
+from postroom.domain.errors import InvalidRequest, Unavailable
+from postroom.domain.outbox import MS, MarkFailed, MarkPublished, OutboxEvent, ParkOutboxEvent, PublishPolicy
+from postroom.domain.policy import DAY_MS, SECOND_MS, OutageBackoff, backoff_ms
+
+
+class PublishBatch:
+    """Events of one claim, in one or more batches, and the results of publishing the last batch.
+
+    Arguments:
+        has_time: returns whether the right to publish lasts long enough for one more event.
+    """
+
+    def __init__(
+        self, publisher: Publisher, route: Route, format_: MessageFormat, has_time: Callable[[], bool]
+    ) -> None:
+        self._publisher = publisher
+        self._route = route
+        self._format = format_
+        self._has_time = has_time
+        self._started = 0
+        self._last_published = 0
+        self._unanswered: list[tuple[int, OutboxRow, Unavailable]] = []
+        self.silent: set[Kind] = set()
+        """Kinds of the events that the target did not confirm; no more of them are published."""
+        self.published: list[tuple[OutboxRow, str]] = []
+        self.refused: list[tuple[OutboxRow, str]] = []
+        self.unreadable: list[tuple[OutboxRow, str]] = []
+        self.outage: Unavailable | None = None
+
+    async def publish(self, rows: Sequence[OutboxRow], concurrency: int) -> None:
+        """Publish events: sequentially within an aggregate, up to `concurrency` aggregates in parallel."""
+        self.published, self.refused, self.unreadable = [], [], []
+        lanes: dict[tuple[str, str], list[OutboxRow]] = {}
+        for row in rows:
+            lanes.setdefault((row.event.aggregate_type, row.event.aggregate_id), []).append(row)
+        waiting = iter(lanes.values())
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(min(concurrency, len(lanes))):
+                workers.create_task(self._work(waiting))
+        # If the target stored an event sent later, it is up, and the missing answer is due to this event.
+        unanswered, self._unanswered, self.outage = self._unanswered, [], None
+        for start, row, error in unanswered:
+            if start < self._last_published:
+                self.refused.append((row, str(error)))
+            else:
+                self._unanswered.append((start, row, error))
+                self.outage = error
+
+    async def _work(self, lanes: Iterator[list[OutboxRow]]) -> None:
+        for lane in lanes:
+            for row in lane:
+                if not self._has_time():
+                    return
+                if _kind(row.event) in self.silent:
+                    break
+                with correlate(correlation_of(row.event)):
+                    is_published = await self._publish_one(row)
+                if not is_published:
+                    break  # later events of this aggregate wait for it
+
+    async def _publish_one(self, row: OutboxRow) -> bool:
+        event = row.event
+        if row.unreadable is not None or row.payload is None:
+            reason = row.unreadable or "its payload can't be read"
+            self.unreadable.append((row, f"The event can't be published: {reason}. Correct or discard it."))
+            return False
+        self._started += 1
+        start = self._started
+        try:
+            subject = self._route.name_of(event)
+            parent = read_context(event.traceparent, event.tracestate, event.baggage)
+            with tracer().span(PUBLISH, (subject,), message_id=str(event.id), parent=parent):
+                message = self._format.write(event, row.payload)
+                headers = message.headers | outgoing_headers()
+                await self._publisher.publish(subject, message.payload, headers)
+        except (InvalidRequest, NotStored) as error:
+            self.refused.append((row, str(error)))
+            return False
+        except Unavailable as error:
+            self._unanswered.append((start, row, error))
+            self.silent.add(_kind(event))
+            return False
+        except Exception as error:  # one event's defect must not stop the others
+            logger().exception("outbox.defect", outbox_id=str(event.id))
+            self.refused.append((row, summarize(error)))
+            return False
+        self._last_published = max(self._last_published, start)
+        self.published.append((row, subject))
+        return True
+
+
+def _kind(event: OutboxEvent) -> Kind:
+    return Kind(event.aggregate_type, event.event_type, event.event_version)
+
+
+def correlation_of(event: OutboxEvent) -> str:
+    """Return the correlation id of an event, or else its id, for logs."""
+    return event.correlation.correlation_id or str(event.id)
+
+
+class OutboxSettings(msgspec.Struct, frozen=True):
+    """Configuration of an outbox: `[outbox]` of the settings file; times in ms.
+
+    Arguments:
+        to: URL of the target of `postroom outbox relay`; None uses the URL of `[nats]`.
+        topic: template of the subject, topic or routing key (see `Route`); None uses the target's default.
+        exchange: exchange of RabbitMQ; empty for the default exchange, whose routing keys are queue names.
+        batch: maximum number of events published under one claim.
+        concurrency: maximum number of aggregates published in parallel.
+        poll_ms: poll interval when no hint arrives.
+        claim_ms: duration of a claim; publishing stops after two thirds of it, and a publish may take 5 s.
+        max_attempts, backoff_base_ms, backoff_max_ms: see `PublishPolicy`.
+        hints: listen for notifications of new events.
+        retention_ms: age at which published events are deleted.
+        cleanup_every_ms: interval of cleanups by a relay; 0 leaves them to `postroom outbox cleanup`.
+        keep_history: keep the histories of deleted events in `aggregate_events`.
+        format: the form in which events are published.
+        source: `source` of events that are published as CloudEvents; empty for `/` and the context.
+    """
+
+    batch: Annotated[int, Meta(ge=1, le=10_000)] = 500
+    concurrency: Annotated[int, Meta(ge=1)] = 256
+    poll_ms: Annotated[int, Meta(ge=10)] = 500
+    claim_ms: Annotated[int, Meta(ge=20_000)] = 30_000
+    max_attempts: Annotated[int, Meta(ge=1)] = 20
+    backoff_base_ms: Annotated[int, Meta(ge=1)] = SECOND_MS
+    backoff_max_ms: Annotated[int, Meta(ge=1)] = 300 * SECOND_MS
+    hints: bool = True
+    retention_ms: Annotated[int, Meta(ge=0)] = 7 * DAY_MS
+    cleanup_every_ms: Annotated[int, Meta(ge=0)] = 600 * SECOND_MS
+    keep_history: bool = False
+    to: str | None = None
+    topic: str | None = None
+    exchange: str = ""
+    format: FormatName = "postroom"
+    source: str = ""
+
+    @property
+    def policy(self) -> PublishPolicy:
+        """Return the policy for retries of refused events."""
+        return PublishPolicy(self.max_attempts, self.backoff_base_ms, self.backoff_max_ms)
+
 
 PARTITIONS_AT_ONCE = 4
 """Partitions claimed together; other relays can claim the rest."""
@@ -194,3 +331,49 @@ class OutboxRelay:
             await asyncio.wait(waits, timeout=ms / 1_000, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await cancel_and_wait(*waits)
+
+
+_GAUGES: Final = BacklogGauges(
+    "postroom_outbox", "Unpublished events.", "Age of the oldest unpublished event; 0 without one."
+)
+
+
+def relay_monitor(
+    relay: OutboxRelay,
+    context: str,
+    get_backlog: Callable[[], Awaitable[Backlog]],
+    wall: Callable[[], int],
+    stream_metrics: Callable[[], Sequence[Metric]],
+    is_connected: Callable[[], bool],
+) -> Monitor:
+    """Return the monitor of a relay.
+
+    Arguments:
+        get_backlog: counts the unpublished events, over a connection of its own.
+        wall: the wall clock, µs.
+        stream_metrics: metrics of the connection to the stream.
+        is_connected: returns whether the stream can be reached.
+    """
+
+    def collect_counts(labels: dict[str, str]) -> list[Metric]:
+        counts = relay.counts
+        return [
+            by_event_type(
+                "postroom_outbox_published",
+                "Events published, by event type.",
+                labels,
+                relay.published_by_type,
+            ),
+            Metric(
+                "postroom_outbox_failed",
+                "counter",
+                "Attempts to publish that failed and are repeated.",
+                [(labels, counts.failed)],
+            ),
+            Metric("postroom_outbox_parked", "counter", "Events set aside.", [(labels, counts.parked)]),
+            *stream_metrics(),
+        ]
+
+    return backlog_monitor(
+        context, collect_counts, _GAUGES, get_backlog, wall, is_connected, ("relay", relay.progress)
+    )

@@ -1,10 +1,14 @@
-"""Port: what runners and proxies ask of the control plane (RFC-049)."""
+"""Ports: the control plane of runners and proxies, hosts of mailboxes, routes, namespaces (RFC-049)."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
+from postroom.application.operations.mailbox import Mailbox
+from postroom.domain.errors import InvalidRequest
 from postroom.domain.lease.routing import Route
 
 Health = Literal["healthy", "degraded"]
@@ -218,3 +222,106 @@ class LeaseAdmin(Protocol):
 
     async def list_members(self) -> list[Member]:
         """Return the proxies and runners that are alive, by kind and id."""
+
+
+class MailboxReport(NamedTuple):
+    """What a runner reports of a mailbox with its heartbeat (RFC-049 MailboxHeartbeat)."""
+
+    events_stored: int = 0
+    queries_served: int = 0
+    storage_size_bytes: int = 0
+    status: Health = "healthy"
+
+
+class HostedMailbox(Protocol):
+    """A mailbox that is open and served."""
+
+    async def wait_until_lost(self) -> None:
+        """Return when another owner has taken over the mailbox."""
+
+    async def report(self) -> MailboxReport:
+        """Return counts since the mailbox was opened, and its health; raise Unavailable without them."""
+
+
+class MailboxHost(Protocol):
+    """The store of a runner, and the server at which its mailboxes are called."""
+
+    async def log_epoch(self, mailbox: str) -> int:
+        """Return the epoch of the last record of a mailbox's log; 0 for a mailbox that does not exist.
+
+        Raises: Unavailable when the store can't be read.
+        """
+
+    def open(
+        self, mailbox: str, epoch: int, may_append: Callable[[], bool]
+    ) -> AbstractAsyncContextManager[HostedMailbox]:
+        """Open a mailbox and serve it for as long as the context lasts; create it if it does not exist.
+
+        At the end it is served no longer, its pending requests finish, and its log is closed.
+
+        Arguments:
+            epoch: of the lease.
+            may_append: whether the lease lasts; from any thread.
+
+        Raises: Fenced when the log has this epoch or a later one, Unavailable when the store can't be used or
+            the lease has ended, and what else prevents that a mailbox is opened.
+        """
+
+
+class NamespaceDirectory(Protocol):
+    """Finds the mailboxes of one namespace."""
+
+    @property
+    def namespace(self) -> str:
+        """Return the name of the namespace."""
+
+    async def list_members(self) -> Sequence[str]:
+        """Return the names of the mailboxes that have an owner now.
+
+        Raises: Unavailable when nobody can be asked.
+        """
+
+    def mailbox(self, name: str) -> Mailbox:
+        """Return a mailbox; its calls are repeated for the whole time of a call while it has no owner."""
+
+    def poller(self, name: str) -> Mailbox:
+        """Return a mailbox whose calls fail after seconds, so that others need not wait for it."""
+
+
+_PUSH_KEY = re.compile(r"[A-Za-z0-9_-]{0,64}")
+
+
+def check_push_key(key: object) -> str:
+    """Return the key of a proxy; raise InvalidRequest unless it has up to 64 letters, digits, `_` or `-`."""
+    if not isinstance(key, str) or not _PUSH_KEY.fullmatch(key):
+        raise InvalidRequest("push_key must have up to 64 letters, digits, _ or -.")
+    return key
+
+
+class RouteChange(NamedTuple):
+    """A change of the route of a mailbox.
+
+    Arguments:
+        position: of the lease event that made it; proxies ignore a change that is older than what they have.
+        route: None if the mailbox has none any more.
+    """
+
+    mailbox: str
+    position: int
+    route: Route | None
+
+
+class RoutePush(Protocol):
+    """Calls of the proxies' routing tables."""
+
+    async def push(self, address: str, change: RouteChange, key: str) -> None:
+        """Tell the proxy at an address of a change.
+
+        Arguments:
+            key: that the proxy named when it registered, by which it knows its admins.
+
+        Raises: PostroomError, or TimeoutError, when it is unknown whether the proxy has it.
+        """
+
+    async def forget(self, address: str) -> None:
+        """Close the connection to a proxy that is gone."""

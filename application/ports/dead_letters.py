@@ -1,13 +1,40 @@
-"""Port: the dead letters in the read models, one by one and in groups with counts over time."""
+"""Ports: dead letters in the read models, one by one and in groups; dead letters of an inbox; pages."""
 
-from typing import Annotated, Literal, Protocol
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Sequence
+from typing import Annotated, Literal, Protocol, Self
 
 import msgspec
 from msgspec import Meta
 
-from postroom.application.ports.paging import DEFAULT_LIMIT, PageCursor, check_limit
-from postroom.domain.arguments import MAX_INT, check_any_text, check_int
+from postroom.application.ports.source import SourceMessage
+from postroom.domain.arguments import MAX_INT, MAX_PAGE, check_any_text, check_int
 from postroom.domain.errors import InvalidRequest
+
+DEFAULT_LIMIT = 100
+
+
+class PageCursor(msgspec.Struct, frozen=True, array_like=True):
+    """The row after which the next page begins."""
+
+    def encode(self) -> str:
+        """Return the cursor as opaque text that is safe in a URL."""
+        return urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """Return the cursor that `encode` wrote as `text`; raise `InvalidRequest` for any other text."""
+        try:
+            return msgspec.msgpack.decode(urlsafe_b64decode(text + "=" * (-len(text) % 4)), type=cls)
+        except (ValueError, msgspec.MsgspecError):
+            raise InvalidRequest(f"Invalid cursor {text!r}; use next_cursor of the previous page.") from None
+
+
+def check_limit(limit: int) -> None:
+    """Raise InvalidRequest unless a page may have so many rows."""
+    if not 1 <= limit <= MAX_PAGE:
+        raise InvalidRequest(f"The limit is {limit}; give 1 to {MAX_PAGE} rows a page.")
+
 
 MAX_GROUPED = 20_000
 """Number of dead letters, the latest ones, that are read to be grouped."""
@@ -181,3 +208,19 @@ class DeadLetters(Protocol):
         more, all counts are since the time that the page says. As messages are dead-lettered between two
         pages, a group may be on both.
         """
+
+
+class DeadLetterQueue(Protocol):
+    """A stream of dead letters; every adapter passes `tests/conformance/dead_letter_queue.py`.
+
+    Raises: Unavailable when the stream can't be reached, NotFound when it does not exist.
+    """
+
+    async def read(self, subject: str, limit: int) -> Sequence[SourceMessage]:
+        """Return the oldest messages at a subject, `*` and `>` allowed, without settling them."""
+
+    async def find(self, subject: str, sequence: str) -> SourceMessage | None:
+        """Return a message by its sequence in the stream, or None when `subject` has no such message."""
+
+    async def remove(self, message: SourceMessage) -> None:
+        """Remove a message permanently; removing it twice is fine."""

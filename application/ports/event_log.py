@@ -1,11 +1,65 @@
-"""Ports: the event log of one mailbox (append at an expected position, read in order)."""
+"""Ports: the owner of a mailbox, its event log and archive, and its clock."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+import msgspec
+
+from postroom.application.messages import MessageDelivery
 from postroom.domain.commit import Commit, IndexEntry
-from postroom.domain.event import Event
-from postroom.domain.record import Record
+from postroom.domain.errors import Rejected
+from postroom.domain.mailbox.commands import Command, Receive
+from postroom.domain.record import Event, Record
+
+
+class Accepted(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Answer to `Send`: the message's stream id, and whether the send was a duplicate (svc-mailbox I-2)."""
+
+    message: bytes
+    duplicate: bool
+
+
+Answer = Accepted | list[MessageDelivery] | int | Rejected
+"""Answer to a command: of `Send`, of `Receive`, the number of events of any other, or its refusal."""
+
+
+class MailboxOwner(Protocol):
+    """Owner of a mailbox, as the command handlers use it."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the mailbox."""
+
+    async def submit(self, commands: Sequence[Command]) -> Sequence[Answer]:
+        """Decide commands in order and return their answers when their events are durable.
+
+        Returns: an answer for each command; `Rejected` for a refused one.
+        Raises: Saturated when too many commands are pending, Unavailable when the outcome is unknown.
+        """
+
+    async def receive(
+        self, command: Receive, wait_ms: int, *, is_stream: bool = False
+    ) -> list[MessageDelivery]:
+        """Deliver ready messages; without any, wait up to `wait_ms` for one.
+
+        Arguments:
+            is_stream: return what is unsettled when the connection of the receiver's process ends.
+
+        Raises: Rejected, Unavailable.
+        """
+
+    async def find_message_id(self, stream: bytes) -> str:
+        """Return the id under which the message of this stream id was sent."""
+
+
+class Hints(Protocol):
+    """Best-effort wake-ups of a relay: they may be lost or spurious."""
+
+    async def wait(self) -> None:
+        """Return at the next hint, or at once if there was one since the last call."""
+
+    async def close(self) -> None:
+        """Stop listening; closing twice is fine."""
 
 
 class Head(NamedTuple):
@@ -200,3 +254,87 @@ class VolatileLog(EventLog, Protocol):
 
         Returns: how many events were forgotten.
         """
+
+
+class Segment(NamedTuple):
+    """A file of archived commits, of all positions from `first` to `last`.
+
+    Arguments:
+        before: chain hash of the commit before `first`; None if that was removed without being archived.
+        chain: chain hash of the commit that ends at `last`.
+    """
+
+    mailbox: str
+    first: int
+    last: int
+    before: bytes | None
+    chain: bytes
+
+
+class LogArchive(Protocol):
+    """Archived commits of mailboxes; every adapter passes `tests/conformance/log_archive.py`.
+
+    Calls block, may come from any thread, and raise Unavailable when the archive can't be used.
+    """
+
+    def store(self, mailbox: str, commits: Sequence[Commit], before: bytes | None) -> Segment:
+        """Store consecutive commits with their envelopes; they are durable when this returns.
+
+        Storing the same commits again, or some of them together with others, is fine.
+
+        Arguments:
+            before: chain hash of the commit before the first; None when unknown.
+
+        Raises: BrokenLog when a commit can't be decoded; nothing was stored.
+        """
+
+    def mailboxes(self) -> list[str]:
+        """Return the sorted names of the mailboxes with archived commits."""
+
+    def segments(self, mailbox: str) -> list[Segment]:
+        """Return the segments of a mailbox in the order of positions; they may overlap."""
+
+    def last_segment(self, mailbox: str) -> Segment | None:
+        """Return the segment that reaches the highest position, or None when nothing is archived."""
+
+    def commits(self, mailbox: str, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
+        """Yield the commits that end after position `after`, in order, each once.
+
+        Positions have gaps where commits were removed without being archived.
+
+        Arguments:
+            envelopes: read them; otherwise, they are empty.
+
+        Raises: BrokenLog when a commit is missing or was altered since it was archived.
+        """
+
+    def commits_of(self, mailbox: str, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
+        """Return the commits that hold these positions, each once and in order, not verified."""
+
+    def index_of(self, mailbox: str, streams: Iterable[bytes]) -> list[IndexEntry]:
+        """Return the entries of these streams in the index, in the order of streams and versions."""
+
+    def position_before(self, mailbox: str, at: int) -> int:
+        """Return the last position of the last commit written before log time `at` (µs), or 0."""
+
+    def verify(self, segment: Segment) -> None:
+        """Check that what other tools read of a segment is what its commits say, envelopes included.
+
+        Raises: BrokenLog naming the first position at which they differ.
+        """
+
+    def size(self, segment: Segment) -> int:
+        """Return the size of a segment in bytes."""
+
+
+class Clock(Protocol):
+    """The clocks of a machine, in microseconds."""
+
+    def wall(self) -> int:
+        """Return the wall clock, µs since 1970 UTC; for telemetry only (svc-mailbox C-11)."""
+
+    def uptime(self) -> int:
+        """Return µs of a monotonic clock that all processes share until a reboot (svc-mailbox I-17)."""
+
+    def boot(self) -> str:
+        """Return the id of the machine boot that `uptime` counts from."""

@@ -1,9 +1,12 @@
-"""Port: a source of messages (RFC-037 message source slot; SDS-047 PORT-047-004 `JetStreamConsumer`)."""
+"""Ports: sources of messages (RFC-037 message source slot; SDS-047 PORT-047-004 `JetStreamConsumer`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
+
+from postroom.domain.envelope.payload import PayloadValidation
+from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 
 
 class Headers(Mapping[str, str]):
@@ -101,3 +104,49 @@ class CountedSource(Source, Protocol):
 
     async def count_pending(self) -> int:
         """Return the number of messages that were not delivered yet; raises Unavailable."""
+
+
+class StreamState(msgspec.Struct, frozen=True):
+    """A consumer of a stream.
+
+    Arguments:
+        incarnation: differs if the stream or the consumer was deleted and recreated.
+        floor: sequence up to which the consumer's messages are acknowledged.
+        delivered: sequence up to which they were delivered.
+    """
+
+    incarnation: str
+    floor: int
+    delivered: int
+
+
+class OrderedStream(Protocol):
+    """Messages of a durable consumer, read in the order of the stream whoever has their deliveries.
+
+    Raises: Unavailable while the stream can't be reached, NotFound when it or the consumer was deleted.
+    """
+
+    async def state(self) -> StreamState:
+        """Return the state of the consumer."""
+
+    async def read(self, after: int, limit: int, wait_ms: int) -> Sequence[SourceMessage]:
+        """Return up to `limit` next messages after a sequence, in order and without gaps.
+
+        Waits up to `wait_ms` for the first. Deliveries of messages up to `after` are acknowledged.
+        """
+
+    async def ack(self, messages: Sequence[SourceMessage]) -> None:
+        """Acknowledge messages that are stored."""
+
+    async def close(self) -> None:
+        """Disconnect; closing twice is fine."""
+
+
+class PayloadValidator(Protocol):
+    """Validator of payloads against the schemas of their topics; may be called from any thread."""
+
+    def validate(self, envelope: PrismEnvelope) -> PayloadValidation:
+        """Validate one payload; problems are returned, not raised.
+
+        A payload that is encrypted, or whose topic has no schema, is accepted.
+        """

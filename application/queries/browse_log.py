@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from postroom.application.mailbox.stored_snapshots import refuse_altered_records
 from postroom.application.ports.event_log import EventLogReader, Head
-from postroom.application.queries.message_records import streams_with_id
+from postroom.application.queries.get_message import streams_with_id
 from postroom.application.queries.read_events import EVERY_EVENT, EventFilter, LoggedEvent, ReadEvents
 from postroom.domain.arguments import check_int
 from postroom.domain.commit import GENESIS, POSITIONS_PER_MAILBOX, Commit, link

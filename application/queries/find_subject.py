@@ -4,9 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from postroom.application.erasure.encryption import read_field, read_pseudonym
-from postroom.application.erasure.protection import Protection
-from postroom.application.erasure.records import SubjectMessages
+from postroom.application.erasure.erase_subject import SubjectMessages
+from postroom.application.erasure.protection import Protection, read_field, read_pseudonym
 from postroom.application.mailbox.stored_snapshots import fold_message, refuse_altered_records
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.subject_keys import SubjectKeys
@@ -14,7 +13,7 @@ from postroom.application.queries.get_message import status_name
 from postroom.domain.envelope.headers import parse_envelope
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import MessageSent
-from postroom.domain.subject_policy import is_encrypted
+from postroom.domain.subject import is_encrypted
 
 CHUNK = 1_000
 

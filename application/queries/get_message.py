@@ -1,23 +1,63 @@
-"""`GetMessage`: one message with its history, from the log."""
+"""`GetMessage` and `VerifyMessage`: one message with its history and its hashes, from the log."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
+from typing import NamedTuple
 
 import msgspec
+from blake3 import blake3
 
 from postroom.application.erasure.protection import Protection
 from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.stored_snapshots import fold_message, refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
-from postroom.application.queries.message_records import read_message
 from postroom.application.queries.redrive_lineage import RedriveLink, find_redrive
 from postroom.application.query_results import HistoryEntry, MessageDetail
+from postroom.domain.commit import GENESIS, Commit, link
+from postroom.domain.envelope.build import open_envelope
 from postroom.domain.envelope.headers import MailboxItem
-from postroom.domain.errors import NotFound
-from postroom.domain.integrity import has_intact_headers
+from postroom.domain.errors import InvalidRequest, NotFound
+from postroom.domain.integrity import b3, has_intact_headers, hash_chain, payload_hash
 from postroom.domain.message import READY, Message, MessageSent, Status
-from postroom.domain.names import message_id
+from postroom.domain.names import STREAM_BYTES, message_id, message_stream, topic_streams
 from postroom.domain.record import Record
+
+MAX_SAME_IDS = 1_000
+"""Maximum number of messages with an id of their topic that are found."""
+
+
+def read_message(
+    log: EventLogReader, id_: str, covers: Callable[[str], bool] = lambda topic: True
+) -> tuple[MessageSent, Sequence[Record]]:
+    """Return the `MessageSent` of a message and all of its records, oldest first.
+
+    Messages of several topics may have the same id, if senders are limited to topics. Then it is the one
+    whose id is unique in the mailbox, or else the first that was sent.
+
+    Arguments:
+        covers: returns whether a topic is considered.
+
+    Raises: NotFound if the log has no such message, or retention removed its `MessageSent`.
+    """
+    for stream in streams_with_id(log, id_):
+        records = log.read_stream(stream)
+        sent = records[0].event if records else None
+        if isinstance(sent, MessageSent) and covers(sent.topic):
+            return sent, records
+    raise NotFound(
+        f"Mailbox {log.mailbox} has no message {id_}; check the id, and the mailbox it was sent to."
+    )
+
+
+def streams_with_id(log: EventLogReader, id_: str) -> Iterator[bytes]:
+    """Yield the stream that an id has if it is unique in the mailbox, then those in which a topic has it."""
+    stream = message_stream(log.mailbox, id_)
+    yield stream
+    others = log.replay_first(log.streams_between(*topic_streams(stream), MAX_SAME_IDS))
+    same = [each for each in others if isinstance(each, MessageSent) and each.headers.message_id == id_]
+    yield from (each.stream for each in sorted(same, key=attrgetter("at")))
 
 
 class GetMessage:
@@ -102,3 +142,182 @@ def _entry(record: Record, redrive: RedriveLink | None) -> HistoryEntry:
         if name in facts:
             facts[name] = rfc3339(facts[name])
     return HistoryEntry(record.position, rfc3339(record.at) or "", record.type, record.epoch, facts)
+
+
+MIN_PREFIX_DIGITS = 4
+_PREFIX = re.compile(r"[0-9a-f]{1,8}(-[0-9a-f]{0,4}){0,3}(-[0-9a-f]{0,12})?\Z")
+_DASHES = (8, 13, 18, 23)
+
+
+class MessageCandidate(NamedTuple):
+    """A message whose id begins with a prefix."""
+
+    message_id: str
+    topic: str
+    sent_at: str
+
+
+class FindMessageIds:
+    """A query for the messages whose UUID begins with a prefix; other ids must be named in full."""
+
+    def __init__(self, log: EventLogReader) -> None:
+        self._log = log
+
+    def __call__(self, prefix: str, limit: int) -> list[MessageCandidate]:
+        """Return up to `limit` messages, in the order of their ids.
+
+        Arguments:
+            prefix: at least four hexadecimal digits, with the dashes of a UUID; others match nothing.
+        """
+        digits = prefix.replace("-", "")
+        if not is_prefix(prefix) or len(digits) < MIN_PREFIX_DIGITS:
+            return []
+        first = bytes.fromhex(digits.ljust(2 * STREAM_BYTES, "0"))
+        last = bytes.fromhex(digits.ljust(2 * STREAM_BYTES, "f"))
+        candidates = list(self._candidates(prefix, self._log.streams_between(first, last, limit)))
+        if len(digits) > STREAM_BYTES:  # an id of a topic and its stream have only the first half in common
+            others = self._log.streams_between(*topic_streams(first), MAX_SAME_IDS)
+            candidates += self._candidates(prefix, others)
+        return sorted(set(candidates))[:limit]
+
+    def _candidates(self, prefix: str, streams: Sequence[bytes]) -> Iterator[MessageCandidate]:
+        for sent in self._log.replay_first(streams):
+            if isinstance(sent, MessageSent):
+                id_ = message_id(sent.stream, sent.headers.message_id)
+                if id_.startswith(prefix):
+                    yield MessageCandidate(id_, sent.topic, rfc3339(sent.at) or "")
+
+
+def is_prefix(text: str) -> bool:
+    """Return whether a text is the beginning of a UUID as it is printed."""
+    return bool(_PREFIX.match(text)) and all(
+        (character == "-") == (index in _DASHES) for index, character in enumerate(text)
+    )
+
+
+MAX_COMMITS = 50
+"""Maximum number of commits to verify, starting with the message's first event."""
+
+
+class HashComparison(msgspec.Struct, frozen=True):
+    """A stored hash and the recomputed one, which is None if it can't be computed."""
+
+    name: str
+    stored: str
+    computed: str | None
+
+    @property
+    def matches(self) -> bool:
+        """Return whether both are equal."""
+        return self.stored == self.computed
+
+
+class CommitVerification(msgspec.Struct, frozen=True):
+    """A commit with events of a message.
+
+    Arguments:
+        first, last: positions of the commit.
+        chain: chain hash of the commit.
+        previous: chain hash of the previous commit; None if retention removed that commit.
+        matches: whether the commit matches its hash; None if `previous` is None.
+    """
+
+    first: int
+    last: int
+    at: str
+    chain: str
+    previous: str | None
+    matches: bool | None
+
+
+class MessageVerification(msgspec.Struct, frozen=True):
+    """The verification of a message.
+
+    Arguments:
+        hashes: hashes of the envelope, the payload, and the headers with the payload (svc-mailbox I-7, I-12).
+        headers_match: whether the searchable headers equal those of the envelope.
+        commits: commits of the message's events, oldest first.
+        omitted: number of events whose commits were not verified.
+    """
+
+    hashes: tuple[HashComparison, ...]
+    headers_match: bool
+    commits: tuple[CommitVerification, ...]
+    omitted: int
+
+    @property
+    def is_intact(self) -> bool:
+        """Return whether no mismatch was detected."""
+        return (
+            self.headers_match
+            and all(each.matches for each in self.hashes)
+            and all(each.matches is not False for each in self.commits)
+        )
+
+
+class VerifyMessage:
+    """A query that verifies one message; needs no ownership and no read model."""
+
+    def __init__(self, log: EventLogReader) -> None:
+        self._log = log
+
+    @refuse_altered_records
+    def __call__(self, id_: str) -> MessageVerification:
+        """Verify a message.
+
+        Raises: NotFound if the log has no such message, or retention removed it; BrokenLog if a commit with
+            its events can't be decoded.
+        """
+        log = self._log
+        sent, records = read_message(log, id_)
+        commits, events = [], 0
+        for commit in log.commits_of([each.position for each in records[:MAX_COMMITS]], envelopes=False):
+            commits.append(self._verify(commit))
+            events += sum(commit.first <= each.position <= commit.last for each in records)
+        return MessageVerification(
+            _hashes(sent, records[0].envelope_hash),
+            has_intact_headers(sent),
+            tuple(commits),
+            len(records) - events,
+        )
+
+    def _verify(self, commit: Commit) -> CommitVerification:
+        previous = self._chain_before(commit.first)
+        matches = None
+        if previous is not None:
+            matches = link(previous, *commit[:4], commit.events) == commit.chain
+        return CommitVerification(
+            commit.first,
+            commit.last,
+            rfc3339(commit.at) or "",
+            b3(commit.chain),
+            None if previous is None else b3(previous),
+            matches,
+        )
+
+    def _chain_before(self, first: int) -> bytes | None:
+        if first == 1:
+            return GENESIS
+        before = self._log.commits_of([first - 1], envelopes=False)
+        return before[0].chain if before else None
+
+
+def _hashes(sent: MessageSent, envelope_hash: bytes) -> tuple[HashComparison, ...]:
+    payload_digest = chain = None
+    try:
+        envelope = open_envelope(sent.envelope)
+        payload_digest = payload_hash(envelope.payload)
+        chain = hash_chain(
+            sent.topic, envelope.published_at_us, sent.idem_key, payload_digest, envelope.extensions
+        )
+    except InvalidRequest:  # the envelope was altered and can't be parsed
+        pass
+    return (
+        HashComparison("envelope", b3(envelope_hash), b3(blake3(sent.envelope).digest())),
+        HashComparison("payload_hash", b3(sent.payload_hash), _format_digest(payload_digest)),
+        HashComparison("hash_chain", b3(sent.hash_chain), _format_digest(chain)),
+    )
+
+
+def _format_digest(digest: bytes | None) -> str | None:
+    return None if digest is None else b3(digest)

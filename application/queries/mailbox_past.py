@@ -1,12 +1,20 @@
-"""What happened to a mailbox, as far as the histories of its messages depend on it."""
+"""A mailbox at a past moment, and what happened to it as far as its messages' histories depend on it."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from postroom.application.mailbox.stored_snapshots import usable_snapshots
-from postroom.application.ports.event_log import EventLogReader
-from postroom.domain.mailbox.events import MailboxEvent, OwnershipTaken, StoredSettings
+from postroom.application.mailbox.stored_snapshots import fold, fold_at, usable_snapshots
+from postroom.application.messages import rfc3339
+from postroom.application.ports.event_log import Clock, EventLogReader
+from postroom.application.query_results import Moment
+from postroom.domain.arguments import check_int
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.mailbox.commands import MailboxEvent, OwnershipTaken, StoredSettings
+from postroom.domain.mailbox.log_clock import log_time
+from postroom.domain.mailbox.state import Clock as ClockReading
+from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MessageEvent, MessageSent
 from postroom.domain.message_history import MessageHistory, begin, follow, take_over
 from postroom.domain.names import mailbox_stream
@@ -124,3 +132,90 @@ def _apply(history: MessageHistory, change: Change) -> TopicPolicy:
 
 def _position(change: Change) -> int:
     return change.position
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class StateAt:
+    """Source of a mailbox's state at a moment or now.
+
+    A position is exact to the record. A time is log time (ADR 0007): every record up to it is included, and
+    messages are delayed or ready as of that time. Folding takes time proportional to the number of records
+    since the newest snapshot before the moment; call it in a thread when running an event loop.
+    """
+
+    def __init__(
+        self, log: EventLogReader, now: Callable[[], int], present: Callable[[], Mailbox] | None = None
+    ) -> None:
+        """Take the log.
+
+        Arguments:
+            now: returns the log time (µs) of the present state.
+            present: returns the present state from memory; None folds the log.
+        """
+        self._log = log
+        self._now = now
+        self._present = present
+
+    def __call__(self, at: Moment | None) -> tuple[Mailbox, int]:
+        """Return the mailbox and the log time, in µs, that its timers are relative to.
+
+        Raises: NotFound when retention removed the moment, InvalidRequest when it is in the future.
+        """
+        if at is None:
+            mailbox = self._present() if self._present is not None else fold(self._log)
+            return mailbox, self._now()
+        if isinstance(at, datetime):
+            time = to_us(at)
+            self._check_not_future(time)
+            return fold_at(self._log, self._log.position_before(time + 1)), time
+        mailbox = fold_at(self._log, check_int("at", at))
+        return mailbox, mailbox.at
+
+    def _check_not_future(self, time: int) -> None:
+        head = self._log.head()
+        if head is not None and time <= head.at:
+            return
+        _, now = self(None)
+        if time > now:
+            raise InvalidRequest(f"{rfc3339(time)} is in the future; pass a time in the past.")
+
+
+def to_us(time: datetime) -> int:
+    """Return a time in µs since 1970 UTC.
+
+    Raises: InvalidRequest when it has no UTC offset.
+    """
+    if time.tzinfo is None:
+        raise InvalidRequest(f"The time {time.isoformat()} has no UTC offset; add its time zone.")
+    return (time - _EPOCH) // timedelta(microseconds=1)
+
+
+class LogTime:
+    """Source of a mailbox's current log time, by the last owner's reading of the clocks (svc-mailbox I-17).
+
+    Arguments:
+        log: the mailbox's log.
+        clock: the clocks of this machine.
+    """
+
+    def __init__(self, log: EventLogReader, clock: Clock) -> None:
+        self._log = log
+        self._clock = clock
+
+    def __call__(self) -> int:
+        """Return the log time in µs; folds the log if retention removed the last owner's reading."""
+        head, clock = self._log.head(), self._clock
+        if head is None:
+            return clock.wall()
+        return log_time(
+            self._last_reading(), head.at, wall=clock.wall(), boot=clock.boot(), uptime=clock.uptime()
+        )
+
+    def _last_reading(self) -> ClockReading | None:
+        for record in reversed(self._log.read_stream(mailbox_stream(self._log.mailbox))):
+            event = record.event
+            if isinstance(event, OwnershipTaken):
+                return ClockReading(event.boot, event.uptime, event.at)
+        return fold(self._log).clock

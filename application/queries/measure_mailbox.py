@@ -1,4 +1,4 @@
-"""`MeasureMailbox`: the metrics of a mailbox, from its owner's memory (svc-mailbox I-10, P-9, C-12)."""
+"""`MeasureMailbox`, `DescribeMailbox`, `GetBacklog`: figures of a mailbox (svc-mailbox I-10, P-9, C-12)."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -7,10 +7,19 @@ from heapq import nlargest
 import msgspec
 
 from postroom.application.mailbox.metrics import MailboxMetrics
+from postroom.application.mailbox.stored_snapshots import fold, refuse_altered_records
+from postroom.application.messages import rfc3339
 from postroom.application.metrics import OTHERS, Metric, counter, gauge
-from postroom.application.query_results import DlqProfile
+from postroom.application.ports.event_log import EventLogReader
+from postroom.application.ports.lease_store import Ownership
+from postroom.application.queries.mailbox_past import StateAt
+from postroom.application.query_results import Backlog, DlqProfile, Moment
+from postroom.domain.arguments import check_optional_text
+from postroom.domain.mailbox.commands import MailboxCreated, MailboxMode
+from postroom.domain.mailbox.counts import TopicSummary, count, summarize_topics
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.mailbox.topic import Topic
+from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import MIN_VISIBILITY_MS, SECOND_MS, TopicPolicy
 from postroom.domain.redrive.job import ENDED, JobStatus
 
@@ -189,3 +198,89 @@ def _labelled_topics(topics: Iterable[Topic]) -> set[str]:
         return len(topic.dead) + sum(shard.size for shard in topic.shards.values()), topic.name
 
     return {topic.name for topic in nlargest(MAX_TOPICS, topics, key=size)}
+
+
+class MailboxSummary(msgspec.Struct, frozen=True):
+    """A mailbox of a store.
+
+    Arguments:
+        owner: name of the process that owns it now, by default with its id; None if nobody does.
+        epoch: of its last owner.
+        records: number of records that retention has left in its log.
+        bytes: estimated size of these records.
+    """
+
+    mailbox: str
+    mode: MailboxMode
+    owner: str | None
+    epoch: int
+    records: int
+    bytes: int
+
+
+class DescribeMailbox:
+    """A query for the summary of one mailbox; needs no ownership."""
+
+    def __init__(self, log: EventLogReader, ownership: Ownership) -> None:
+        self._log = log
+        self._ownership = ownership
+
+    async def __call__(self) -> MailboxSummary:
+        """Return the summary.
+
+        Raises: Unavailable when the store can't be read.
+        """
+        log = self._log
+        head, first = log.head(), log.first_position()
+        return MailboxSummary(
+            log.mailbox,
+            self._mode(),
+            await self._ownership.owner(log.mailbox),
+            0 if head is None else head.epoch,
+            0 if head is None or first is None else head.position - first + 1,
+            log.size().commits,
+        )
+
+    def _mode(self) -> MailboxMode:
+        for record in self._log.read_stream(mailbox_stream(self._log.mailbox)):
+            if isinstance(record.event, MailboxCreated):
+                return record.event.mode
+        return fold(self._log).mode  # retention removed the first record
+
+
+class GetBacklog:
+    """A query for the numbers of ready, delayed, in-flight and dead messages by topic and shard."""
+
+    def __init__(self, state_at: StateAt, dlq_profile: DlqProfile = "durable") -> None:
+        self._state_at = state_at
+        self._dlq_profile = dlq_profile
+
+    @refuse_altered_records
+    def __call__(self, topic: str | None = None, *, at: Moment | None = None) -> Backlog:
+        """Return the backlog of one topic or of all, now or as it was at a moment (see `StateAt`)."""
+        check_optional_text("topic", topic)
+        mailbox, as_of = self._state_at(at)
+        shards = [row for row in count(mailbox, as_of) if topic in (None, row.topic)]
+        return Backlog(
+            mailbox.name,
+            mailbox.position,
+            mailbox.epoch,
+            mailbox.owner,
+            rfc3339(mailbox.at or None) or "",
+            mailbox.archived,
+            rfc3339(as_of) or "",
+            shards,
+            [name for name in sorted(mailbox.paused_topics) if topic in (None, name)],
+            self._dlq_profile,
+        )
+
+
+class ListTopics:
+    """A query for the topics that hold messages or idempotency keys, have a policy, or are paused."""
+
+    def __init__(self, state_at: StateAt) -> None:
+        self._state_at = state_at
+
+    def __call__(self) -> list[TopicSummary]:
+        """Return the topics as they are now, sorted by name."""
+        return summarize_topics(*self._state_at(None))

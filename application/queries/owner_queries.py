@@ -5,18 +5,15 @@ from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from postroom.application.caller import current_caller
-from postroom.application.erasure.search import as_stored
+from postroom.application.erasure.erase_subject import as_stored
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.metrics import Metric
 from postroom.application.queries.explain_message import ExplainMessage
-from postroom.application.queries.get_backlog import GetBacklog, ListTopics
 from postroom.application.queries.get_message import GetMessage
-from postroom.application.queries.list_dead_letters import ListDeadLetters
-from postroom.application.queries.measure_mailbox import MeasureMailbox
-from postroom.application.queries.peek_messages import PeekMessages
+from postroom.application.queries.mailbox_past import StateAt
+from postroom.application.queries.measure_mailbox import GetBacklog, ListTopics, MeasureMailbox
+from postroom.application.queries.message_lists import ListDeadLetters, PeekMessages, SearchUnsettled
 from postroom.application.queries.preview_settings import PreviewSettings
-from postroom.application.queries.search_unsettled import SearchUnsettled
-from postroom.application.queries.time_travel import StateAt
 from postroom.application.query_results import (
     Backlog,
     DeadLetter,
@@ -27,9 +24,9 @@ from postroom.application.query_results import (
     PeekedMessage,
 )
 from postroom.domain.errors import BrokenLog
+from postroom.domain.mailbox.commands import MailboxMode
 from postroom.domain.mailbox.counts import TopicSummary
-from postroom.domain.mailbox.events import MailboxMode
-from postroom.domain.mailbox.settings_effects import SettingsPreview
+from postroom.domain.mailbox.topic_decisions import SettingsPreview
 from postroom.domain.names import check_topic
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage, filter_of_mailbox

@@ -5,17 +5,17 @@ from collections.abc import Callable
 import msgspec
 
 from postroom.application.mailbox.retention import HEADROOM
-from postroom.application.pluralize import pluralize
 from postroom.application.ports.event_log import EventLogReader
+from postroom.application.text import pluralize
 from postroom.domain.arguments import check_type
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.mailbox.settings_effects import (
+from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.mailbox.topic_decisions import (
     Effect,
     SettingsEffect,
     SettingsPreview,
     effects_on_topics,
 )
-from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MS
 from postroom.domain.settings import MailboxSettings, SettingsChanges, change_settings
 

@@ -2,17 +2,20 @@
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import msgspec
 
+from postroom.application.ingest.redrive import ORIGINAL_SUBJECT
 from postroom.application.mailbox.codec import to_records
 from postroom.application.ports.event_log import EventLogReader
+from postroom.application.query_results import MessageDetail
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import MessageDeadLettered, MessageExpired, MessageRedriven, MessageSent
 from postroom.domain.names import message_id
 from postroom.domain.record import Record
-from postroom.domain.redrive.events import RedriveAdvanced, RedriveUndoAdvanced
+from postroom.domain.redrive.job import RedriveAdvanced, RedriveUndoAdvanced
 
 SENDS_AFTER = 2
 """Commits after that of a copy in which the progress of its job may be, if their envelopes are large."""
@@ -78,3 +81,38 @@ def _commits_with(log: EventLogReader, record: Record) -> Iterator[Record]:
     if last is not None and isinstance(last.event, MessageSent):
         for commit in islice(log.commits(last.position, envelopes=False), SENDS_AFTER):
             yield from to_records(commit)
+
+
+class DeadLettering(msgspec.Struct):
+    """A dead-lettering: time, reason, attempt, error, and time of the redrive; None while it is dead."""
+
+    at: str
+    reason: str
+    attempt: int
+    last_error: str | None
+    redriven_at: str | None = None
+
+
+class Lineage(msgspec.Struct, frozen=True):
+    """The origin of a message and its dead-letterings, oldest first.
+
+    Arguments:
+        original_subject: subject it was ingested from; its topic when it was sent directly.
+    """
+
+    original_subject: str
+    dead_letterings: list[DeadLettering]
+
+
+def lineage_of(detail: MessageDetail) -> Lineage:
+    """Return the lineage of a message, from its history."""
+    dead_letterings: list[DeadLettering] = []
+    for entry in detail.history:
+        facts: dict[str, Any] = entry.facts
+        if entry.event == "MessageDeadLettered":
+            dead_letterings.append(
+                DeadLettering(entry.at, facts["reason"], facts["attempt"], facts.get("last_error"))
+            )
+        elif entry.event == "MessageRedriven" and dead_letterings:
+            dead_letterings[-1].redriven_at = entry.at
+    return Lineage(detail.item.custom_headers.get(ORIGINAL_SUBJECT, detail.topic), dead_letterings)

@@ -9,16 +9,15 @@ import msgspec
 
 from postroom.application.mailbox.codec import decode_events
 from postroom.application.ports.event_log import EventLogReader
-from postroom.application.queries.mailbox_past import read_mailbox_past
-from postroom.application.queries.time_travel import to_us
+from postroom.application.queries.mailbox_past import read_mailbox_past, to_us
 from postroom.application.query_results import Moment
-from postroom.domain.event import Event
-from postroom.domain.mailbox.events import MailboxEvent, OwnershipTaken, StoredSettings
+from postroom.domain.mailbox.commands import MailboxEvent, OwnershipTaken, StoredSettings
 from postroom.domain.message import MessageSent
 from postroom.domain.message_history import MessageHistory, begin, follow, take_over
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.policy_grid import effect_of
 from postroom.domain.policy_simulation import Changes, Outcome, observe, simulate
+from postroom.domain.record import Event
 from postroom.domain.search import topic_matches
 from postroom.domain.settings import resolve_policy
 

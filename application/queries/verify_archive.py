@@ -6,8 +6,7 @@ import msgspec
 
 from postroom.application.mailbox.archived_log import check_history
 from postroom.application.mailbox.codec import to_records
-from postroom.application.ports.event_log import EventLogReader
-from postroom.application.ports.log_archive import LogArchive
+from postroom.application.ports.event_log import EventLogReader, LogArchive
 from postroom.application.queries.verify import check_message
 
 PROGRESS_EVENTS = 10_000

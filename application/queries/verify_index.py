@@ -8,10 +8,9 @@ from postroom.application.mailbox.records import is_indexed
 from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.commit import IndexEntry
 from postroom.domain.errors import BrokenLog
-from postroom.domain.event import StoredEvent
 from postroom.domain.message import MessageAcked, MessageExpired, MessageSent
 from postroom.domain.names import STREAM_BYTES, mailbox_stream
-from postroom.domain.record import Record
+from postroom.domain.record import Record, StoredEvent
 
 BATCH_STREAMS = 1_000
 

@@ -1,17 +1,17 @@
-"""Handlers of redrive jobs: preview, start, list, show and change them."""
+"""Redrive jobs: handlers that preview, start, list, show and change them, and the runner of their steps."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate, islice
 
-from postroom.application.erasure.search import spec_as_stored
+import uuid_utils
+
+from postroom.application.erasure.erase_subject import spec_as_stored
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.message_factory import NewId
-from postroom.application.query_results import DeadLetter
-from postroom.application.redrive.messages import list_messages
-from postroom.application.redrive.runner import RedriveRunner
-from postroom.application.redrive.selection import CHUNK, find_candidates, select
-from postroom.application.redrive_results import (
+from postroom.application.query_results import (
+    DeadLetter,
     Outcome,
     RedriveGroup,
     RedriveMessages,
@@ -20,15 +20,263 @@ from postroom.application.redrive_results import (
     check_page,
     report_of,
 )
+from postroom.application.redrive.copies import CopyFactory, Pace, list_messages, read_copies
+from postroom.application.redrive.selection import (
+    CHUNK,
+    Candidate,
+    find_candidates,
+    find_changed,
+    find_matches,
+    read_records,
+    select,
+)
+from postroom.application.telemetry import logger, summarize
+from postroom.application.threads import wait_at_most
 from postroom.domain.arguments import check_optional_text, check_type
-from postroom.domain.errors import Rejected
-from postroom.domain.fingerprint import fingerprint
+from postroom.domain.errors import PostroomError, Rejected
+from postroom.domain.integrity import fingerprint
 from postroom.domain.mailbox.commands import Sweep
 from postroom.domain.mailbox.redrive_decisions import find_job
-from postroom.domain.message import Message
-from postroom.domain.names import check_uuid, message_stream
-from postroom.domain.redrive.commands import ChangeRedrive, RedriveCommand, StartRedrive
-from postroom.domain.redrive.spec import JobAction, RedriveSpec, check_action
+from postroom.domain.message import Message, MessageRedriven
+from postroom.domain.names import check_uuid, message_id, message_stream
+from postroom.domain.redrive.job import (
+    ACTIVE,
+    AdvanceRedrive,
+    ChangeRedrive,
+    Copy,
+    JobStatus,
+    Original,
+    RedriveAdvanced,
+    RedriveCommand,
+    RedriveJob,
+    StartRedrive,
+    UndoRedrive,
+)
+from postroom.domain.redrive.spec import JobAction, RedriveSpec, SkipReason, check_action
+
+BATCH = 500
+"""Maximum number of messages that one commit changes, which bounds the wait of senders."""
+COPY_BYTES = 4 << 20
+"""Maximum size of the copied payloads of one commit; a single larger payload is permitted."""
+FULL_SECONDS = 0.25
+"""Pause of a job while the shard of its next message is full."""
+RETRY_SECONDS = 1.0
+"""Pause after a failure."""
+
+
+class RedriveRunner:
+    """Runner of the active jobs in the state of a mailbox, including those of an earlier owner.
+
+    The progress of a job is part of the state and is committed with the changes of its messages. Only the
+    queue of matches, which is rebuilt when the state is loaded again, and the pace are in memory.
+
+    Arguments:
+        batch: maximum number of messages that one commit changes.
+    """
+
+    def __init__(
+        self, engine: MailboxEngine, *, batch: int = BATCH, new_id: NewId = uuid_utils.uuid7
+    ) -> None:
+        self._engine = engine
+        self._batch = batch
+        self._copies = CopyFactory(engine.log.mailbox, engine.now, new_id, engine.protection)
+        self._changed = asyncio.Event()
+        self._works: dict[bytes, _Work] = {}
+        self._due: dict[bytes, float] = {}
+
+    def wake(self) -> None:
+        """Check the jobs now, as one of them has changed."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Run the active jobs in turns until cancelled."""
+        while True:
+            if self._changed.is_set():
+                self._changed.clear()
+                self._due.clear()
+            pause = await self._run_once()
+            if pause is None:
+                await self._changed.wait()
+            elif pause > 0:
+                await wait_at_most(pause, self._changed.wait())
+            else:
+                await asyncio.sleep(0)
+
+    async def _run_once(self) -> float | None:
+        """Run a step of each due job; return the seconds until the next step, or None if no job is active."""
+        try:
+            jobs = [each for each in self._engine.mailbox.redrives.values() if each.status in ACTIVE]
+        except PostroomError as error:
+            logger().warning("redrive.failed", mailbox=self._engine.name, error=str(error))
+            return RETRY_SECONDS
+        self._works = {job.job: work for job in jobs if (work := self._works.get(job.job)) is not None}
+        self._due = {job.job: self._due.get(job.job, 0.0) for job in jobs}
+        now = asyncio.get_running_loop().time
+        for job in jobs:
+            if self._due[job.job] <= now():
+                pause = await self._attempt(job)
+                self._due[job.job] = now() + pause if pause > 0 else 0.0
+        return max(0.0, min(self._due.values()) - now()) if jobs else None
+
+    async def _attempt(self, job: RedriveJob) -> float:
+        """Run a step of a job, and log its failure, so that other jobs continue."""
+        try:
+            return await self._step(job)
+        except PostroomError as error:
+            logger().warning("redrive.failed", **self._names(job), error=str(error))
+        except Exception as error:
+            logger().exception("redrive.failed", **self._names(job), error=summarize(error))
+            self._works.pop(job.job, None)
+        return RETRY_SECONDS
+
+    def _names(self, job: RedriveJob) -> dict[str, str]:
+        return {"mailbox": self._engine.name, "job": message_id(job.job)}
+
+    async def _step(self, job: RedriveJob) -> float:
+        state = self._engine.state
+        work = self._works.get(job.job)
+        if work is None or work.status != job.status or work.state is not state:
+            work = self._works[job.job] = _Work(self._engine, job, self._batch, self._copies)
+        return await (work.advance(job) if job.status == JobStatus.RUNNING else work.undo(job))
+
+
+class _Work:
+    """Work on one job: its queue of matches, or of events to undo, and its pace."""
+
+    def __init__(self, engine: MailboxEngine, job: RedriveJob, batch: int, copies: CopyFactory) -> None:
+        self._engine = engine
+        self._batch = batch
+        self.state = engine.state
+        self.status = job.status
+        self._now = asyncio.get_running_loop().time
+        self._pace = Pace(job.spec.rate, self._now())
+        self._matches: list[Candidate] = []
+        self._source: deque[Candidate] | None = None
+        self._advances: deque[tuple[int, RedriveAdvanced]] | None = None
+        self._copies = copies
+        self._changed: list[bytes] | None = None
+        self._is_stalled = False
+
+    async def advance(self, job: RedriveJob) -> float:
+        """Change the next messages; return the seconds until the next step."""
+        if self._source is None:
+            await self._fill(job, 0)  # may take seconds, for which the pace must not catch up
+            self._pace = Pace(job.spec.rate, self._now())
+        maximum = self._batch if job.remaining is None else min(self._batch, job.remaining)
+        if self._is_stalled:  # checks whether the shard still is full
+            maximum = 1
+        count = self._pace.allowance(self._now(), max(1, maximum))
+        if not count:
+            return self._pace.pause()
+        is_last = await self._fill(job, count)
+        batch = self._take(job, count)
+        is_last = is_last and len(batch) == len(self._matches)
+        if is_last and job.left > len(batch) and await self._skip_changed(job, batch):
+            return 0
+        cursor = job.cutoff if is_last else batch[-1].last
+        streams = tuple(each.message.stream for each in batch)
+        copies = await asyncio.to_thread(self._make_copies, job, batch) if job.spec.sends_copies else ()
+        await self._submit(AdvanceRedrive(job.job, streams, cursor, is_last, copies))
+        after = self._engine.mailbox.redrives.get(job.job)
+        if after is None or after.status != JobStatus.RUNNING:
+            return 0
+        self._pace.spend(after.moved - job.moved)
+        self._matches = [each for each in self._matches if each.last > after.cursor]
+        self._is_stalled = after.version == job.version
+        return FULL_SECONDS if self._is_stalled else self._pace.pause()
+
+    async def _skip_changed(self, job: RedriveJob, rest: Sequence[Candidate]) -> bool:
+        """Skip the next selected messages that changed before the job, or its next owner, looked for them.
+
+        Arguments:
+            rest: the messages that are still to be changed.
+
+        Returns: False when there are none.
+        """
+        if self._changed is None:
+            self._changed = await find_changed(job, self._engine.log, {each.message.stream for each in rest})
+        streams = tuple(self._changed[: self._batch])
+        if not streams:
+            return False
+        skips: tuple[SkipReason, ...] = ()
+        if job.spec.sends_copies:
+            skips = tuple("settled" for _ in streams)
+        await self._submit(AdvanceRedrive(job.job, streams, job.cursor, is_last=False, copies=skips))
+        del self._changed[: self._batch]
+        return True
+
+    def _take(self, job: RedriveJob, count: int) -> list[Candidate]:
+        """Return the next matches, up to `count`; fewer if their copies would be large."""
+        batch = self._matches[:count]
+        if job.spec.sends_copies:
+            sizes = accumulate(each.message.size for each in batch)
+            batch = batch[: max(1, sum(size <= COPY_BYTES for size in sizes))]
+        return batch
+
+    def _make_copies(self, job: RedriveJob, batch: Sequence[Candidate]) -> tuple[Copy | SkipReason, ...]:
+        messages = [each.message for each in batch]
+        records = read_records(self._engine.log, [each.position for each in messages])
+        return tuple(self._copies.make(job.spec, each, records.get(each.position)) for each in messages)
+
+    async def _fill(self, job: RedriveJob, count: int) -> bool:
+        """Read until there are more than `count` matches; return whether there are no others."""
+        if self._source is None:
+            self._source = deque(
+                await find_candidates(job.spec, self._engine.mailbox, job.cutoff, job.cursor)
+            )
+        while len(self._matches) <= count:
+            if not self._source:
+                return True
+            chunk = list(islice(self._source, CHUNK))
+            self._matches += await find_matches(job.spec, chunk, self._engine.log)
+            for _ in chunk:  # removed only after the log was read without an error
+                self._source.popleft()
+        return False
+
+    async def undo(self, job: RedriveJob) -> float:
+        """Undo the oldest of the job's remaining advances; return the seconds until the next step."""
+        if self._advances is None:
+            self._advances = deque(await asyncio.to_thread(self._read_advances, job))
+        messages: tuple[tuple[bytes, int], ...] = ()
+        originals: tuple[Original, ...] = ()
+        cursor = job.undo_cursor
+        if self._advances:
+            position, event = self._advances[0]
+            cursor = event.version
+            if job.spec.sends_copies:
+                messages, originals = await asyncio.to_thread(read_copies, self._engine.log, position, event)
+            else:
+                messages = await asyncio.to_thread(self._read_messages, position, event)
+        is_last = len(self._advances) <= 1
+        await self._submit(UndoRedrive(job.job, messages, cursor, is_last, originals))
+        if self._advances:
+            self._advances.popleft()
+        after = self._engine.mailbox.redrives.get(job.job)
+        return RETRY_SECONDS if after is not None and after.version == job.version else 0
+
+    def _read_advances(self, job: RedriveJob) -> list[tuple[int, RedriveAdvanced]]:
+        """Return the positions and events of the job's progress that are not undone."""
+        return [
+            (record.position, record.event)
+            for record in self._engine.log.read_stream(job.job)
+            if isinstance(record.event, RedriveAdvanced) and record.version > job.undo_cursor
+        ]
+
+    def _read_messages(self, position: int, event: RedriveAdvanced) -> tuple[tuple[bytes, int], ...]:
+        """Return the messages redriven in the commit of an event, and the positions of their redrives."""
+        records = self._engine.log.at_positions(range(position - event.moved, position))
+        return tuple(
+            (record.stream, record.position)
+            for record in records.values()
+            if isinstance(record.event, MessageRedriven)
+        )
+
+    async def _submit(self, command: RedriveCommand) -> None:
+        """Submit a command to the engine; raise its refusal."""
+        (answer,) = await self._engine.submit([command])
+        if isinstance(answer, Rejected):
+            raise answer
+
 
 MAX_SAMPLES = 10
 MAX_GROUPS = 100

@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 from postroom.application.mailbox.stored_snapshots import fold_message
 from postroom.application.ports.event_log import EventLogReader
-from postroom.application.queries.search_unsettled import describe_message
+from postroom.application.queries.message_lists import describe_message
 from postroom.domain.errors import BrokenLog
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import Message, MessageDeadLettered, MessageSent
 from postroom.domain.record import Record
-from postroom.domain.redrive.events import RedriveAdvanced, RedriveSkipped
-from postroom.domain.redrive.job import RedriveJob
+from postroom.domain.redrive.job import RedriveAdvanced, RedriveJob, RedriveSkipped
 from postroom.domain.redrive.spec import RedriveSpec, is_dead
 
 CHUNK = 500

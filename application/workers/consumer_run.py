@@ -3,27 +3,94 @@
 import asyncio
 import inspect
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
-from postroom.application.background import cancel_and_wait, wait_at_most
-from postroom.application.correlation import correlate
 from postroom.application.messages import ReceivedMessage
 from postroom.application.metrics import new_histogram
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import logger, summarize
-from postroom.application.tracing import PROCESS, tracer
-from postroom.application.workers.handler import Handle
-from postroom.application.workers.handler_thread import HandlerThread
+from postroom.application.threads import cancel_and_wait, wait_at_most
+from postroom.application.tracing import PROCESS, correlate, tracer
+from postroom.application.workers.handler import Handle, Handler, HandlerThread, Middleware, Settlements
 from postroom.application.workers.loop_watch import Handling
-from postroom.application.workers.settlements import Settlements
-from postroom.application.workers.topics import REFRESH_SECONDS, Consumer, Topics
 from postroom.domain.errors import Fenced, InvalidRequest, MailboxClosed, Saturated, Unavailable
 from postroom.domain.message import Receipt
 from postroom.domain.policy import OutageBackoff, backoff_ms
+
+
+class Consumer(NamedTuple):
+    """A handler and the topics that it consumes; times in ms.
+
+    Arguments:
+        topic: name of a topic, or a pattern.
+        timeout_ms: time limit of the handler; None for none.
+    """
+
+    topic: str
+    is_pattern: bool
+    handler: Handler
+    middlewares: tuple[Middleware, ...]
+    concurrency: int
+    timeout_ms: int | None
+    visibility_ms: int
+
+
+REFRESH_SECONDS = 1.0
+REFRESH_SHARE = 20
+"""A refresh may take up to 1/20 of the time, as counting a long backlog takes the mailbox long."""
+MAX_SEEN = 10_000
+"""Number of topics above which those without unsettled messages are forgotten."""
+MAX_TOPICS = 1_000
+"""Maximum number of topics of one receive."""
+
+
+class Topics:
+    """Topics by consumer: those seen so far with unsettled messages, for a consumer of a pattern.
+
+    Arguments:
+        consumer_of: returns the consumer of a topic, if any.
+    """
+
+    def __init__(self, mailbox: Mailbox, consumer_of: Callable[[str], Consumer | None]) -> None:
+        self._mailbox = mailbox
+        self._consumer_of = consumer_of
+        self._by_pattern: dict[str, dict[str, None]] = {}
+        self._seen: set[str] = set()
+        self._refresh_at = 0.0
+        self._lock = asyncio.Lock()
+
+    async def of(self, consumer: Consumer) -> list[str]:
+        """Return the topics to receive from; at most 1,000, a random choice of more.
+
+        Raises: Unavailable when the mailbox can't be used.
+        """
+        if not consumer.is_pattern:
+            return [consumer.topic]
+        async with self._lock:
+            await self._refresh()
+        topics = list(self._by_pattern.get(consumer.topic, ()))
+        return topics if len(topics) <= MAX_TOPICS else random.sample(topics, MAX_TOPICS)
+
+    async def _refresh(self) -> None:
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        if start < self._refresh_at:
+            return
+        backlog = await self._mailbox.get_backlog()
+        if len(self._seen) > MAX_SEEN:
+            self._seen.clear()
+            self._by_pattern.clear()
+        for topic in {shard.topic for shard in backlog.shards} - self._seen:
+            self._seen.add(topic)
+            if (consumer := self._consumer_of(topic)) is not None:
+                self._by_pattern.setdefault(consumer.topic, {})[topic] = None
+        now = loop.time()
+        self._refresh_at = now + max(REFRESH_SECONDS, (now - start) * REFRESH_SHARE)
+
 
 WAIT_MS = 1_000
 """Wait of one receive; a stop takes as long when there are no messages."""

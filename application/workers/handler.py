@@ -1,17 +1,25 @@
-"""Handlers as users write them, and how a message becomes their arguments."""
+"""Handlers as users write them: their arguments, threads and settlements."""
 
+import asyncio
 import inspect
+import random
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context, copy_context
 from functools import partial
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 import msgspec.inspect
 
 from postroom.application.messages import ReceivedMessage
-from postroom.application.telemetry import summarize
-from postroom.domain.errors import InvalidRequest
+from postroom.application.operations.mailbox import Mailbox
+from postroom.application.telemetry import logger, summarize
+from postroom.domain.errors import Fenced, InvalidRequest, MailboxClosed, Rejected, Saturated, Unavailable
+from postroom.domain.message import Receipt
+from postroom.domain.policy import OutageBackoff, backoff_ms
 
 Handle = Callable[[ReceivedMessage], Awaitable[Any]]
 """Handle a message; an exception fails its delivery."""
@@ -151,3 +159,153 @@ def _custom_type(info: Any, seen: set[int]) -> Any:
 
 def _delivery(message: ReceivedMessage) -> ReceivedMessage:
     return message
+
+
+Call = Callable[[ReceivedMessage], Any]
+
+
+class _Job(NamedTuple):
+    context: Context
+    call: Call
+    message: ReceivedMessage
+    loop: asyncio.AbstractEventLoop
+    done: "asyncio.Future[Any]"
+
+
+class HandlerThread:
+    """One thread that runs one handler at a time.
+
+    A handler that exceeds its time limit can't be stopped, so the thread is a daemon: it neither delays the
+    end of the process nor is given another message before the handler returns.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._thread: Thread | None = None
+        self._done: asyncio.Future[Any] | None = None
+
+    async def run(self, call: Call, message: ReceivedMessage) -> Any:
+        """Call a handler in the thread and return its result; a cancellation leaves it running."""
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        loop = asyncio.get_running_loop()
+        self._done = loop.create_future()
+        self._jobs.put(_Job(copy_context(), call, message, loop, self._done))
+        return await asyncio.shield(self._done)
+
+    async def wait_until_idle(self) -> None:
+        """Return when the handler that was called last has returned."""
+        if self._done is not None and not self._done.done():
+            await asyncio.wait([self._done])
+
+    def close(self) -> None:
+        """End the thread when its handler has returned."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                result, error = job.context.run(job.call, job.message), None
+            except BaseException as raised:  # goes to the caller
+                result, error = None, raised
+            if not job.loop.is_closed():
+                job.loop.call_soon_threadsafe(_finish, job.done, result, error)
+
+
+def _finish(done: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
+    if done.done():
+        return
+    if error is None:
+        done.set_result(result)
+    else:
+        # Some mean another thing to the event loop than to the handler that raised them.
+        is_control = isinstance(error, StopIteration | KeyboardInterrupt | GeneratorExit)
+        done.set_exception(RuntimeError(summarize(error)) if is_control else error)
+        done.exception()  # silences asyncio's 'exception was never retrieved'
+
+
+BATCH = 1_000
+BACKOFF = OutageBackoff(50, 5_000)
+"""Backoff while the mailbox can't be used."""
+
+
+class Settlements:
+    """Settled messages that the mailbox has not confirmed yet.
+
+    Acks are final and idempotent, so they are repeated while the mailbox is unavailable.
+
+    Arguments:
+        on_settled: called with the messages that the mailbox has settled or refused to.
+    """
+
+    def __init__(self, mailbox: Mailbox, on_settled: Callable[[Sequence[ReceivedMessage]], None]) -> None:
+        self._mailbox = mailbox
+        self._on_settled = on_settled
+        self._acks: list[ReceivedMessage] = []
+        self._nacks: dict[tuple[str, int | None], list[ReceivedMessage]] = {}
+        self._added = asyncio.Event()
+        self._flushed = asyncio.Event()
+        self._flushed.set()
+
+    def ack(self, message: ReceivedMessage) -> None:
+        """Settle a delivery whose handler returned."""
+        self._acks.append(message)
+        self._wake()
+
+    def nack(self, message: ReceivedMessage, reason: str, delay_ms: int | None = None) -> None:
+        """Fail a delivery; None delays the next by the policy's backoff."""
+        self._nacks.setdefault((reason, delay_ms), []).append(message)
+        self._wake()
+
+    async def wait_until_flushed(self) -> None:
+        """Return when the mailbox has answered all of them."""
+        await self._flushed.wait()
+
+    async def run(self) -> None:
+        """Send settlements until cancelled; those added in the meantime go together in the next batch."""
+        while True:
+            await self._added.wait()
+            self._added.clear()
+            acks, self._acks = self._acks, []
+            nacks, self._nacks = self._nacks, {}
+            for n in range(0, len(acks), BATCH):
+                await self._settle(self._mailbox.ack_messages, acks[n : n + BATCH])
+            for (reason, delay_ms), messages in nacks.items():
+                nack = partial(self._mailbox.nack_messages, reason=reason, delay_ms=delay_ms)
+                await self._settle(nack, messages)
+            if not self._added.is_set():
+                self._flushed.set()
+
+    def _wake(self) -> None:
+        self._added.set()
+        self._flushed.clear()
+
+    async def _settle(
+        self,
+        settle: Callable[[Sequence[Receipt]], Awaitable[list[Rejected | None]]],
+        messages: Sequence[ReceivedMessage],
+    ) -> None:
+        receipts = [message.receipt for message in messages]
+        answers: list[Rejected | None] = []
+        failures = 0
+        while True:
+            try:
+                answers = await settle(receipts)
+                break
+            except (Fenced, MailboxClosed) as error:  # the next owner delivers the messages again
+                logger().warning("worker.settle_failed", error=str(error))
+                break
+            except (Saturated, Unavailable) as error:
+                failures += 1
+                pause_ms = backoff_ms(BACKOFF, failures, random.random())
+                logger().warning("worker.settle_failed", error=str(error), pause_ms=pause_ms)
+                await asyncio.sleep(pause_ms / 1_000)
+            except Exception:  # a refusal of all, or a defect; the messages are delivered again
+                logger().exception("worker.settle_refused")
+                break
+        for message, answer in zip(messages, answers, strict=False):
+            if answer is not None:
+                logger().warning("worker.settle_refused", message_id=message.message_id, error=str(answer))
+        self._on_settled(messages)

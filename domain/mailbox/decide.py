@@ -16,13 +16,16 @@ from postroom.domain.errors import (
     Saturated,
     WrongMode,
 )
-from postroom.domain.event import Event
 from postroom.domain.mailbox.commands import (
     Ack,
     Command,
     Erase,
     Extend,
+    LogTruncated,
+    MailboxCreated,
+    MailboxSettingsChanged,
     Nack,
+    OwnershipTaken,
     Pause,
     Purge,
     Receive,
@@ -34,12 +37,6 @@ from postroom.domain.mailbox.commands import (
     Sweep,
     TakeOwnership,
     Truncate,
-)
-from postroom.domain.mailbox.events import (
-    LogTruncated,
-    MailboxCreated,
-    MailboxSettingsChanged,
-    OwnershipTaken,
 )
 from postroom.domain.mailbox.redrive_decisions import decide_redrive
 from postroom.domain.mailbox.state import Mailbox, is_in_the_clear
@@ -69,7 +66,8 @@ from postroom.domain.message_decisions import (
 )
 from postroom.domain.names import mailbox_stream, message_id
 from postroom.domain.policy import ARCHIVE_ROOM_BYTES, SATURATED_RETRY_MS, TopicPolicy, check_visibility
-from postroom.domain.redrive.commands import RedriveCommand
+from postroom.domain.record import Event
+from postroom.domain.redrive.job import RedriveCommand
 from postroom.domain.settings import MailboxSettings, change_settings, check_settings
 
 

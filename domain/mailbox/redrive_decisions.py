@@ -5,7 +5,6 @@ from itertools import zip_longest
 from typing import Any
 
 from postroom.domain.errors import IdempotencyConflict, InvalidRequest, NotFound, Saturated
-from postroom.domain.event import Event
 from postroom.domain.mailbox.state import Mailbox, is_in_the_clear
 from postroom.domain.message import (
     MS,
@@ -19,18 +18,18 @@ from postroom.domain.message import (
 from postroom.domain.message_decisions import expire
 from postroom.domain.names import message_id
 from postroom.domain.policy import SATURATED_RETRY_MS
-from postroom.domain.redrive.commands import (
+from postroom.domain.record import Event
+from postroom.domain.redrive.job import (
+    ENDED,
     AdvanceRedrive,
     ChangeRedrive,
     Copy,
-    RedriveCommand,
-    StartRedrive,
-    UndoRedrive,
-)
-from postroom.domain.redrive.events import (
+    JobStatus,
     RedriveAdvanced,
     RedriveCancelled,
+    RedriveCommand,
     RedriveCompleted,
+    RedriveJob,
     RedrivePaused,
     RedriveResumed,
     RedriveSkipped,
@@ -38,8 +37,9 @@ from postroom.domain.redrive.events import (
     RedriveUndoAdvanced,
     RedriveUndone,
     RedriveUndoStarted,
+    StartRedrive,
+    UndoRedrive,
 )
-from postroom.domain.redrive.job import ENDED, JobStatus, RedriveJob
 from postroom.domain.redrive.spec import RedriveSpec, SkipReason, is_dead
 
 MAX_OPEN_JOBS = 32

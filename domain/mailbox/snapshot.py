@@ -8,7 +8,7 @@ from operator import attrgetter
 
 import msgspec
 
-from postroom.domain.mailbox.events import MailboxMode, StoredSettings
+from postroom.domain.mailbox.commands import MailboxMode, StoredSettings
 from postroom.domain.mailbox.replay import ReplayEntry, ReplayWindow
 from postroom.domain.mailbox.state import Clock, Mailbox
 from postroom.domain.mailbox.topic import Topic

@@ -6,9 +6,7 @@ from typing import Any
 
 import msgspec
 
-from postroom.domain.event import Event
-from postroom.domain.mailbox.changes import Changes
-from postroom.domain.mailbox.events import (
+from postroom.domain.mailbox.commands import (
     LogTruncated,
     MailboxCreated,
     MailboxMode,
@@ -19,10 +17,8 @@ from postroom.domain.mailbox.events import (
     TopicPolicySet,
     TopicResumed,
 )
-from postroom.domain.mailbox.priority_shard import aging_of
 from postroom.domain.mailbox.replay import ReplayEntry, ReplayWindow
-from postroom.domain.mailbox.timers import Timers
-from postroom.domain.mailbox.topic import Topic
+from postroom.domain.mailbox.topic import Changes, Timers, Topic, aging_of
 from postroom.domain.message import (
     ARCHIVED,
     DEAD,
@@ -43,11 +39,11 @@ from postroom.domain.message import (
 )
 from postroom.domain.message import evolve as evolve_message
 from postroom.domain.policy import TopicPolicy
-from postroom.domain.redrive.events import RedriveEvent
-from postroom.domain.redrive.job import RedriveJob
+from postroom.domain.record import Event
+from postroom.domain.redrive.job import RedriveEvent, RedriveJob
 from postroom.domain.redrive.job import evolve as evolve_redrives
 from postroom.domain.settings import is_glob, resolve_policy, sections_of
-from postroom.domain.subject_policy import find_policy, is_encrypted
+from postroom.domain.subject import find_policy, is_encrypted
 
 _EXPIRING = (READY, DEAD)
 

@@ -1,12 +1,335 @@
-"""State of a topic of a mailbox."""
+"""Topics of a mailbox: shards, priorities, and timers of visibility timeouts and expiry."""
 
-from collections.abc import Iterable
+import heapq
+from bisect import bisect_left, insort
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import merge
 from itertools import islice
+from operator import attrgetter
+from typing import Any
 
-from postroom.domain.mailbox.priority_shard import AnyShard, create_shard
 from postroom.domain.mailbox.replay import ReplayWindow
 from postroom.domain.message import MS, READY, Message
 from postroom.domain.policy import TopicPolicy
+
+
+class Timers:
+    """Timers of messages, one per message.
+
+    `time_of` returns when a message's current timer fires, or None; entries with another time are stale and
+    skipped. Timers that are set in order, as those of one policy are, go to a deque, others to a heap. Both
+    are rebuilt before stale entries outnumber the live ones.
+    """
+
+    __slots__ = ("_heap", "_ordered", "_time_of")
+
+    def __init__(self, time_of: Callable[[Message], int | None]) -> None:
+        self._time_of = time_of
+        self._ordered: deque[tuple[int, int, Message]] = deque()
+        self._heap: list[tuple[int, int, Message]] = []
+
+    def __len__(self) -> int:
+        return len(self._ordered) + len(self._heap)
+
+    def set(self, at: int, message: Message) -> None:
+        """Set the message's timer to fire at `at` (µs)."""
+        ordered = self._ordered
+        if not ordered or ordered[-1][0] <= at:
+            ordered.append((at, message.position, message))
+        else:
+            heapq.heappush(self._heap, (at, message.position, message))
+
+    def set_all(self, timers: list[tuple[int, int, Message]]) -> None:
+        """Set timers: each the time (µs) at which it fires, the message's position, and the message."""
+        ordered = self._ordered
+        if (not ordered or ordered[-1][0] <= timers[0][0]) and timers == sorted(timers):
+            ordered.extend(timers)
+            return
+        for at, _, message in timers:
+            self.set(at, message)
+
+    def next(self) -> int | None:
+        """Return when the next timer fires (µs), or None."""
+        time_of, ordered, heap = self._time_of, self._ordered, self._heap
+        while ordered and time_of(ordered[0][2]) != ordered[0][0]:
+            ordered.popleft()
+        while heap and time_of(heap[0][2]) != heap[0][0]:
+            heapq.heappop(heap)
+        if ordered and heap:
+            return min(ordered[0][0], heap[0][0])
+        return ordered[0][0] if ordered else heap[0][0] if heap else None
+
+    def due(self, now: int, limit: int) -> list[Message]:
+        """Return up to `limit` messages whose timers are due at `now` (µs), without removing the timers."""
+        fired: dict[bytes, Message] = {}
+        for at, _, message in self._ordered:
+            if at > now or len(fired) >= limit:
+                break
+            if self._time_of(message) == at:
+                fired[message.stream] = message
+        heap = self._heap
+        pending = [0] if heap else []
+        while pending and len(fired) < limit:  # descend the heap as far as timers are due
+            index = pending.pop()
+            at, _, message = heap[index]
+            if at > now:
+                continue
+            if self._time_of(message) == at:
+                fired[message.stream] = message
+            pending += [child for child in (2 * index + 1, 2 * index + 2) if child < len(heap)]
+        return list(fired.values())
+
+    def rebuild(self, messages: Iterable[Message]) -> None:
+        """Drop the stale entries."""
+        live = [(at, m.position, m) for m in messages if (at := self._time_of(m)) is not None]
+        live.sort()  # never compares messages, whose positions differ
+        self._ordered = deque(live)
+        self._heap = []
+
+
+class Changes:
+    """Messages that changed since they were collected.
+
+    Messages sent after `through` are not tracked one by one: they are the last ones of the mailbox. So a
+    message that settles soon after it was sent costs a comparison.
+
+    Arguments:
+        through: position up to which messages that are sent have been collected.
+        changed: streams of those of them that changed since, and are unsettled.
+        settled: streams of those of them that settled since.
+    """
+
+    __slots__ = ("changed", "settled", "through")
+
+    def __init__(self, through: int = 0) -> None:
+        self.through = through
+        self.changed: set[bytes] = set()
+        self.settled: set[bytes] = set()
+
+    def settle(self, stream: bytes) -> None:
+        """Note that one of the messages up to `through` is settled."""
+        self.changed.discard(stream)
+        self.settled.add(stream)
+
+    def take(self, through: int) -> tuple[list[bytes], list[bytes]]:
+        """Return the streams that changed and those that settled, and restart at position `through`."""
+        taken = list(self.changed), list(self.settled)
+        self.through = through
+        self.changed.clear()
+        self.settled.clear()
+        return taken
+
+
+_by_position, _by_stream = attrgetter("position"), attrgetter("stream")
+
+
+class Shard:
+    """FIFO queue of ready and delayed messages, in send order.
+
+    New messages are appended to `_fresh`, which is in log order. Requeued and redriven messages, and those
+    whose delay ended, are inserted into `_returned`, sorted by position: they are delivered before messages
+    that were sent later, so order within a shard survives redelivery (svc-mailbox I-14). Messages with a
+    future `due` are in the heap `_delayed`.
+    """
+
+    __slots__ = ("_delayed", "_fresh", "_order", "_returned", "_waiting", "in_flight")
+
+    def __init__(self, order: Callable[[Message], Any] = _by_position) -> None:
+        """Initialise with the sort key of the messages; undelayed messages must be sent in its order."""
+        self._order = order
+        self._fresh: deque[Message] = deque()
+        self._returned: list[Message] = []
+        self._delayed: list[tuple[int, int, Message]] = []
+        # The queue with a message's live entry, by stream id; entries in other queues are stale and skipped.
+        self._waiting: dict[bytes, object] = {}
+        self.in_flight = 0
+
+    @property
+    def size(self) -> int:
+        """Count the messages that `shard_capacity` bounds: ready, delayed and in flight (svc-mailbox I-5)."""
+        return len(self._waiting) + self.in_flight
+
+    def enqueue(self, message: Message, now: int) -> None:
+        """Add a message to the queue, delayed if its `due` is after `now` (µs)."""
+        if message.due > now:
+            heapq.heappush(self._delayed, (message.due, message.position, message))
+            self._waiting[message.stream] = self._delayed
+        elif (
+            message.version == 1
+            and message.due <= message.sent_at
+            and (not self._fresh or self._fresh[-1].position < message.position)
+        ):
+            self._fresh.append(message)
+            self._waiting[message.stream] = self._fresh
+        else:
+            insort(self._returned, message, key=self._order)
+            self._waiting[message.stream] = self._returned
+
+    def enqueue_new(self, messages: Sequence[Message], now: int) -> None:
+        """Add messages that were just sent without delay, in the order of their positions."""
+        self._fresh.extend(messages)
+        self._waiting.update(dict.fromkeys(map(_by_stream, messages), self._fresh))
+
+    def restore(self, messages: Sequence[Message], now: int) -> None:
+        """Add messages, in the order of their positions, to an empty queue as `enqueue` does one by one."""
+        ready = [each for each in messages if each.due <= now]
+        fresh = [each for each in ready if each.version == 1 and each.due <= each.sent_at]
+        delayed = [each for each in messages if each.due > now]
+        self._fresh.extend(fresh)
+        self._waiting = dict.fromkeys(map(_by_stream, fresh), self._fresh)
+        if len(fresh) < len(ready):
+            returned = [each for each in ready if each.version > 1 or each.due > each.sent_at]
+            self._returned.extend(sorted(returned, key=self._order))
+            self._waiting |= dict.fromkeys(map(_by_stream, returned), self._returned)
+        self._delayed.extend((each.due, each.position, each) for each in delayed)
+        heapq.heapify(self._delayed)
+        self._waiting |= dict.fromkeys(map(_by_stream, delayed), self._delayed)
+
+    def dequeue(self, message: Message) -> None:
+        """Remove a waiting message; in the middle of `_fresh` or `_delayed`, its entry becomes stale."""
+        queue = self._waiting.pop(message.stream)
+        if queue is self._fresh:
+            if self._fresh[0] is message:
+                self._fresh.popleft()
+        elif queue is self._returned:
+            order = self._order
+            del self._returned[bisect_left(self._returned, order(message), key=order)]
+
+    def dequeue_all(self, messages: Sequence[Message]) -> None:
+        """Remove waiting messages; see `dequeue`."""
+        fresh = self._fresh
+        for message in messages:
+            if fresh and fresh[0] is message and self._waiting[message.stream] is fresh:
+                del self._waiting[message.stream]
+                fresh.popleft()
+            else:
+                self.dequeue(message)
+
+    def ready(self, now: int) -> Iterator[Message]:
+        """Yield the messages that may be delivered at `now` (µs), oldest first, without removing them."""
+        if self._delayed:
+            self._promote(now)
+        fresh = self._fresh
+        while fresh and not self._is_live(fresh[0], fresh):
+            fresh.popleft()
+        return (
+            merge(self._returned, self._live_fresh(), key=self._order)
+            if self._returned
+            else self._live_fresh()
+        )
+
+    def _live_fresh(self) -> Iterator[Message]:
+        fresh, waiting = self._fresh, self._waiting
+        for message in fresh:
+            if waiting.get(message.stream) is fresh:
+                yield message
+
+    def next_due(self) -> int | None:
+        """Return the µs at which the first delayed message becomes ready, or None."""
+        delayed = self._delayed
+        while delayed and not self._is_due(delayed[0]):
+            heapq.heappop(delayed)
+        return delayed[0][0] if delayed else None
+
+    def _promote(self, now: int) -> None:
+        """Move messages whose delay has ended to `_returned`; time is not an event, so reads may do this."""
+        delayed = self._delayed
+        while delayed and delayed[0][0] <= now:
+            entry = heapq.heappop(delayed)
+            if self._is_due(entry):
+                insort(self._returned, entry[2], key=self._order)
+                self._waiting[entry[2].stream] = self._returned
+
+    def _is_live(self, message: Message, queue: object) -> bool:
+        return self._waiting.get(message.stream) is queue
+
+    def _is_due(self, entry: tuple[int, int, Message]) -> bool:
+        due, _, message = entry
+        return message.due == due and self._is_live(message, self._delayed)
+
+
+_by_ready_time = attrgetter("ready_at", "position")
+
+
+class PriorityShard:
+    """Queue of a topic with priorities: a FIFO queue for each priority in use, at most eleven.
+
+    A message counts one priority higher for each `aging` that it has been ready. As all messages age alike,
+    their order does not change while they wait: a message is ordered as if it had been ready `aging` earlier
+    for each of its priorities, and nothing that becomes ready later than that passes it (ADR 0048).
+    """
+
+    __slots__ = ("_aging", "_queues", "in_flight")
+
+    def __init__(self, aging: int) -> None:
+        """Initialise with the time (µs) that counts as one priority."""
+        self._aging = aging
+        self._queues: dict[int, Shard] = {}
+        self.in_flight = 0
+
+    @property
+    def size(self) -> int:
+        """Count the messages that `shard_capacity` bounds: ready, delayed and in flight (svc-mailbox I-5)."""
+        return self.in_flight + sum(queue.size for queue in self._queues.values())
+
+    def enqueue(self, message: Message, now: int) -> None:
+        """Add a message to the queue, delayed if its `due` is after `now` (µs)."""
+        self._queue(message.priority).enqueue(message, now)
+
+    def enqueue_new(self, messages: Sequence[Message], now: int) -> None:
+        """Add messages that were just sent without delay, in the order of their positions."""
+        for message in messages:
+            self.enqueue(message, now)
+
+    def restore(self, messages: Sequence[Message], now: int) -> None:
+        """Add messages, in the order of their positions, to an empty queue as `enqueue` does one by one."""
+        by_priority: defaultdict[int, list[Message]] = defaultdict(list)
+        for message in messages:
+            by_priority[message.priority].append(message)
+        for priority, some in by_priority.items():
+            self._queue(priority).restore(some, now)
+
+    def dequeue(self, message: Message) -> None:
+        """Remove a waiting message."""
+        self._queues[message.priority].dequeue(message)
+
+    def dequeue_all(self, messages: Sequence[Message]) -> None:
+        """Remove waiting messages."""
+        for message in messages:
+            self.dequeue(message)
+
+    def ready(self, now: int) -> Iterator[Message]:
+        """Yield the messages that may be delivered at `now` (µs), most urgent first; remove none."""
+        return merge(*(queue.ready(now) for queue in self._queues.values()), key=self._rank)
+
+    def next_due(self) -> int | None:
+        """Return the µs at which the first delayed message becomes ready, or None."""
+        times = (queue.next_due() for queue in self._queues.values())
+        return min((time for time in times if time is not None), default=None)
+
+    def _queue(self, priority: int) -> Shard:
+        queue = self._queues.get(priority)
+        if queue is None:
+            queue = self._queues[priority] = Shard(_by_ready_time)
+        return queue
+
+    def _rank(self, message: Message) -> tuple[int, int]:
+        return message.ready_at - message.priority * self._aging, message.position
+
+
+AnyShard = Shard | PriorityShard
+
+
+def aging_of(policy: TopicPolicy) -> int | None:
+    """Return the time (µs) that counts as one priority, or None if the shards of the topic are FIFO."""
+    return policy.priority_aging_ms * MS if policy.priorities else None
+
+
+def create_shard(policy: TopicPolicy) -> AnyShard:
+    """Return an empty shard in the order that the policy asks for."""
+    aging = aging_of(policy)
+    return Shard() if aging is None else PriorityShard(aging)
 
 
 class Topic:

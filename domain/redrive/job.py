@@ -1,23 +1,115 @@
-"""State of redrive jobs, and its evolution by their events."""
+"""Redrive jobs: their commands and events, and their state."""
 
 from enum import StrEnum
 
 import msgspec
 
-from postroom.domain.redrive.events import (
-    RedriveAdvanced,
-    RedriveCancelled,
-    RedriveCompleted,
-    RedriveEvent,
-    RedrivePaused,
-    RedriveResumed,
-    RedriveSkipped,
-    RedriveStarted,
-    RedriveUndoAdvanced,
-    RedriveUndone,
-    RedriveUndoStarted,
+from postroom.domain.message import DeadReason, Headers
+from postroom.domain.record import Event
+from postroom.domain.redrive.spec import JobAction, RedriveSpec, SkipReason
+
+
+class RedriveStarted(Event, frozen=True, gc=False):
+    """An operator started a redrive job.
+
+    Arguments:
+        cutoff: position of the log up to which messages must have been dead-lettered to be selected.
+        matched: number of the dead letters that matched.
+        principal: who started it; None for a caller without a capability.
+    """
+
+    spec: RedriveSpec
+    cutoff: int
+    matched: int
+    principal: str | None
+
+
+class RedriveAdvanced(Event, frozen=True, gc=False):
+    """The job changed messages, by the events before this one in its commit.
+
+    Arguments:
+        cursor: dead-letterings up to this position are done with.
+        moved: number of messages that were changed: as many events precede this one. Of a job that sends
+            copies, those are the originals' dead-letterings, and as many before them send the copies.
+        skipped: number of messages that were not, as they are no longer the dead letters that were selected.
+    """
+
+    cursor: int
+    moved: int
+    skipped: int
+
+
+class RedriveSkipped(Event, frozen=True, gc=False):
+    """The job left a message as it is; in the commit of its progress, which counts it.
+
+    Arguments:
+        message: its stream.
+    """
+
+    message: bytes
+    reason: SkipReason
+
+
+class RedrivePaused(Event, frozen=True, gc=False):
+    """An operator paused the job."""
+
+    principal: str | None
+
+
+class RedriveResumed(Event, frozen=True, gc=False):
+    """An operator resumed the job."""
+
+    principal: str | None
+
+
+class RedriveCancelled(Event, frozen=True, gc=False):
+    """An operator cancelled the job; what it did stays done."""
+
+    principal: str | None
+
+
+class RedriveCompleted(Event, frozen=True, gc=False):
+    """The job is done with all that it selected."""
+
+
+class RedriveUndoStarted(Event, frozen=True, gc=False):
+    """An operator had the job undone, as far as nobody received its messages."""
+
+    principal: str | None
+
+
+class RedriveUndoAdvanced(Event, frozen=True, gc=False):
+    """Messages of the job are dead letters again, by the events before this one in its commit.
+
+    Arguments:
+        cursor: the job's events up to this version are undone.
+        restored: number of messages that are dead letters again: as many events precede this one. Of a job
+            that sent copies, as many before them remove the copies.
+        retained: number of messages that were received, or removed, since.
+    """
+
+    cursor: int
+    restored: int
+    retained: int
+
+
+class RedriveUndone(Event, frozen=True, gc=False):
+    """All messages of the job that nobody received are dead letters again."""
+
+
+RedriveEvent = (
+    RedriveStarted
+    | RedriveAdvanced
+    | RedriveSkipped
+    | RedrivePaused
+    | RedriveResumed
+    | RedriveCancelled
+    | RedriveCompleted
+    | RedriveUndoStarted
+    | RedriveUndoAdvanced
+    | RedriveUndone
 )
-from postroom.domain.redrive.spec import RedriveSpec
+
 
 MAX_ENDED_JOBS = 100
 """Jobs that have ended and are still listed; older ones are only in the log."""
@@ -126,3 +218,97 @@ def _drop_oldest(jobs: dict[bytes, RedriveJob]) -> None:
     ended = sorted((job.changed_at, id_) for id_, job in jobs.items() if job.status in ENDED)
     for _, id_ in ended[: max(0, len(ended) + 1 - MAX_ENDED_JOBS)]:
         del jobs[id_]
+
+
+class StartRedrive(msgspec.Struct, frozen=True, gc=False):
+    """Command to start a job; one that exists with the same specification is left as it is.
+
+    Arguments:
+        job: its id, 16 bytes.
+        cutoff, matched, principal: as of `RedriveStarted`.
+    """
+
+    job: bytes
+    spec: RedriveSpec
+    cutoff: int
+    matched: int
+    principal: str | None = None
+
+
+class AdvanceRedrive(msgspec.Struct, frozen=True, gc=False):
+    """Command to change the next messages of a job; those that are no longer selected are skipped.
+
+    Arguments:
+        messages: streams of dead letters that match, in the order of their dead-letterings.
+        copies: for a job that sends copies, the copy of each message, or the reason why it was skipped.
+        cursor: as of `RedriveAdvanced`, if all of them can be changed.
+        is_last: whether none is left after them.
+    """
+
+    job: bytes
+    messages: tuple[bytes, ...]
+    cursor: int
+    is_last: bool
+    copies: tuple["Copy | SkipReason", ...] = ()
+
+
+class Copy(msgspec.Struct, frozen=True, gc=False):
+    """A message to be sent in the place of a dead letter; the fields of `MessageSent`.
+
+    Arguments:
+        message: its stream id, 16 bytes.
+        ttl_ms: age at which it is dead-lettered if undelivered; None uses the topic's retention.
+    """
+
+    message: bytes
+    topic: str
+    size: int
+    payload_hash: bytes
+    hash_chain: bytes
+    headers: Headers
+    envelope: bytes
+    priority: int
+    ttl_ms: int | None
+
+
+class ChangeRedrive(msgspec.Struct, frozen=True, gc=False):
+    """Command to pause, resume, cancel or undo a job."""
+
+    job: bytes
+    action: JobAction
+    principal: str | None = None
+
+
+class UndoRedrive(msgspec.Struct, frozen=True, gc=False):
+    """Command to make messages of a job dead letters again, if nothing happened to them since.
+
+    Arguments:
+        messages: streams of the messages that the job redrove, or of the copies that it sent, each with the
+            position of the event by which it did.
+        originals: of these, for each copy.
+        cursor: version of the job's event that came with them.
+        is_last: whether none is left after them.
+    """
+
+    job: bytes
+    messages: tuple[tuple[bytes, int], ...]
+    cursor: int
+    is_last: bool
+    originals: tuple["Original", ...] = ()
+
+
+class Original(msgspec.Struct, frozen=True, gc=False):
+    """A dead letter of which a job sent a copy.
+
+    Arguments:
+        stream: its id, 16 bytes.
+        position: of its event in the commit that sent the copy.
+        reason: why it was dead-lettered before.
+    """
+
+    stream: bytes
+    position: int
+    reason: DeadReason
+
+
+RedriveCommand = StartRedrive | AdvanceRedrive | ChangeRedrive | UndoRedrive

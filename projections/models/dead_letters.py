@@ -3,8 +3,8 @@
 import msgspec
 import polars as pl
 
-from postroom.application.ingest.dead_letters import ORIGINAL_SUBJECT
-from postroom.domain.fingerprint import fingerprint
+from postroom.application.ingest.redrive import ORIGINAL_SUBJECT
+from postroom.domain.integrity import fingerprint
 from postroom.projections.models.messages import DeadLettering
 from postroom.projections.projection import Column, MessageProjection, Row
 

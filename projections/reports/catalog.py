@@ -1,6 +1,6 @@
 """The built-in reports."""
 
-from postroom.domain.fingerprint import fingerprint
+from postroom.domain.integrity import fingerprint
 from postroom.projections.reports.report import Addition, Chart, Report, sql_of
 
 _MESSAGES = sql_of("messages")

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 import msgspec
 
 from postroom.application.mailbox.event_columns import RUNS
-from postroom.application.queries.time_travel import to_us
+from postroom.application.queries.mailbox_past import to_us
 from postroom.domain.errors import InvalidRequest
 from postroom.projections.log_extent import LogExtent, Range
 from postroom.projections.ports.log_reader import LogReader

@@ -16,7 +16,7 @@ from postroom.adapters.compose.outbox import MessagingSettings, NewEvent, Outbox
 from postroom.adapters.compose.postgres import migrate_messaging
 from postroom.adapters.compose.relay import NatsSettings, open_relay
 from postroom.adapters.nats.connection import connect
-from postroom.application.background import background_task
+from postroom.application.threads import background_task
 from tests.benchmarks.figures import Figures, Stopwatch
 from tests.benchmarks.messaging import (
     AGGREGATES,

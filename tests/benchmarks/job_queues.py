@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from postroom.adapters.compose import is_database
 from postroom.adapters.compose.connect import connect
-from postroom.application.background import cancel_and_wait
 from postroom.application.messages import NewMessage
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.threads import cancel_and_wait
 from postroom.application.workers.worker import Worker
 from tests.benchmarks.throughput import LIMITS, POLICY
 

@@ -19,7 +19,7 @@ from postroom.adapters.compose.postgres import migrate_messaging
 from postroom.adapters.compose.relay import NatsSettings
 from postroom.adapters.memory.event_handler import FunctionEventHandler
 from postroom.adapters.nats.definitions import ConsumerDefinition
-from postroom.application.ports.event_handler import HandlerRequest
+from postroom.application.ports.inbox import HandlerRequest
 from tests.benchmarks.figures import Figures, Stopwatch
 from tests.benchmarks.messaging import AGGREGATES, CONTEXT, PAYLOAD, make_streams
 from tests.benchmarks.servers import nats_server, postgres_server

@@ -21,10 +21,9 @@ import msgspec
 from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.compose.postgres import migrate_store
 from postroom.adapters.compose.store import open_store
-from postroom.application.background import background_task
 from postroom.application.messages import NewMessage
-from postroom.application.redrive_results import RedriveReport
-from postroom.domain.event import Event
+from postroom.application.query_results import RedriveReport
+from postroom.application.threads import background_task
 from postroom.domain.message import (
     REPLACED,
     MessageDeadLettered,
@@ -34,7 +33,8 @@ from postroom.domain.message import (
 )
 from postroom.domain.names import message_stream
 from postroom.domain.policy import MailboxLimits, TopicPolicy
-from postroom.domain.redrive.events import RedriveAdvanced, RedriveCancelled, RedriveUndoStarted
+from postroom.domain.record import Event
+from postroom.domain.redrive.job import RedriveAdvanced, RedriveCancelled, RedriveUndoStarted
 from postroom.domain.redrive.spec import RedriveSpec, is_dead
 from tests.benchmarks.figures import Figures, Stopwatch
 from tests.benchmarks.options import Database

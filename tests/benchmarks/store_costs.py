@@ -132,7 +132,7 @@ async def _longest_pause(is_over: asyncio.Event) -> float:
 def _as_served() -> AbstractContextManager[None]:
     """Return the state of the garbage collector in `postroom serve`; older code left it as it was."""
     try:
-        from postroom.application.garbage_collection import exempt_heap
+        from postroom.application.threads import exempt_heap
     except ModuleNotFoundError:
         return nullcontext()
     return exempt_heap()

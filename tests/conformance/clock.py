@@ -2,7 +2,7 @@
 
 import time
 
-from postroom.application.ports.clock import Clock
+from postroom.application.ports.event_log import Clock
 
 DAY_US = 86_400_000_000
 

@@ -18,7 +18,7 @@ from postroom.application.ports.dead_letters import (
 )
 from postroom.application.ports.read_models import ReadModels
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.fingerprint import fingerprint
+from postroom.domain.integrity import fingerprint
 from postroom.domain.search import topic_matches
 from tests.projections.histories import START_US
 from tests.support.dead_letters import MAILBOX

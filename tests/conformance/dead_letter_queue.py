@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 import pytest
 
-from postroom.application.ports.dead_letter_queue import DeadLetterQueue
+from postroom.application.ports.dead_letters import DeadLetterQueue
 from postroom.domain.errors import InvalidRequest, NotFound
 
 

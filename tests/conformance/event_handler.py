@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 import msgspec
 import pytest
 
-from postroom.application.ports.event_handler import EventHandler, HandlerRequest
+from postroom.application.ports.inbox import EventHandler, HandlerRequest
 
 
 class Service(ABC):

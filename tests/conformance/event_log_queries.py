@@ -8,9 +8,9 @@ from postroom.application.mailbox import records as reading
 from postroom.application.mailbox.codec import to_records
 from postroom.application.ports.event_log import EventLog, Head, Seal, StoredSnapshot
 from postroom.domain.commit import IndexEntry, LastEvent
-from postroom.domain.event import Event
 from postroom.domain.message import MessageAcked
 from postroom.domain.names import mailbox_stream
+from postroom.domain.record import Event
 from tests.conformance.log_store import ONE, TWO, Store, replayed
 from tests.conformance.records import (
     append,

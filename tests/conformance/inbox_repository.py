@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from postroom.application.ports.inbox_repository import InboxRepository
+from postroom.application.ports.inbox import InboxRepository
 from postroom.domain.errors import DuplicateInboxMessage, InvalidTimestamp, NotFound, Unavailable
 
 SUBJECT = "vibespro.event.vibe_created.v1"

@@ -20,7 +20,7 @@ from postroom.application.leases.leases import Leases
 from postroom.application.ports.lease_store import LeaseStore
 from postroom.domain.errors import LeaseHeld
 from postroom.domain.lease.lease import AcquireLease, ReleaseLease, RenewLease
-from postroom.domain.lease.proxy import AssignPartitions, RegisterProxy
+from postroom.domain.lease.routing import AssignPartitions, RegisterProxy
 
 PATIENT_MS = 60_000
 OpenStore = Callable[[], LeaseStore]

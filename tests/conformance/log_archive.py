@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox import records as reading
 from postroom.application.mailbox.archived_log import ArchivedEventLog
-from postroom.application.ports.log_archive import LogArchive, Segment
+from postroom.application.ports.event_log import LogArchive, Segment
 from postroom.domain.commit import GENESIS, Commit, verify_chain
 from postroom.domain.errors import BrokenLog
 from postroom.domain.message import MessageAcked, MessageRedriven

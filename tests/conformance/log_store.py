@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from postroom.application.ports.event_log import EventLog
-from postroom.domain.event import Event
 from postroom.domain.message import MessageSent
-from postroom.domain.record import Record
+from postroom.domain.record import Event, Record
 
 ONE, TWO = "acme@one", "acme@two"
 

@@ -7,9 +7,9 @@ from uuid import UUID
 
 import pytest
 
-from postroom.application.correlation import MAX_CORR_ID_CHARS, correlate
 from postroom.application.messages import ReceivedMessage, Sent, read_receipt, write_receipt
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.tracing import MAX_CORR_ID_CHARS, correlate
 from postroom.domain.errors import (
     FrameTooLarge,
     IdempotencyConflict,
@@ -18,7 +18,7 @@ from postroom.domain.errors import (
     Saturated,
     StaleReceipt,
 )
-from postroom.domain.mailbox.settings_effects import SettingsEffect
+from postroom.domain.mailbox.topic_decisions import SettingsEffect
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.settings import SettingsChanges
 from tests.conformance.mailbox_refusals import MailboxRefusalConformance

@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import Callable
 
 from postroom.application.messages import NewMessage
-from postroom.application.outbox.new_message import read_message
-from postroom.application.ports.message_outbox import MessageOutbox
+from postroom.application.outbox.events import read_message
+from postroom.application.ports.outbox import MessageOutbox
 from tests.support.stores import MAILBOX, message
 
 Record = Callable[..., list[str]]

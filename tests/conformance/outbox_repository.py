@@ -7,8 +7,8 @@ from uuid import UUID, uuid4
 import msgspec
 import pytest
 
-from postroom.application.outbox.decisions import decide_on
-from postroom.application.ports.outbox_repository import (
+from postroom.application.outbox.events import decide_on
+from postroom.application.ports.outbox import (
     PARTITIONS,
     Backlog,
     Decision,
@@ -16,7 +16,6 @@ from postroom.application.ports.outbox_repository import (
     OutboxRepository,
     OutboxRow,
 )
-from postroom.domain.event import Event
 from postroom.domain.outbox import (
     MS,
     DiscardOutboxEvent,
@@ -26,6 +25,7 @@ from postroom.domain.outbox import (
     PublishPolicy,
     RetryOutboxEvent,
 )
+from postroom.domain.record import Event
 from tests.support.outboxes import names, order_placed
 
 Record = Callable[..., list[UUID]]

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from postroom.application.background import background_task
-from postroom.application.ports.ownership import Ownership
+from postroom.application.ports.lease_store import Ownership
+from postroom.application.threads import background_task
 from postroom.domain.errors import MailboxOwned
 
 ONE, TWO = "acme@one", "acme$eu west@two"

@@ -14,7 +14,7 @@ import pytest
 
 from postroom.application.cloudevents.message import NATS
 from postroom.application.outbox.formats import FormatName, new_format
-from postroom.application.ports.publisher import Publisher
+from postroom.application.ports.outbox import Publisher
 from postroom.domain.errors import InvalidRequest, Unavailable
 from postroom.domain.outbox import OutboxEvent
 from postroom.domain.subject import CorrelationContext

@@ -6,8 +6,7 @@ from itertools import groupby
 from postroom.application.mailbox.codec import make_commit, to_records
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.commit import GENESIS, Commit
-from postroom.domain.event import Event, StoredEvent
-from postroom.domain.mailbox.events import LogTruncated, MailboxCreated, OwnershipTaken, TopicPolicySet
+from postroom.domain.mailbox.commands import LogTruncated, MailboxCreated, OwnershipTaken, TopicPolicySet
 from postroom.domain.message import (
     Headers,
     MessageAcked,
@@ -18,7 +17,7 @@ from postroom.domain.message import (
 )
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import TopicPolicy
-from postroom.domain.record import Record
+from postroom.domain.record import Event, Record, StoredEvent
 
 FIRST_EVENTS = (MessageSent, MailboxCreated, OwnershipTaken, TopicPolicySet, LogTruncated, StoredEvent)
 """Events that the index has."""

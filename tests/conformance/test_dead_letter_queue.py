@@ -5,7 +5,7 @@ import pytest
 from nats.aio.client import Client
 
 from postroom.adapters.nats.dead_letter_queue import JetStreamDeadLetterQueue
-from postroom.application.ports.dead_letter_queue import DeadLetterQueue
+from postroom.application.ports.dead_letters import DeadLetterQueue
 from postroom.domain.errors import InvalidRequest
 from tests.conformance.dead_letter_queue import DeadLetterQueueConformance, Letterbox
 

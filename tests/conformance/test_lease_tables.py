@@ -13,12 +13,11 @@ from msgspec.structs import replace
 from postroom.adapters.memory.lease_store import MemoryLeaseStore
 from postroom.adapters.postgres.lease_tables import PostgresLeaseTables
 from postroom.adapters.sqlite.lease_tables import SqliteLeaseTables
-from postroom.application.leases.lease_projection import LeaseProjection
-from postroom.application.leases.leases import Leases
-from postroom.application.ports.lease_tables import LeaseTables
+from postroom.application.leases.leases import LeaseProjection, Leases
+from postroom.application.ports.lease_store import LeaseTables
 from postroom.domain.lease.lease import AcquireLease, ExpireLease, ReleaseLease, RenewLease
 from postroom.domain.lease.partitions import partition_of
-from postroom.domain.lease.proxy import RegisterProxy
+from postroom.domain.lease.routing import RegisterProxy
 from tests.support.clocks import ManualClock
 
 MAILBOX = "$admin@proxy-01"

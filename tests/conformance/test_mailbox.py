@@ -23,7 +23,7 @@ from postroom.adapters.system.clock import SystemClock
 from postroom.application.messages import ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.subject_policy import SubjectPolicy
+from postroom.domain.subject import SubjectPolicy
 from tests.conformance.mailbox import MailboxConformance
 from tests.conformance.mailbox_search import MailboxSearchConformance
 from tests.support.access import Controlled

@@ -13,8 +13,8 @@ from postroom.adapters.postgres.messaging.message_outbox import PostgresMessageO
 from postroom.adapters.sql.mailbox_outbox import MailboxOutbox
 from postroom.adapters.sqlite.message_outbox import SqliteMessageOutbox
 from postroom.application.messages import NewMessage
-from postroom.application.outbox.new_message import read_message
-from postroom.application.ports.message_outbox import MessageOutbox
+from postroom.application.outbox.events import read_message
+from postroom.application.ports.outbox import MessageOutbox
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.conformance.message_outbox import WAIT_SECONDS, MessageOutboxConformance, Record
 from tests.support.stores import MAILBOX

@@ -13,7 +13,7 @@ from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutbo
 from postroom.adapters.postgres.messaging.tables import Tables
 from postroom.application.outbox.new_event import NewEvent
 from postroom.domain.errors import InvalidRequest, Unavailable
-from postroom.domain.event import Event
+from postroom.domain.record import Event
 from tests.conformance.outbox_repository import (
     ALL,
     LATER,

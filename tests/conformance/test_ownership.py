@@ -14,7 +14,7 @@ import pytest
 from postroom.adapters.memory.ownership import MemoryOwnership
 from postroom.adapters.postgres.ownership import PostgresOwnership
 from postroom.adapters.sqlite.ownership import FileOwnership
-from postroom.application.ports.ownership import OwnerAddress, Ownership
+from postroom.application.ports.lease_store import OwnerAddress, Ownership
 from postroom.domain.errors import MailboxOwned
 from tests.conformance.ownership import ONE, PATIENT_MS, OwnershipConformance
 from tests.support.servers.postgres_proxy import Proxy

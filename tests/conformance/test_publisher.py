@@ -10,7 +10,7 @@ import pytest
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.publisher import JetStreamPublisher
 from postroom.adapters.nats.settings import NatsSettings
-from postroom.application.ports.publisher import NotStored, Publisher
+from postroom.application.ports.outbox import NotStored, Publisher
 from postroom.domain.errors import InvalidRequest
 from tests.conformance.publisher import ORDERS, Stored, StreamConformance
 from tests.support.memory_stream import MemoryStream

@@ -15,8 +15,8 @@ from postroom.adapters.kafka.publisher import KafkaPublisher
 from postroom.adapters.kafka.settings import KafkaSettings
 from postroom.application.cloudevents.message import KAFKA, MAILBOX
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.outbox.mailbox_publisher import JSON, MailboxPublisher
-from postroom.application.ports.publisher import Publisher
+from postroom.application.outbox.message_relay import JSON, MailboxPublisher
+from postroom.application.ports.outbox import Publisher
 from postroom.domain.errors import Unavailable
 from tests.conformance.publisher import PublisherConformance, Stored
 from tests.support.servers.kafka import KafkaServer

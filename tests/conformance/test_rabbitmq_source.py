@@ -21,9 +21,8 @@ from postroom.adapters.rabbitmq.publisher import RabbitmqPublisher
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.adapters.rabbitmq.source import QueueConsumer, RabbitmqQueueSource
 from postroom.application.cloudevents.message import AMQP, read_message
-from postroom.application.ingest.namespace import RabbitmqSource
-from postroom.application.ingest.settings import IngestCounts
-from postroom.application.ports.publisher import Publisher
+from postroom.application.ingest.namespace import IngestCounts, RabbitmqSource
+from postroom.application.ports.outbox import Publisher
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from tests.conformance.publisher import PublisherConformance, Stored
 from tests.conformance.source import NOTHING_MS, PATIENT_MS, SourceConformance, bodies, fetch

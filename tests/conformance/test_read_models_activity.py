@@ -9,7 +9,7 @@ import pytest
 
 from postroom.adapters.compose.queries import open_read_models
 from postroom.adapters.sqlite.read_model_file import views_path
-from postroom.application.ingest.dead_letters import ORIGINAL_SUBJECT
+from postroom.application.ingest.redrive import ORIGINAL_SUBJECT
 from postroom.application.messages import NewMessage
 from postroom.application.ports.dead_letters import DeadLetterFilter
 from postroom.application.ports.read_models import ActivityFilter, ReadModels

@@ -11,12 +11,11 @@ from eventsourcing.persistence import StoredEvent
 
 from postroom.adapters.memory.lease_store import MemoryLeaseStore
 from postroom.application.leases.lease_events import LeaseMapper
-from postroom.application.leases.lease_projection import fold
 from postroom.application.leases.lease_table import LeaseTable
-from postroom.application.leases.leases import Leases, LoggedEvent
+from postroom.application.leases.leases import Leases, LoggedEvent, fold
 from postroom.domain.errors import BrokenLog
 from postroom.domain.lease.lease import AcquireLease, ExpireLease, ReleaseLease, RenewLease
-from postroom.domain.lease.proxy import AssignPartitions, ExpireProxy, LeaveProxy, RegisterProxy
+from postroom.domain.lease.routing import AssignPartitions, ExpireProxy, LeaveProxy, RegisterProxy
 from tests.fuzz.target import Check
 
 

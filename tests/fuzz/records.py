@@ -20,8 +20,8 @@ from postroom.application.mailbox.stored_snapshots import fold
 from postroom.application.messages import NewMessage
 from postroom.domain.commit import GENESIS, Commit, link
 from postroom.domain.errors import BrokenLog, PostroomError
-from postroom.domain.event import StoredEvent
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.record import StoredEvent
 from tests.fuzz.target import Check
 
 MAILBOX = "acme@one"

@@ -3,9 +3,9 @@
 import asyncio
 
 from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.metrics import SurfaceMetrics
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.service import Service, WriteHealth, unrestricted
-from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.domain.errors import NotFound
 from postroom.domain.search import EventFilter, SearchPage
 

@@ -23,7 +23,7 @@ from postroom.adapters.system.clock import SystemClock
 from postroom.application.inbox.dead_letters import DeadLetterPublisher
 from postroom.application.inbox.delivery import Delivery
 from postroom.application.inbox.worker import InboxWorker
-from postroom.application.ports.event_handler import HandlerRequest
+from postroom.application.ports.inbox import HandlerRequest
 from postroom.domain.errors import PoisonMessage
 from postroom.domain.inbox import DeliveryPolicy
 

@@ -23,7 +23,7 @@ from postroom.adapters.nats.definitions import ConsumerDefinition
 from postroom.application.inbox.dead_letter_admin import DeadLetterAdmin
 from postroom.application.inbox.dead_letters import DeadLetterRecord
 from postroom.application.inbox.worker import InboxWorker
-from postroom.application.ports.event_handler import HandlerRequest
+from postroom.application.ports.inbox import HandlerRequest
 from tests.support.waiting import SECONDS
 
 EVENTS, DLQ = "SHOP_EVENTS", "SEA_DLQ"

@@ -13,8 +13,7 @@ from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.ingest import open_ingester
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.ingest.ingester import Ingester
-from postroom.application.ingest.namespace import Namespace, NatsSource
-from postroom.application.ingest.settings import IngestCounts
+from postroom.application.ingest.namespace import IngestCounts, Namespace, NatsSource
 from postroom.domain.envelope.validation import ValidationMode
 from postroom.domain.message import MessageSent
 from postroom.domain.names import message_id

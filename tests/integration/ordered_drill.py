@@ -28,8 +28,8 @@ from psycopg_pool import AsyncConnectionPool
 from postroom.adapters.compose.inbox import MessagingSettings, NatsSettings, open_worker
 from postroom.adapters.postgres.messaging.middleware import current_transaction, inbox, pipeline, transaction
 from postroom.adapters.postgres.migrate import migrate
-from postroom.application.inbox.event_handlers import EventHandlers
-from postroom.application.ports.event_handler import HandlerRequest
+from postroom.application.inbox.delivery import EventHandlers
+from postroom.application.ports.inbox import HandlerRequest
 from postroom.domain.errors import PoisonMessage
 from tests.integration.inbox_world import CONSUMER, SOON, Handler, World, opened_world
 from tests.support.servers.nats import NatsServer

@@ -17,9 +17,9 @@ import msgspec
 
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.ingest import open_namespace
-from postroom.application.background import cancel_and_wait
 from postroom.application.ingest.namespace import Namespace
 from postroom.application.mailbox.administer import CommandHandlers
+from postroom.application.threads import cancel_and_wait
 from postroom.domain.errors import Unavailable
 from tests.integration.broker_drill import KafkaBroker, read_archive
 from tests.integration.ingest_world import MAILBOX, namespace

@@ -27,7 +27,7 @@ from postroom.adapters.grpc.proxy_service import ROUTE_METHODS
 from postroom.adapters.grpc.server import serve_handlers
 from postroom.adapters.memory.lease_store import MemoryLeaseStore
 from postroom.adapters.sockets.address import resolve
-from postroom.application.cluster.control_plane_settings import ControlPlaneSettings
+from postroom.application.cluster.control_plane_metrics import ControlPlaneSettings
 from postroom.application.ports.control_plane import Heartbeat
 from postroom.domain.errors import (
     FrameTooLarge,

@@ -12,6 +12,7 @@ import pytest
 import zstandard
 
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
+from postroom.application.mailbox import log_writer
 from postroom.application.mailbox.codec import compress, decompress
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
@@ -177,7 +178,7 @@ async def test_the_messages_of_a_commit_whose_envelopes_cannot_be_read_are_quara
 async def test_the_messages_of_a_commit_that_cannot_be_decoded_are_quarantined_if_a_snapshot_covers_it(
     place: AlteredPlace, monkeypatch: pytest.MonkeyPatch, events: bytes
 ) -> None:
-    monkeypatch.setattr(snapshot_saver, "CLOSING_SNAPSHOT_EVENTS", 1)
+    monkeypatch.setattr(log_writer, "CLOSING_SNAPSHOT_EVENTS", 1)
     async with place.open() as mailbox:
         await mailbox.send_batch([message(PAYLOAD), message(PAYLOAD)])
         await mailbox.send_message(message(b"later"))
@@ -309,7 +310,7 @@ async def test_a_commit_that_is_not_whole_is_named_at_open_and_by_verify(
 async def test_retention_keeps_a_commit_that_cannot_be_decoded_and_names_it(
     place: AlteredPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_archive: bool
 ) -> None:
-    monkeypatch.setattr(snapshot_saver, "CLOSING_SNAPSHOT_EVENTS", 1)
+    monkeypatch.setattr(log_writer, "CLOSING_SNAPSHOT_EVENTS", 1)
     limits = MailboxLimits(history_retention_ms=1)
     async with place.open(limits=limits) as mailbox:
         await mailbox.send_batch([message(PAYLOAD), message(PAYLOAD)])

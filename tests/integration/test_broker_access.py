@@ -22,8 +22,13 @@ from redis.asyncio import Redis
 from postroom.adapters.compose.ingest import open_namespace
 from postroom.adapters.compose.sources import open_dead_letters
 from postroom.adapters.kafka.settings import KafkaSettings
-from postroom.application.ingest.namespace import KafkaSource, MessageSource, RabbitmqSource, RedisSource
-from postroom.application.ingest.settings import IngestCounts
+from postroom.application.ingest.namespace import (
+    IngestCounts,
+    KafkaSource,
+    MessageSource,
+    RabbitmqSource,
+    RedisSource,
+)
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 from tests.integration.ingest_world import DURABLE, ingest, namespace

@@ -20,8 +20,8 @@ from postroom.adapters.postgres.messaging.inbox import PostgresInbox
 from postroom.adapters.postgres.messaging.outbox import Outbox
 from postroom.adapters.postgres.messaging.tables import Tables
 from postroom.adapters.sqlite.read_model_file import views_path
-from postroom.application.messaging.context_backlogs import ContextBacklogRefresher
-from postroom.application.outbox.settings import OutboxSettings
+from postroom.application.messaging.backlog_monitor import ContextBacklogRefresher
+from postroom.application.outbox.relay import OutboxSettings
 from postroom.application.ports.read_models import ContextBacklog
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.domain.search import EventFilter

@@ -11,8 +11,8 @@ import pytest
 
 from postroom import NewMessage, Postroom, ReceivedMessage, Worker, connect, open_mailbox
 from postroom.adapters.grpc.methods import METHODS
-from postroom.application.correlation import correlate, current_corr_id
 from postroom.application.telemetry import logger
+from postroom.application.tracing import correlate, current_corr_id
 from tests.support.logs import capture_logs
 from tests.support.surfaces import served
 

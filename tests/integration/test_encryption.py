@@ -20,9 +20,9 @@ from postroom.adapters.compose.projections import LocalRunner, rebuild_projectio
 from postroom.adapters.compose.queries import open_read_models, read_mailbox, read_projections
 from postroom.adapters.compose.search_queries import StoreSearchQueries
 from postroom.adapters.subject_keys.master_key import create_master_key, read_master_key
-from postroom.application.erasure.settings import ErasureSettings
+from postroom.application.erasure.erase_subject import ErasureSettings
 from postroom.application.messages import NewMessage, Sent
-from postroom.application.ports.search_queries import ExportFormat, ExportOptions
+from postroom.application.ports.read_models import ExportFormat, ExportOptions
 from postroom.domain.envelope.headers import parse_envelope
 from postroom.domain.errors import (
     IdempotencyConflict,
@@ -37,7 +37,7 @@ from postroom.domain.names import message_stream
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.search import EventFilter
-from postroom.domain.subject_policy import SubjectPolicy
+from postroom.domain.subject import SubjectPolicy
 from tests.support.erasure import ORDERS, files_with, keys_of, new_erasure
 from tests.support.redrives import ended
 from tests.support.stores import envelope

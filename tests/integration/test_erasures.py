@@ -23,7 +23,7 @@ from postroom.adapters.subject_keys.cipher import DataKey
 from postroom.adapters.subject_keys.erasure_log import FileErasureLog
 from postroom.adapters.subject_keys.master_key import LocalMasterKey
 from postroom.adapters.subject_keys.sqlite import SqliteSubjectKeys
-from postroom.application.erasure.records import ErasureRecord, SubjectMessages
+from postroom.application.erasure.erase_subject import ErasureRecord, SubjectMessages
 from postroom.application.mailbox.administer import EraseMessages
 from postroom.application.messages import NewMessage
 from postroom.application.queries.find_subject import CountEncrypted

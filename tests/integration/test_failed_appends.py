@@ -13,8 +13,7 @@ from postroom.application.mailbox.retention import Retention
 from postroom.application.mailbox.stored_snapshots import fold
 from postroom.domain.commit import Commit
 from postroom.domain.errors import DuplicateRecord, Fenced, InternalError, Unavailable, WrongPosition
-from postroom.domain.mailbox.commands import SetPolicy
-from postroom.domain.mailbox.events import TopicPolicySet
+from postroom.domain.mailbox.commands import SetPolicy, TopicPolicySet
 from postroom.domain.policy import TopicPolicy
 from tests.support.clocks import ManualClock
 from tests.support.commits import as_appended

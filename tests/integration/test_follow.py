@@ -14,8 +14,8 @@ from postroom.adapters.compose import Postroom
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.sqlite import database
 from postroom.domain.errors import InvalidRequest, NotFound
-from postroom.domain.event import StoredEvent
 from postroom.domain.policy import DAY_MS, MailboxLimits
+from postroom.domain.record import StoredEvent
 from postroom.domain.search import EventFilter
 from postroom.projections.follow import Follower
 from postroom.projections.projection import MODULES

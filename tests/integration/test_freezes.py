@@ -30,7 +30,7 @@ from postroom import (
 from postroom.adapters.compose.store import open_store
 from postroom.application.queries.owner_queries import OwnerQueries
 from postroom.application.redrive.jobs import RedriveJobs
-from postroom.domain.mailbox.events import OwnershipTaken
+from postroom.domain.mailbox.commands import OwnershipTaken
 from postroom.domain.names import mailbox_stream
 from postroom.domain.settings import SettingsChanges
 

@@ -9,7 +9,7 @@ import pytest
 from postroom.adapters.compose import Postroom, list_mailboxes, open_mailbox
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.messages import ReceivedMessage, Sent
-from postroom.application.ports.mailbox_owner import Answer
+from postroom.application.ports.event_log import Answer
 from postroom.domain.errors import (
     InvalidRequest,
     MailboxOwned,

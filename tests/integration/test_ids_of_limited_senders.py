@@ -15,15 +15,15 @@ from postroom.adapters.system.clock import SystemClock
 from postroom.application.messages import Sent
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.queries.browse_log import BrowseLog
+from postroom.application.queries.get_message import VerifyMessage
 from postroom.application.queries.read_events import EventFilter as LogFilter
 from postroom.application.queries.read_events import ReadEvents
-from postroom.application.queries.verify_message import VerifyMessage
 from postroom.domain.capability.rights import Topics
 from postroom.domain.errors import Forbidden, IdempotencyConflict, NotFound
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.search import EventFilter
-from postroom.domain.subject_policy import SubjectPolicy
+from postroom.domain.subject import SubjectPolicy
 from tests.support.access import Controlled
 from tests.support.erasure import new_erasure
 from tests.support.redrives import ended

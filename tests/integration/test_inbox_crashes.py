@@ -12,7 +12,7 @@ import pytest
 
 from postroom.adapters.compose.inbox import InboxSettings
 from postroom.adapters.postgres.migrate import migrate
-from postroom.application.ports.event_handler import HandlerRequest
+from postroom.application.ports.inbox import HandlerRequest
 from tests.integration import inbox_crash_worker
 from tests.integration.inbox_crash_worker import ACK_WAIT_MS, order_handler
 from tests.integration.inbox_world import CONSUMER, EVENTS, SOON, World, opened_world

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from postroom.adapters.compose.inbox import open_dead_letters, open_monitored_worker
-from postroom.application.inbox.event_handlers import EventHandlers
-from postroom.application.ports.event_handler import HandlerRequest
+from postroom.application.inbox.delivery import EventHandlers
+from postroom.application.ports.inbox import HandlerRequest
 from tests.integration.inbox_world import CONSUMER, SOON, World, opened_world
 
 WORK_SECONDS = 300

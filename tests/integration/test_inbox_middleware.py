@@ -22,7 +22,7 @@ from postroom.adapters.postgres.messaging.middleware import (
 )
 from postroom.adapters.postgres.messaging.tables import Tables
 from postroom.application.outbox.new_event import NewEvent
-from postroom.application.ports.event_handler import HandlerRequest
+from postroom.application.ports.inbox import HandlerRequest
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.errors import InvalidRequest, Unavailable
 

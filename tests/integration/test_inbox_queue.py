@@ -8,10 +8,9 @@ import pytest
 
 from postroom.adapters.postgres.messaging.inbox import PostgresInbox
 from postroom.adapters.postgres.messaging.inbox_queue import PostgresInboxQueue
-from postroom.application.inbox.partitions import PARTITIONS
-from postroom.application.ports.inbox_queue import NewMessage, QueuedMessage, Retry
-from postroom.application.ports.ordered_stream import StreamState
-from postroom.application.ports.source import Headers, SourceMessage
+from postroom.application.inbox.request import PARTITIONS
+from postroom.application.ports.inbox import NewMessage, QueuedMessage, Retry
+from postroom.application.ports.source import Headers, SourceMessage, StreamState
 from postroom.domain.errors import Unavailable
 from tests.support.waiting import until_answer
 

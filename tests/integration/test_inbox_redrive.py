@@ -12,7 +12,7 @@ from postroom.adapters.postgres.messaging.aggregate_events import AggregateEvent
 from postroom.adapters.postgres.messaging.inbox import PostgresInbox
 from postroom.adapters.postgres.messaging.middleware import inbox, pipeline, transaction
 from postroom.application.inbox.dead_letter_admin import RedriveResult
-from postroom.application.ports.event_handler import HandlerRequest
+from postroom.application.ports.inbox import HandlerRequest
 from postroom.domain.errors import InvalidRequest, NotFound, PoisonMessage
 from postroom.domain.inbox import InboxMessageDiscarded, inbox_stream
 from tests.integration.inbox_world import CONSUMER, DLQ, EVENTS, SUBJECT, Handler, World, opened_world

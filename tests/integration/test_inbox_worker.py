@@ -15,7 +15,7 @@ from nats.js.api import ConsumerConfig
 
 from postroom.adapters.compose.inbox import InboxSettings
 from postroom.application.cloudevents.message import NATS
-from postroom.application.ports.event_handler import HandlerRequest
+from postroom.application.ports.inbox import HandlerRequest
 from postroom.domain.errors import NotFound, PoisonMessage, Unavailable
 from tests.integration.inbox_world import CONSUMER, DLQ, EVENTS, SOON, SUBJECT, World, opened_world
 from tests.support.archived import cloud_events

@@ -18,8 +18,7 @@ from postroom.adapters.compose.ingest import reload_namespace
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.cloudevents.message import NATS
 from postroom.application.ingest.file_import import RecordMapping, TopicTemplate
-from postroom.application.ingest.namespace import PayloadSchema, RedisSource, SchemaFormat
-from postroom.application.ingest.settings import IngestCounts
+from postroom.application.ingest.namespace import IngestCounts, PayloadSchema, RedisSource, SchemaFormat
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.envelope.validation import ValidationMode

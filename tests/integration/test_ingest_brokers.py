@@ -12,8 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from redis.asyncio import Redis
 
 from postroom.application.cloudevents.message import KAFKA
-from postroom.application.ingest.namespace import KafkaSource, Namespace, RedisSource
-from postroom.application.ingest.settings import IngestCounts
+from postroom.application.ingest.namespace import IngestCounts, KafkaSource, Namespace, RedisSource
 from tests.integration.ingest_world import DURABLE, ingest, namespace, stored
 from tests.integration.test_ingest import postroom
 from tests.support.archived import ARCHIVED, archived, cloud_events, sdk_event

@@ -2,7 +2,7 @@
 
 from nats.aio.client import Client
 
-from postroom.application.ingest.settings import IngestCounts
+from postroom.application.ingest.namespace import IngestCounts
 from tests.integration.ingest_world import (
     DEAD,
     DURABLE,

@@ -15,7 +15,7 @@ from postroom.adapters.compose import open_mailbox
 from postroom.adapters.kafka.settings import KafkaSettings
 from postroom.adapters.kafka.source import KafkaTopicSource, TopicConsumer
 from postroom.application.ingest.ingester import Ingester
-from postroom.application.ingest.settings import IngestSettings
+from postroom.application.ingest.namespace import IngestSettings
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import Unavailable
 from tests.integration.ingest_world import MAILBOX, stored_ids

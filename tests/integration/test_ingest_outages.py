@@ -14,11 +14,11 @@ from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.nats.source import JetStreamSource
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.ingest.dead_letters import DeadLetterSubject
 from postroom.application.ingest.ingester import Ingester
-from postroom.application.ingest.settings import IngestCounts, IngestSettings
+from postroom.application.ingest.namespace import IngestCounts, IngestSettings
+from postroom.application.ingest.redrive import DeadLetterSubject
 from postroom.application.mailbox.engine import MailboxEngine
-from postroom.application.ports.publisher import PublishAck
+from postroom.application.ports.outbox import PublishAck
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import Fenced, NotFound, Saturated, Unavailable
 from tests.integration.ingest_world import (

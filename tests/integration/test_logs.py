@@ -29,7 +29,7 @@ from postroom import (
     transaction,
 )
 from postroom.adapters.cli.logs import make_formatter
-from postroom.application.ports.event_handler import HandlerRequest
+from postroom.application.ports.inbox import HandlerRequest
 from tests.integration.inbox_world import opened_world
 from tests.integration.ingest_world import ingest, namespace, publish, stream_of
 from tests.support.stores import envelope

@@ -38,14 +38,11 @@ from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.prometheus.text import write_metrics
 from postroom.application.messages import NewMessage
-from postroom.application.metrics import Metric
-from postroom.application.monitor import Monitor
-from postroom.application.outbox.capture import OutboxCapture
-from postroom.application.outbox.capture_metrics import capture_monitor
-from postroom.application.outbox.recorded import OutboxCounter, RecordedMessages
-from postroom.application.ports.capture import SlotState
-from postroom.application.ports.event_handler import HandlerRequest
-from postroom.application.surface_metrics import SurfaceMetrics
+from postroom.application.metrics import Metric, Monitor, SurfaceMetrics
+from postroom.application.outbox.capture import OutboxCapture, capture_monitor
+from postroom.application.outbox.events import OutboxCounter, RecordedMessages
+from postroom.application.ports.inbox import HandlerRequest
+from postroom.application.ports.outbox import SlotState
 from postroom.application.workers.worker import Worker
 from postroom.domain.errors import LeaseHeld
 from postroom.domain.policy import TopicPolicy

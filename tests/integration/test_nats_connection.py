@@ -18,7 +18,7 @@ from postroom.adapters.nats.publisher import JetStreamPublisher
 from postroom.adapters.nats.pull_consumer import PullConsumer
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.nats.source import JetStreamSource
-from postroom.application.ports.publisher import PublishAck
+from postroom.application.ports.outbox import PublishAck
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.support.logs import capture_logs

@@ -21,8 +21,8 @@ from postroom.adapters.nats.definitions import ConsumerDefinition
 from postroom.adapters.nats.publisher import JetStreamPublisher
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
-from postroom.application.background import cancel_and_wait
-from postroom.application.ports.event_handler import HandlerRequest
+from postroom.application.ports.inbox import HandlerRequest
+from postroom.application.threads import cancel_and_wait
 from postroom.domain.errors import Unavailable
 from tests.integration.ingest_world import MAILBOX, namespace, stored
 from tests.support.outboxes import column, order_placed, record

@@ -10,9 +10,8 @@ from postroom.adapters.nats.ordered_stream import JetStreamOrderedStream
 from postroom.adapters.postgres.messaging.inbox_queue import PostgresInboxQueue
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.inbox.ordered_source import OrderedSource, sharing
-from postroom.application.ports.inbox_queue import NewMessage, Retry
-from postroom.application.ports.ordered_stream import StreamState
-from postroom.application.ports.source import SourceMessage
+from postroom.application.ports.inbox import NewMessage, Retry
+from postroom.application.ports.source import SourceMessage, StreamState
 from postroom.domain.errors import Unavailable
 
 STATE = StreamState("first", 0, 0)

@@ -10,7 +10,7 @@ import pytest
 
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.inbox.worker import InboxWorker
-from postroom.application.ports.event_handler import HandlerRequest
+from postroom.application.ports.inbox import HandlerRequest
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.errors import InvalidRequest, PoisonMessage
 from tests.integration import ordered_drill

@@ -23,7 +23,7 @@ from postroom.adapters.local.certificate import NAME, issue_certificate, trust_c
 from postroom.adapters.local.protocol import frame, read_hello
 from postroom.adapters.postgres.database import connect as connect_database
 from postroom.adapters.postgres.ownership import PostgresOwnership
-from postroom.application.ports.ownership import OwnerAddress
+from postroom.application.ports.lease_store import OwnerAddress
 from tests.support.servers.process import free_port, listens
 from tests.support.waiting import SECONDS
 

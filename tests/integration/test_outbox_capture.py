@@ -22,7 +22,7 @@ from postroom.adapters.compose.capture import (
 from postroom.adapters.compose.event_targets import MailboxTarget
 from postroom.adapters.postgres.capture.source import PostgresCaptureSource
 from postroom.adapters.postgres.migrate import migrate
-from postroom.application.outbox.settings import OutboxSettings
+from postroom.application.outbox.relay import OutboxSettings
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from tests.support.captures import LOGICAL, TABLE, ServiceDatabase, capturing, ids, service_database
 from tests.support.memory_stream import MemoryStream

@@ -17,11 +17,8 @@ from hypothesis import strategies as st
 from postroom.adapters.postgres.messaging.outbox import Outbox
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresClaim, PostgresOutboxRepository
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.outbox.publish_batch import PublishBatch
-from postroom.application.outbox.relay import OutboxRelay
-from postroom.application.outbox.settings import OutboxSettings
-from postroom.application.ports.outbox_repository import OutboxRow
-from postroom.application.ports.publisher import PublishAck
+from postroom.application.outbox.relay import OutboxRelay, OutboxSettings, PublishBatch
+from postroom.application.ports.outbox import OutboxRow, PublishAck
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.support.memory_stream import MemoryStream
 from tests.support.outboxes import CONTEXT, column, numbers, order_placed, record

@@ -11,7 +11,7 @@ import pytest
 from postroom.adapters.compose.outbox import MessagingSettings, OutboxAdmin, open_outbox
 from postroom.adapters.postgres.messaging.backlog import count_backlog
 from postroom.adapters.postgres.messaging.tables import Tables
-from postroom.application.outbox.settings import OutboxSettings
+from postroom.application.outbox.relay import OutboxSettings
 from postroom.domain.errors import InvalidRequest
 from tests.support.memory_stream import MemoryStream
 from tests.support.outboxes import column, history, names, numbers, order_placed, record, relaying

@@ -14,7 +14,7 @@ from postroom.adapters.grpc.methods import CONTROL_PLANE, ROUTING
 from postroom.adapters.grpc.node_access import NodeAccess
 from postroom.adapters.grpc.route_push import GrpcRoutePush
 from postroom.adapters.grpc.status import error_of
-from postroom.application.ports.route_push import RouteChange
+from postroom.application.ports.control_plane import RouteChange
 from postroom.domain.errors import Forbidden, InvalidRequest, PostroomError, Unauthenticated, Unavailable
 from postroom.domain.lease.routing import Route
 from tests.support.access import controlled_mailbox

@@ -17,7 +17,7 @@ from postroom.adapters.grpc.node_access import NodeAccess
 from postroom.adapters.grpc.route_push import GrpcRoutePush
 from postroom.adapters.grpc.server import serve_handlers
 from postroom.adapters.sockets.address import resolve
-from postroom.application.ports.route_push import RouteChange
+from postroom.application.ports.control_plane import RouteChange
 from tests.support.fixed_control_plane import FixedControlPlane
 from tests.support.messages import MAILBOX, message
 from tests.support.proxies import running_owner

@@ -21,9 +21,9 @@ from postroom.adapters.grpc.forwarding import LocalMailboxes
 from postroom.adapters.grpc.handlers import MailboxHandlers
 from postroom.adapters.grpc.methods import METHODS
 from postroom.adapters.grpc.status import DETAILS_KEY, detailed_error
-from postroom.application.cluster.served_mailboxes import ServedMailboxes
+from postroom.application.cluster.runner import ServedMailboxes
+from postroom.application.metrics import SurfaceMetrics
 from postroom.application.service import unrestricted
-from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Saturated, Unavailable, WrongOwner
 from postroom.domain.mailbox.commands import Receive
 from tests.support.fixed_control_plane import FixedControlPlane

@@ -17,12 +17,11 @@ import pytest
 from postroom import MailboxOutbox, NewMessage, Unavailable, open_mailbox
 from postroom.adapters.compose.message_relay import OutboxDatabases
 from postroom.adapters.compose.serve import HttpSettings, open_http_surface, serve_mailbox
-from postroom.application.metrics import Metric
+from postroom.application.metrics import Metric, SurfaceMetrics
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.outbox.recorded import OutboxCounter, RecordedMessages
-from postroom.application.ports.message_outbox import MAX_COUNTED, MAX_MAILBOXES
+from postroom.application.outbox.events import OutboxCounter, RecordedMessages
+from postroom.application.ports.outbox import MAX_COUNTED, MAX_MAILBOXES
 from postroom.application.service import OpenSession, Search
-from postroom.application.surface_metrics import SurfaceMetrics
 from tests.support.access import controlled_mailbox
 
 HOUR = 3_600_000_000

@@ -17,7 +17,7 @@ from postroom.adapters.system.clock import SystemClock
 from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.application.messages import NewMessage
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.redrive_results import RedriveMessage, RedriveReport
+from postroom.application.query_results import RedriveMessage, RedriveReport
 from postroom.domain.capability.rights import Right
 from postroom.domain.commit import Commit
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope

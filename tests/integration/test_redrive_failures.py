@@ -9,7 +9,7 @@ import pytest
 
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.messages import NewMessage
-from postroom.application.redrive import jobs, runner, selection
+from postroom.application.redrive import jobs, selection
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import BrokenLog, PostroomError, Unauthenticated, Unavailable
 from postroom.domain.message import MessageRedriven
@@ -45,7 +45,7 @@ class FailingLog(MemoryEventLog):
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(jobs, "RETRY_SECONDS", 0.01)
 
 
 @pytest.mark.parametrize("chunk", [2, 100])
@@ -53,7 +53,7 @@ async def test_a_log_that_cannot_be_read_for_a_while_has_a_job_leave_nothing_out
     chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(selection, "CHUNK", chunk)
-    monkeypatch.setattr(runner, "CHUNK", chunk)
+    monkeypatch.setattr(jobs, "CHUNK", chunk)
     log = FailingLog()
     async with owned(log, is_running=False) as mailbox:
         await add_dead_letters(mailbox, IDS)

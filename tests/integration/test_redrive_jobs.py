@@ -9,7 +9,7 @@ import pytest
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.messages import NewMessage
 from postroom.domain.errors import IdempotencyConflict, InvalidRequest, NotFound
-from postroom.domain.fingerprint import fingerprint
+from postroom.domain.integrity import fingerprint
 from postroom.domain.message import MessageDeadLettered, MessageExpired, MessageRedriven
 from postroom.domain.names import message_stream
 from postroom.domain.policy import TopicPolicy

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.adapters.memory.event_log import MemoryEventLog
-from postroom.application.redrive import runner, selection
+from postroom.application.redrive import jobs, selection
 from postroom.domain.arguments import MAX_INT
-from postroom.domain.event import Event
 from postroom.domain.mailbox import redrive_decisions
 from postroom.domain.mailbox.state import Mailbox
-from postroom.domain.redrive.commands import UndoRedrive
+from postroom.domain.record import Event
+from postroom.domain.redrive.job import UndoRedrive
 from tests.support.redrive_model import KINDS, STEPS, changes, check_job
 from tests.support.redrives import NAME, add_dead_letters, ended, log_of, owned
 
@@ -68,19 +68,19 @@ def defect(*steps: str, kinds: Iterable[str] = KINDS) -> Callable[[Defect], Defe
 
 @defect("work")
 def a_message_that_is_skipped(patch: Patch) -> None:
-    take = runner._Work._take
-    patch.setattr(runner._Work, "_take", lambda *arguments: take(*arguments)[-1:])
+    take = jobs._Work._take
+    patch.setattr(jobs._Work, "_take", lambda *arguments: take(*arguments)[-1:])
 
 
 @defect("work", kinds=("redrive", "copies", "edits"))  # the fold refuses to remove a message twice
 def a_message_that_is_changed_twice(patch: Patch) -> None:
-    take = runner._Work._take
+    take = jobs._Work._take
 
     def take_twice(*arguments: Any) -> Any:
         batch = take(*arguments)
         return [*batch[:1], *batch]
 
-    patch.setattr(runner._Work, "_take", take_twice)
+    patch.setattr(jobs._Work, "_take", take_twice)
 
 
 @defect("pause", "fail")
@@ -95,7 +95,7 @@ def a_message_that_joins_as_it_fails_again(patch: Patch) -> None:
 
 def _ignore_the_cutoff(patch: Patch) -> None:
     find = selection.find_candidates
-    patch.setattr(runner, "find_candidates", lambda spec, mailbox, *_: find(spec, mailbox, MAX_INT))
+    patch.setattr(jobs, "find_candidates", lambda spec, mailbox, *_: find(spec, mailbox, MAX_INT))
     patch.setattr(redrive_decisions, "_skip_reason", lambda message, copy, *_: None)
 
 

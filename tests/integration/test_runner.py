@@ -21,8 +21,7 @@ from postroom.application.cluster import leased_mailbox
 from postroom.application.cluster.leased_mailbox import RunnerIdentity
 from postroom.application.cluster.runner import Runner
 from postroom.application.mailbox_client import MailboxClient
-from postroom.application.ports.control_plane import LeaseAdmin
-from postroom.application.ports.mailbox_host import MailboxReport
+from postroom.application.ports.control_plane import LeaseAdmin, MailboxReport
 from postroom.domain.errors import Fenced, InvalidRequest, PostroomError, Unavailable, WrongOwner
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.settings import SettingsChanges

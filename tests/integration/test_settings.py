@@ -22,7 +22,7 @@ from postroom.application.operations.mailbox import Mailbox
 from postroom.application.workers.worker import Worker
 from postroom.domain.errors import Difference, InvalidRequest, SettingsConflict
 from postroom.domain.mailbox.decide import shard_of
-from postroom.domain.mailbox.settings_effects import SettingsEffect
+from postroom.domain.mailbox.topic_decisions import SettingsEffect
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.settings import SettingsChanges
 from tests.support.namespaces import Directory, Member

@@ -14,10 +14,10 @@ from postroom.adapters.grpc.client import GrpcTransport, connect_grpc
 from postroom.adapters.grpc.handlers import MailboxHandlers
 from postroom.adapters.grpc.server import serve_handlers
 from postroom.adapters.sockets.address import resolve
-from postroom.application.cluster.served_mailboxes import ServedMailboxes
+from postroom.application.cluster.runner import ServedMailboxes
 from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.metrics import SurfaceMetrics
 from postroom.application.service import Service, WriteHealth, unrestricted
-from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable, WrongOwner
 from postroom.domain.mailbox.commands import Receive
 from tests.support.messages import message

@@ -25,10 +25,10 @@ from postroom.application.mailbox.stored_snapshots import (
 from postroom.application.ports.event_log import StoredSnapshot
 from postroom.domain.commit import Commit
 from postroom.domain.errors import MailboxClosed, Unavailable
-from postroom.domain.event import Event
-from postroom.domain.mailbox import collect, snapshot
+from postroom.domain.mailbox import batch, snapshot
 from postroom.domain.mailbox.snapshot import VERSION
 from postroom.domain.policy import DAY_MS, MailboxLimits, TopicPolicy
+from postroom.domain.record import Event
 from tests.support.commits import as_appended
 from tests.support.snapshots import take_snapshot
 from tests.support.stores import MAILBOX, Place, folded_whole, live, memory_place, message
@@ -54,7 +54,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "STEP_CHUNKS", 1)
     monkeypatch.setattr(snapshots, "PART_WEIGHT", 10)
     monkeypatch.setattr(snapshots, "ALLOWED_WEIGHT", 200)
-    monkeypatch.setattr(collect, "CHUNK_ITEMS", 25)
+    monkeypatch.setattr(batch, "CHUNK_ITEMS", 25)
     monkeypatch.setattr(snapshot, "ROW_BYTES", 4_000)
 
 

@@ -34,7 +34,7 @@ from postroom import (
 from postroom.adapters.postgres.migrate import migrate
 from postroom.adapters.postgres.url import is_url
 from postroom.domain.envelope.build import open_envelope
-from postroom.domain.mailbox.events import OwnershipTaken
+from postroom.domain.mailbox.commands import OwnershipTaken
 from postroom.domain.message import MessageSent
 from postroom.domain.names import mailbox_stream
 from tests.support.servers.postgres import PostgresServer

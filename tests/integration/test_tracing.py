@@ -28,9 +28,8 @@ from postroom import (
     transaction,
 )
 from postroom.adapters.compose.tracing import export_traces
-from postroom.application.ports.event_handler import HandlerRequest
-from postroom.application.trace_context import SAMPLED, TraceContext
-from postroom.application.tracing import NullTracer, tracer, use_tracer
+from postroom.application.ports.inbox import HandlerRequest
+from postroom.application.tracing import SAMPLED, NullTracer, TraceContext, tracer, use_tracer
 from tests.integration.inbox_world import opened_world
 from tests.support.logs import capture_logs
 from tests.support.spans import capture_spans, link_ids, parent_id, span_id, trace_id

@@ -15,9 +15,9 @@ from postroom.application.queries import verify_index
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.commit import GENESIS, IndexEntry
 from postroom.domain.errors import BrokenLog
-from postroom.domain.event import Event
 from postroom.domain.message import MessageAcked, MessageSent
 from postroom.domain.names import mailbox_stream
+from postroom.domain.record import Event
 from tests.support.commits import as_appended
 from tests.support.stores import MAILBOX, Place, live, message, receive_one
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from postroom.application.queries.verify_message import MessageVerification, VerifyMessage
+from postroom.application.queries.get_message import MessageVerification, VerifyMessage
 from postroom.domain.errors import BrokenLog, NotFound
 from postroom.domain.policy import DAY_MS
 from tests.support.altered_commits import Part, alter

@@ -30,14 +30,13 @@ from postroom.adapters.jetstream.settings import LeaseStreamSettings
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.sockets.address import resolve
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.cluster.blocking import BlockingThreads
 from postroom.application.cluster.control_plane import ControlPlane
-from postroom.application.cluster.control_plane_settings import ControlPlaneSettings
-from postroom.application.cluster.lease_policies import LeasePolicies
+from postroom.application.cluster.control_plane_metrics import ControlPlaneSettings, LeasePolicies
+from postroom.application.cluster.lease_follower import BlockingThreads
 from postroom.application.ports.control_plane import Heartbeat, LeaseGrant, LeaseRequest
 from postroom.application.ports.lease_store import LeaseStore
 from postroom.domain.errors import LeaseHeld, LeaseLost
-from postroom.domain.lease.policy import LeasePolicy
+from postroom.domain.lease.lease import LeasePolicy
 from postroom.domain.settings import SettingsChanges
 from tests.linearizability.history import Recorder
 from tests.linearizability.models import REFUSED

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from postroom.domain.envelope.build import open_envelope
-from postroom.domain.mailbox.events import MailboxCreated, OwnershipTaken
+from postroom.domain.mailbox.commands import MailboxCreated, OwnershipTaken
 from postroom.domain.message import MessageAcked, MessageSent
 from postroom.domain.record import Record
 from tests.linearizability.history import Operation, read_histories

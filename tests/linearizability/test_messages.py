@@ -12,9 +12,9 @@ from postroom.adapters.compose import Postroom
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.domain.errors import BrokenLog, StaleReceipt
-from postroom.domain.event import Event
 from postroom.domain.message import MessageAcked
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.record import Event
 from postroom.domain.settings import SettingsChanges
 from tests.linearizability.checker import NotLinearizable, check_each
 from tests.linearizability.history import Recorder

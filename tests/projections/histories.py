@@ -24,8 +24,8 @@ from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.messages import NewMessage, ReceivedMessage
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.errors import Rejected
+from postroom.domain.mailbox.commands import MailboxMode
 from postroom.domain.mailbox.counts import TopicCount, count
-from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import NO_BODIES, BodyRules
 from postroom.domain.settings import SettingsChanges

@@ -10,8 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from postroom.adapters.sqlite.event_log import SqliteEventLog
-from postroom.domain.event import Event
-from postroom.domain.fingerprint import fingerprint
+from postroom.domain.integrity import fingerprint
 from postroom.domain.message import (
     Headers,
     MessageAcked,
@@ -22,6 +21,7 @@ from postroom.domain.message import (
     MessageRequeued,
     MessageSent,
 )
+from postroom.domain.record import Event
 from tests.conformance.records import append, created, sent, stream
 
 HOUR = 3_600_000_000

@@ -17,9 +17,8 @@ from postroom.adapters.sql.log_reader import Driver
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.commit import GENESIS
-from postroom.domain.event import Event
 from postroom.domain.message import Headers
-from postroom.domain.record import Record
+from postroom.domain.record import Event, Record
 from postroom.projections.log_extent import LogExtent
 from postroom.projections.ports.log_reader import LogReader
 from tests.conformance.records import append, created, life, received, sent

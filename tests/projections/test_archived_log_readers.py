@@ -17,8 +17,7 @@ from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.commit import GENESIS, Commit
 from postroom.domain.errors import BrokenLog, Unavailable
-from postroom.domain.event import Event
-from postroom.domain.record import Record
+from postroom.domain.record import Event, Record
 from postroom.projections import commit_columns
 from postroom.projections.log_columns import COLUMNS
 from postroom.projections.log_conditions import Bucket, Condition, IsIn

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from postroom.application.ingest.dead_letters import ORIGINAL_SUBJECT
+from postroom.application.ingest.redrive import ORIGINAL_SUBJECT
 from postroom.application.messages import NewMessage
 from tests.projections.folding import folded, lived
 from tests.projections.histories import POISON, START_US, Operate, Receive, Send, Settle, Step, Wait

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from postroom.application.messages import NewMessage
-from postroom.domain.event import StoredEvent
 from postroom.domain.message import Headers, MessageSent
 from postroom.domain.names import mailbox_stream
-from postroom.domain.record import Record
+from postroom.domain.record import Record, StoredEvent
 from postroom.projections.fold import columns_read
 from postroom.projections.projection import load_projections
 from tests.projections.folding import fold_frames, folded, frame_schema, lived, log_of

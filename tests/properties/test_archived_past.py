@@ -14,16 +14,16 @@ from msgspec.structs import replace
 from postroom.adapters.compose.queries import Reader
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
+from postroom.application.mailbox import log_writer
 from postroom.application.mailbox.archived_log import ArchivedEventLog
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.simulate_policy import Simulation
 from postroom.domain.commit import GENESIS, Commit
 from postroom.domain.errors import BrokenLog, Unavailable
-from postroom.domain.event import Event
 from postroom.domain.message import MessageSent
 from postroom.domain.names import message_id
 from postroom.domain.policy_simulation import Changes
-from postroom.domain.record import Record
+from postroom.domain.record import Event, Record
 from tests.conformance.records import append, commits_after, mixed
 from tests.properties.pasts import Past, Step, as_time, histories, live, without_retention
 from tests.support.commits import as_appended
@@ -36,7 +36,7 @@ COUNT = 40
 def snapshots_of_short_logs() -> Iterator[None]:
     """Snapshots are taken of logs as short as generated ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(snapshot_saver, "CLOSING_SNAPSHOT_EVENTS", 6)
+        patch.setattr(log_writer, "CLOSING_SNAPSHOT_EVENTS", 6)
         yield
 
 

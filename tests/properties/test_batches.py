@@ -9,17 +9,26 @@ from hypothesis import strategies as st
 
 from postroom.application.mailbox.stored_snapshots import encode_part
 from postroom.domain.errors import Rejected
-from postroom.domain.event import Event
 from postroom.domain.integrity import payload_hash
-from postroom.domain.mailbox.batch import decide_batch, evolve_batch, is_batch
-from postroom.domain.mailbox.collect import EVER, Collector
-from postroom.domain.mailbox.commands import Ack, Command, Nack, Receive, Send, Sweep
+from postroom.domain.mailbox.batch import EVER, Collector, decide_batch, evolve_batch, is_batch
+from postroom.domain.mailbox.commands import (
+    Ack,
+    Command,
+    MailboxCreated,
+    MailboxMode,
+    Nack,
+    OwnershipTaken,
+    Receive,
+    Send,
+    Sweep,
+    TopicPolicySet,
+)
 from postroom.domain.mailbox.decide import decide
-from postroom.domain.mailbox.events import MailboxCreated, MailboxMode, OwnershipTaken, TopicPolicySet
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import MS, Headers, Receipt
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.record import Event
 from postroom.domain.settings import MailboxSettings
 
 NAME = "acme@one"

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from postroom.adapters.subject_keys.master_key import LocalMasterKey
 from postroom.adapters.subject_keys.memory import MemorySubjectKeys
-from postroom.application.erasure.encryption import decrypt, encrypt
+from postroom.application.erasure.protection import decrypt, encrypt
 from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.domain.envelope.headers import parse_envelope
 from postroom.domain.errors import IntegrityFailure, InvalidRequest
 from postroom.domain.integrity import has_intact_headers, has_intact_payload
 from postroom.domain.mailbox.decide import sent
 from postroom.domain.message import MessageSent
-from postroom.domain.subject_policy import SubjectPolicy, is_encrypted
+from postroom.domain.subject import SubjectPolicy, is_encrypted
 from tests.properties.test_envelope_properties import envelopes
 
 KEYS = MemorySubjectKeys(LocalMasterKey(bytes(32)), lambda: 0)

@@ -3,10 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.domain.lease.holder import HeldLease
-from postroom.domain.lease.lease import Lease
-from postroom.domain.lease.observation import LeaseObservations
-from postroom.domain.lease.policy import LeasePolicy
+from postroom.domain.lease.lease import Lease, LeasePolicy
+from postroom.domain.lease.observation import HeldLease, LeaseObservations
 
 MAILBOX = "orders@p"
 UNIT = 1_000_000

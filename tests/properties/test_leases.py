@@ -6,21 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.domain.errors import Rejected
-from postroom.domain.lease.holder import HeldLease
 from postroom.domain.lease.lease import (
     AcquireLease,
     ExpireLease,
     Lease,
     LeaseAcquired,
     LeaseCommand,
+    LeasePolicy,
     ReleaseLease,
     RenewLease,
     decide,
     evolve,
 )
-from postroom.domain.lease.observation import LeaseObservations
+from postroom.domain.lease.observation import HeldLease, LeaseObservations
 from postroom.domain.lease.partitions import NO_PARTITIONS, PARTITIONS, assign_partitions
-from postroom.domain.lease.policy import LeasePolicy
 from postroom.domain.lease.routing import Route, RoutingTable
 from postroom.domain.message import MS
 

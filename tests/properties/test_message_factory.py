@@ -7,9 +7,9 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.application.correlation import correlate
 from postroom.application.mailbox.message_factory import MessageFactory, SendRequest
 from postroom.application.messages import NewMessage
+from postroom.application.tracing import correlate
 from postroom.domain.envelope.headers import extract_mailbox_item
 from postroom.domain.errors import InvalidRequest
 from tests.support.envelopes import build_envelope

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from postroom.domain.event import Event
 from postroom.domain.message import (
     Headers,
     MessageAcked,
@@ -20,6 +19,7 @@ from postroom.domain.message import (
     MessageRequeued,
     MessageSent,
 )
+from postroom.domain.record import Event
 from postroom.projections.reports.catalog import REPORTS
 from postroom.projections.reports.local import run_report
 from postroom.projections.spark.columns import EVENTS, arrow_schema

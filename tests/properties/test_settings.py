@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.domain.errors import Rejected
-from postroom.domain.event import Event
 from postroom.domain.integrity import payload_hash
 from postroom.domain.mailbox.batch import decide_batch, evolve_batch, is_batch
 from postroom.domain.mailbox.commands import (
@@ -30,6 +29,7 @@ from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import MS, Headers
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.record import Event
 from postroom.domain.search import topic_matches
 from postroom.domain.settings import (
     MailboxSettings,

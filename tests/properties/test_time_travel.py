@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from postroom.adapters.compose.queries import Reader
+from postroom.application.mailbox import log_writer
 from postroom.application.mailbox.stored_snapshots import decode_part, fold_at
 from postroom.application.query_results import Moment
 from postroom.domain.errors import NotFound, Rejected
@@ -39,7 +40,7 @@ from tests.support.stores import MAILBOX, memory_place, postgres_place, sqlite_p
 def snapshots_of_short_logs() -> Iterator[None]:
     """Snapshots are taken of logs as short as generated ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(snapshot_saver, "CLOSING_SNAPSHOT_EVENTS", 6)
+        patch.setattr(log_writer, "CLOSING_SNAPSHOT_EVENTS", 6)
         yield
 
 

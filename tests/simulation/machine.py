@@ -11,10 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.stored_snapshots import fold
-from postroom.application.queries.get_backlog import GetBacklog
-from postroom.application.queries.list_dead_letters import ListDeadLetters
-from postroom.application.queries.measure_mailbox import MeasureMailbox
-from postroom.application.queries.time_travel import StateAt
+from postroom.application.queries.mailbox_past import StateAt
+from postroom.application.queries.measure_mailbox import GetBacklog, MeasureMailbox
+from postroom.application.queries.message_lists import ListDeadLetters
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.errors import PostroomError, Rejected, Unavailable
 from postroom.domain.mailbox.state import Mailbox

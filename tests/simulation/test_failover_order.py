@@ -18,7 +18,7 @@ from postroom.application.mailbox import command_enricher
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.messages import ReceivedMessage
 from postroom.domain.mailbox import decide
-from postroom.domain.mailbox.shard import Shard
+from postroom.domain.mailbox.topic import Shard
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.settings import SettingsChanges
 from tests.simulation.world import MS, Disk, LogHandle, SimulatedLoop

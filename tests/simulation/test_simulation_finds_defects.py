@@ -16,9 +16,8 @@ from postroom.domain.errors import BrokenLog, Unavailable
 from postroom.domain.mailbox import decide, snapshot, state, topic
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.mailbox.log_clock import anchor
-from postroom.domain.mailbox.priority_shard import PriorityShard
 from postroom.domain.mailbox.replay import ReplayWindow
-from postroom.domain.mailbox.shard import Shard
+from postroom.domain.mailbox.topic import PriorityShard, Shard
 from postroom.domain.message import (
     MessageAcked,
     MessageRequeued,
@@ -302,7 +301,9 @@ def a_delay_that_is_ignored(patch: Patch) -> None:
 
 @defect
 def a_message_that_reappears_early_after_a_reboot(patch: Patch) -> None:
-    patch.setattr(take_over, "anchor", lambda mailbox, **now: anchor(mailbox, **now)._replace(continues=True))
+    patch.setattr(
+        log_writer, "anchor", lambda mailbox, **now: anchor(mailbox, **now)._replace(continues=True)
+    )
 
 
 @defect

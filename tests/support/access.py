@@ -16,7 +16,7 @@ from postroom.application.access.capabilities import Capabilities
 from postroom.application.access.control import AccessControl
 from postroom.application.access.settings import AccessSettings
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.ports.clock import Clock
+from postroom.application.ports.event_log import Clock
 from postroom.domain.capability.rights import Caveat, Right, Rights
 from postroom.domain.errors import Forbidden, Unauthenticated
 from postroom.domain.names import CAPABILITY_LOG

@@ -14,11 +14,9 @@ from postroom.adapters.postgres.messaging.held_events import PostgresHeldEvents
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.outbox.capture import OutboxCapture
-from postroom.application.outbox.formats import PostroomFormat
-from postroom.application.outbox.relay import OutboxRelay
-from postroom.application.outbox.route import Route
-from postroom.application.outbox.settings import OutboxSettings
-from postroom.application.ports.publisher import Publisher
+from postroom.application.outbox.formats import PostroomFormat, Route
+from postroom.application.outbox.relay import OutboxRelay, OutboxSettings
+from postroom.application.ports.outbox import Publisher
 from tests.support.outboxes import CONTEXT
 from tests.support.servers.postgres import PostgresServer
 

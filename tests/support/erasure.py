@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import zstandard
 
 from postroom.adapters.compose.erasure import create_key_store, open_master_key, open_subject_keys
-from postroom.application.erasure.settings import ErasureSettings
+from postroom.application.erasure.erase_subject import ErasureSettings
 from postroom.application.ports.subject_keys import SubjectKeys
-from postroom.domain.subject_policy import SubjectPolicy
+from postroom.domain.subject import SubjectPolicy
 
 ORDERS = SubjectPolicy("principal", ("correlation_id", "attrs.email"))
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"

@@ -13,9 +13,9 @@ from postroom.adapters.grpc.methods import METHODS
 from postroom.adapters.grpc.server import grpc_surface
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.metrics import SurfaceMetrics
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.service import Service, WriteHealth, unrestricted
-from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.domain.errors import NotFound
 from postroom.domain.search import EventFilter, SearchPage
 from tests.support.waiting import SECONDS

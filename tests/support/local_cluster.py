@@ -9,9 +9,9 @@ from typing import Self
 from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.grpc.forwarding import LocalMailboxes
 from postroom.adapters.grpc.handlers import MailboxHandlers
-from postroom.application.cluster.served_mailboxes import ServedMailboxes
+from postroom.application.cluster.runner import ServedMailboxes
+from postroom.application.metrics import SurfaceMetrics
 from postroom.application.service import unrestricted
-from postroom.application.surface_metrics import SurfaceMetrics
 from tests.support.fixed_control_plane import FixedControlPlane
 from tests.support.proxies import Owner, RunningProxy, running_owner, running_proxy, service_of
 

@@ -19,13 +19,13 @@ from postroom.domain.lease.lease import (
     AcquireLease,
     Lease,
     LeaseCommand,
+    LeasePolicy,
     ReleaseLease,
     RenewLease,
     decide,
     evolve,
 )
 from postroom.domain.lease.observation import LeaseObservations
-from postroom.domain.lease.policy import LeasePolicy
 
 POLICY = LeasePolicy(ttl_ms=2_000, heartbeat_interval_ms=200, grace_period_ms=500)
 

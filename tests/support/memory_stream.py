@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-from postroom.application.ports.publisher import PublishAck
+from postroom.application.ports.outbox import PublishAck
 from postroom.domain.errors import InvalidRequest, Unavailable
 
 NAME, SUBJECTS = "SEA_EVENTS", "sea.event."

@@ -7,7 +7,7 @@ from typing import Any
 import uuid_utils
 
 from postroom.adapters.compose import open_mailbox
-from postroom.application.cluster.members_fence import MembersFence
+from postroom.application.cluster.members_history import MembersFence
 from postroom.application.cluster.namespace_mailbox import NamespaceMailbox
 from postroom.application.cluster.namespace_members import current_generation
 from postroom.application.operations.mailbox import Mailbox

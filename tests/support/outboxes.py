@@ -12,11 +12,10 @@ from postroom.adapters.postgres.messaging.outbox import Outbox
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.outbox.new_event import NewEvent
-from postroom.application.outbox.relay import OutboxRelay
-from postroom.application.outbox.settings import OutboxSettings
-from postroom.application.ports.hints import Hints
-from postroom.application.ports.publisher import Publisher
-from postroom.domain.event import Event
+from postroom.application.outbox.relay import OutboxRelay, OutboxSettings
+from postroom.application.ports.event_log import Hints
+from postroom.application.ports.outbox import Publisher
+from postroom.domain.record import Event
 
 CONTEXT = "sea"
 SUBJECT = "sea.event.order_placed.v1"

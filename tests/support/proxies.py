@@ -15,14 +15,13 @@ from postroom.adapters.grpc.owner_channels import OwnerChannels
 from postroom.adapters.grpc.proxy_service import proxy_handlers
 from postroom.adapters.grpc.server import Handlers, serve_handlers
 from postroom.adapters.sockets.address import resolve
-from postroom.application.background import background_task
 from postroom.application.cluster.proxy import Proxy
-from postroom.application.cluster.served_mailboxes import ServedMailboxes
+from postroom.application.cluster.runner import ServedMailboxes
 from postroom.application.delivery_window import DeliveryWindows
-from postroom.application.metrics import Metric
+from postroom.application.metrics import Metric, SurfaceMetrics
 from postroom.application.ports.control_plane import LeaseAdmin
 from postroom.application.service import OpenSession, Service, WriteHealth, unrestricted
-from postroom.application.surface_metrics import SurfaceMetrics
+from postroom.application.threads import background_task
 from postroom.domain.search import SearchPage
 from tests.support.fixed_control_plane import FixedControlPlane
 from tests.support.waiting import SECONDS, until

@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 from postroom.adapters.compose import Postroom
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.background import background_task
 from postroom.application.mailbox.codec import to_records
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.messages import NewMessage
-from postroom.application.redrive.runner import RedriveRunner
-from postroom.application.redrive_results import RedriveReport
+from postroom.application.query_results import RedriveReport
+from postroom.application.redrive.jobs import RedriveRunner
+from postroom.application.threads import background_task
 from postroom.domain.commit import Commit, IndexEntry
 from postroom.domain.mailbox.commands import Sweep
 from postroom.domain.policy import TopicPolicy

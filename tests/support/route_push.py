@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from postroom.application.ports.route_push import RouteChange
+from postroom.application.ports.control_plane import RouteChange
 from postroom.domain.errors import Unavailable
 
 T = TypeVar("T")

@@ -1,7 +1,7 @@
 """Whole snapshots of mailboxes: to compare states, and to put into a log."""
 
 from postroom.application.mailbox.stored_snapshots import decode_part, encode_part
-from postroom.domain.mailbox.collect import EVER, chunks_through
+from postroom.domain.mailbox.batch import EVER, chunks_through
 from postroom.domain.mailbox.snapshot import (
     VERSION,
     Head,

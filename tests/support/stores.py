@@ -12,9 +12,8 @@ from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.stored_snapshots import fold
 from postroom.application.messages import ReceivedMessage
-from postroom.application.ports.event_log import EventLog
-from postroom.application.ports.log_archive import LogArchive
-from postroom.domain.mailbox.events import MailboxMode
+from postroom.application.ports.event_log import EventLog, LogArchive
+from postroom.domain.mailbox.commands import MailboxMode
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.settings import SettingsChanges

@@ -27,14 +27,9 @@ from postroom.application.access.audit import AuditLog
 from postroom.application.access.audit_log import StoredAuditLog
 from postroom.application.mailbox_client import MailboxClient, MailboxTransport
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.ports.clock import Clock
-from postroom.application.ports.event_log import EventLog
-from postroom.application.ports.hints import Hints
-from postroom.application.ports.lease_store import LeaseStore
-from postroom.application.ports.lease_tables import LeaseTables
-from postroom.application.ports.message_outbox import MessageOutbox
-from postroom.application.ports.outbox_repository import OutboxRepository
-from postroom.application.ports.ownership import Ownership
+from postroom.application.ports.event_log import Clock, EventLog, Hints
+from postroom.application.ports.lease_store import LeaseStore, LeaseTables, Ownership
+from postroom.application.ports.outbox import MessageOutbox, OutboxRepository
 
 
 def adapters_fit_their_ports(

@@ -10,7 +10,7 @@ from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.adapters.console.pages.log import optional_position, verify_part
 from postroom.adapters.console.times import read_time
 from postroom.application.access.read_audit import AuditFilter, AuditPage, removals
-from postroom.application.queries.verify_range import VerifyRange
+from postroom.application.queries.verify import VerifyRange
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import NotFound
 

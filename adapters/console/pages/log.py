@@ -14,11 +14,11 @@ from postroom.application.masking import MASK, Mask
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.browse_log import MAX_POSITION, BrowseLog, EventPage
 from postroom.application.queries.read_events import EventFilter, LoggedEvent
-from postroom.application.queries.verify_range import RangeVerification, VerifyRange
+from postroom.application.queries.verify import RangeVerification, VerifyRange
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import BrokenLog, InvalidRequest, NotFound, Saturated
-from postroom.domain.event import StoredEvent
 from postroom.domain.names import describe_choices
+from postroom.domain.record import StoredEvent
 
 ROWS = 50
 EVENTS_PER_PART = 20_000

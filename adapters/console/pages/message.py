@@ -15,9 +15,8 @@ from postroom.adapters.console.payload_preview import PayloadPreview, decode_bou
 from postroom.adapters.console.resend import Draft, draft_of, message_like, read_draft, to_message
 from postroom.adapters.console.snippets import Endpoint, Snippet, read_snippets, send_snippets
 from postroom.application.masking import NO_MASK
-from postroom.application.queries.verify_message import MessageVerification, VerifyMessage
-from postroom.application.query_results import MessageDetail
-from postroom.application.redrive_results import RedriveReport
+from postroom.application.queries.get_message import MessageVerification, VerifyMessage
+from postroom.application.query_results import MessageDetail, RedriveReport
 from postroom.domain.capability.rights import Right
 from postroom.domain.envelope.content import DecodedPayload, PayloadFormat, decode_payload
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope

@@ -12,11 +12,11 @@ from starlette.responses import Response, StreamingResponse
 
 from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.adapters.console.samples import EVENTS, EVERY_SECONDS, Samples
-from postroom.application.background import wait_at_most
 from postroom.application.ports.control_plane import LeaseSummary
 from postroom.application.ports.read_models import ContextBacklog, ProjectionStatus
-from postroom.application.queries.time_travel import to_us
+from postroom.application.queries.mailbox_past import to_us
 from postroom.application.query_results import Backlog
+from postroom.application.threads import wait_at_most
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden, PostroomError, Saturated, Unauthenticated
 from postroom.domain.mailbox.counts import TopicCount

@@ -21,8 +21,8 @@ from postroom.adapters.console.redrive_form import (
     parse_spec,
     read_values,
 )
-from postroom.application.queries.time_travel import to_us
-from postroom.application.redrive_results import OUTCOMES, Outcome, RedriveReport
+from postroom.application.queries.mailbox_past import to_us
+from postroom.application.query_results import OUTCOMES, Outcome, RedriveReport
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.redrive.spec import JOB_ACTIONS, JobAction, RedriveSpec

@@ -24,7 +24,7 @@ from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.adapters.console.search_export import download
 from postroom.adapters.console.search_timeline import TimelineChart, chart_of
 from postroom.application.ports.facets import FacetField, Facets, SuggestionField, Timeline
-from postroom.application.ports.search_queries import SearchQueries
+from postroom.application.ports.read_models import SearchQueries
 from postroom.domain.capability.rights import Right
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import Forbidden, InvalidRequest, NotFound, PostroomError

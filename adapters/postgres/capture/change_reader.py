@@ -5,8 +5,7 @@ import struct
 from postroom.adapters.postgres.capture.event_rows import EventRows, Row
 from postroom.adapters.postgres.capture.pgoutput import Begin, Commit, Insert, Relation, decode
 from postroom.adapters.postgres.capture.settings import CaptureSettings
-from postroom.application.ports.capture import CapturedBatch
-from postroom.application.ports.outbox_repository import OutboxRow
+from postroom.application.ports.outbox import CapturedBatch, OutboxRow
 from postroom.domain.errors import Unavailable
 
 DATA_HEADER = struct.Struct(">cqqq")

@@ -6,7 +6,7 @@ from postroom.adapters.postgres.capture.settings import CaptureSettings
 from postroom.adapters.postgres.capture.slot import ReplicationSlot
 from postroom.adapters.postgres.database import shown
 from postroom.application.diagnosis import Finding, shown_bytes
-from postroom.application.ports.capture import SlotState
+from postroom.application.ports.outbox import SlotState
 from postroom.domain.errors import Unavailable
 
 MAX_RETAINED_BYTES = 1_000_000_000

@@ -8,8 +8,8 @@ from uuid import UUID, uuid5
 import msgspec
 
 from postroom.adapters.postgres.capture.settings import CaptureColumns, CaptureSettings
-from postroom.application.outbox.attributes import check_attributes
-from postroom.application.ports.outbox_repository import OutboxRow
+from postroom.application.outbox.formats import check_attributes
+from postroom.application.ports.outbox import OutboxRow
 from postroom.domain.errors import InvalidOutboxEvent, InvalidRequest
 from postroom.domain.outbox import OutboxEvent, OutboxEventRecorded, RecordOutboxEvent, decide, evolve
 from postroom.domain.subject import CorrelationContext

@@ -18,7 +18,7 @@ from postroom.adapters.postgres.database import (
 )
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.transaction import for_psycopg
-from postroom.application.ports.capture import SlotState
+from postroom.application.ports.outbox import SlotState
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 
 

@@ -13,8 +13,8 @@ from postroom.adapters.postgres.capture.pgoutput import EPOCH_US
 from postroom.adapters.postgres.capture.settings import CaptureSettings
 from postroom.adapters.postgres.capture.slot import ReplicationSlot
 from postroom.adapters.postgres.database import AsyncConnection, connect_replication, describe, shown
-from postroom.application.background import cancel_and_wait
-from postroom.application.ports.capture import CapturedBatch, SlotInUse, SlotState
+from postroom.application.ports.outbox import CapturedBatch, SlotInUse, SlotState
+from postroom.application.threads import cancel_and_wait
 from postroom.domain.errors import Unavailable
 
 BATCH_BYTES = 32 << 20

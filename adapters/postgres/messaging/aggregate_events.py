@@ -13,9 +13,9 @@ from eventsourcing.persistence import AggregateRecorder, IntegrityError, StoredE
 
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
 from postroom.adapters.sql.transaction import DatabaseRefused, constraint_errors, execute
-from postroom.application.messaging.aggregate_codec import CODEC
+from postroom.application.messaging.cleanup import CODEC
 from postroom.application.recorders import check_originator
-from postroom.domain.event import Event
+from postroom.domain.record import Event
 
 if TYPE_CHECKING:
     from postroom.adapters.sql.transaction import Connection

@@ -12,8 +12,7 @@ from postroom.adapters.postgres.database import AsyncReconnecting, connect_share
 from postroom.adapters.postgres.messaging.aggregate_events import as_json, as_uuid, stored_rows, utc
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
-from postroom.application.ports.capture import Aggregate
-from postroom.application.ports.outbox_repository import Decision
+from postroom.application.ports.outbox import Aggregate, Decision
 from postroom.domain.errors import UnusableServer
 
 

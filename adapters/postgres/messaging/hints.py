@@ -8,8 +8,8 @@ from psycopg import sql
 
 from postroom.adapters.postgres.database import AsyncConnection, connect_async
 from postroom.adapters.postgres.url import schema_of
-from postroom.application.background import cancel_and_wait
 from postroom.application.telemetry import logger
+from postroom.application.threads import cancel_and_wait
 from postroom.domain.errors import PostroomError, Unavailable
 
 RECONNECT_SECONDS = 5.0

@@ -24,9 +24,9 @@ from postroom.adapters.postgres.database import (
 from postroom.adapters.postgres.messaging.aggregate_events import as_json, micros, utc
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
-from postroom.application.messaging.aggregate_codec import CODEC
-from postroom.application.ports.inbox_repository import PartitionBacklog
-from postroom.application.ports.outbox_repository import Backlog
+from postroom.application.messaging.cleanup import CODEC
+from postroom.application.ports.inbox import PartitionBacklog
+from postroom.application.ports.outbox import Backlog
 from postroom.domain.errors import NotFound, PostroomError, Unavailable, UnusableServer
 from postroom.domain.inbox import (
     BUSY_RETRY_MS,

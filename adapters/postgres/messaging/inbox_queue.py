@@ -11,10 +11,9 @@ import psycopg
 from postroom.adapters.postgres.database import AsyncReconnecting, connect_shared, describe, shown
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
-from postroom.application.inbox.partitions import PARTITIONS
-from postroom.application.ports.inbox_queue import NewMessage, Ownership, QueuedMessage, Retry, Turn
-from postroom.application.ports.ordered_stream import StreamState
-from postroom.application.ports.source import Headers, SourceMessage
+from postroom.application.inbox.request import PARTITIONS
+from postroom.application.ports.inbox import NewMessage, Ownership, QueuedMessage, Retry, Turn
+from postroom.application.ports.source import Headers, SourceMessage, StreamState
 from postroom.domain.errors import Unavailable, UnusableServer
 
 

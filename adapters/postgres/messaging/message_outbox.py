@@ -8,9 +8,9 @@ from postroom.adapters.postgres.database import Connection, Reconnecting, connec
 from postroom.adapters.postgres.messaging.hints import PostgresHints
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.transaction import for_psycopg
-from postroom.application.background import wait_at_most
-from postroom.application.outbox.recorded import rank_mailboxes
-from postroom.application.ports.message_outbox import MAX_COUNTED, MessageCount, RecordedMessage
+from postroom.application.outbox.events import rank_mailboxes
+from postroom.application.ports.outbox import MAX_COUNTED, MessageCount, RecordedMessage
+from postroom.application.threads import wait_at_most
 
 POLL_SECONDS = 0.1
 MISSING_TABLE_SECONDS = 60.0

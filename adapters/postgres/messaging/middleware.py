@@ -40,7 +40,7 @@ from postroom.application.inbox.middleware import (
 )
 from postroom.application.inbox.request import inbox_id
 from postroom.application.outbox.new_event import NewEvent
-from postroom.application.ports.event_handler import HandlerRequest
+from postroom.application.ports.inbox import HandlerRequest
 from postroom.application.ports.source import Source, SourceMessage
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.inbox import (

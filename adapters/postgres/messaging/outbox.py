@@ -18,7 +18,7 @@ from postroom.adapters.sql.transaction import (
     execute,
     execute_async,
 )
-from postroom.application.messaging.aggregate_codec import CODEC
+from postroom.application.messaging.cleanup import CODEC
 from postroom.application.outbox.new_event import NewEvent, RecordedEvent, check_size, record_event
 from postroom.domain.errors import FutureEvent, InvalidOutboxEvent
 

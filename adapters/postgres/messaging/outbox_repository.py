@@ -14,8 +14,8 @@ from postroom.adapters.postgres.messaging.aggregate_events import as_json, as_uu
 from postroom.adapters.postgres.messaging.held_events import as_held
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
-from postroom.application.messaging.aggregate_codec import CODEC
-from postroom.application.ports.outbox_repository import Backlog, Decision, Kind, OutboxRow
+from postroom.application.messaging.cleanup import CODEC
+from postroom.application.ports.outbox import Backlog, Decision, Kind, OutboxRow
 from postroom.domain.errors import PostroomError, Unavailable, UnusableServer
 from postroom.domain.outbox import OutboxEvent, OutboxEventRecorded, OutboxRowHeld, Status
 from postroom.domain.subject import CorrelationContext

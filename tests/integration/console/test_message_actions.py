@@ -8,7 +8,7 @@ import pytest
 
 from postroom.adapters.compose.console import ConsoleSettings
 from postroom.application.access.mailbox import AuthorizedMailbox
-from postroom.application.background import background_task
+from postroom.application.threads import background_task
 from postroom.domain.capability.rights import Right
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec

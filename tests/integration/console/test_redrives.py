@@ -9,7 +9,7 @@ import pytest
 
 from postroom.adapters.compose.console import ConsoleSettings
 from postroom.application.messages import NewMessage
-from postroom.application.redrive_results import RedriveReport
+from postroom.application.query_results import RedriveReport
 from postroom.domain.capability.rights import Right
 from postroom.domain.policy import TopicPolicy
 from tests.integration.console.dead_letter_store import Desk, fill_store, opened_desk

@@ -23,7 +23,7 @@ from postroom.adapters.compose.search_queries import MAX_EXPORTS, StoreSearchQue
 from postroom.adapters.compose.testing import ManualClock
 from postroom.adapters.console.event_filter import PARAMETERS
 from postroom.application.messages import NewMessage
-from postroom.application.ports.search_queries import ExportFormat, ExportOptions
+from postroom.application.ports.read_models import ExportFormat, ExportOptions
 from postroom.domain.capability.rights import Right
 from postroom.domain.search import EventFilter, Order
 from tests.projections import histories

@@ -27,7 +27,7 @@ from postroom.adapters.subject_keys.postgres import PostgresSubjectKeys, create_
 from postroom.application.mailbox.codec import to_records
 from postroom.application.messages import Sent
 from postroom.application.ports.event_log import StoredSnapshot
-from postroom.application.ports.ordered_stream import StreamState
+from postroom.application.ports.source import StreamState
 from postroom.domain.commit import GENESIS, verify_chain
 from postroom.domain.errors import Fenced, MailboxOwned, Unavailable, WrongPosition
 from tests.conformance import lease_store

@@ -31,8 +31,7 @@ from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutbo
 from postroom.adapters.postgres.migrate import migrate
 from postroom.adapters.subject_keys.master_key import LocalMasterKey
 from postroom.adapters.subject_keys.postgres import PostgresSubjectKeys, create_subject_keys
-from postroom.application.leases.lease_projection import LeaseProjection
-from postroom.application.leases.leases import Leases
+from postroom.application.leases.leases import LeaseProjection, Leases
 from postroom.application.ports.subject_keys import UnknownPseudonym
 from postroom.domain.errors import InvalidRequest, LeaseHeld, MailboxOwned, UnusableServer
 from tests.conformance.lease_store import ACQUIRE

@@ -17,8 +17,7 @@ from postroom.adapters.compose.projections import LocalRunner, rebuild_projectio
 from postroom.adapters.subject_keys import postgres
 from postroom.adapters.subject_keys.master_key import LocalMasterKey
 from postroom.adapters.subject_keys.postgres import PostgresSubjectKeys, create_subject_keys
-from postroom.application.erasure.records import ErasureRecord
-from postroom.application.erasure.settings import ErasureSettings
+from postroom.application.erasure.erase_subject import ErasureRecord, ErasureSettings
 from postroom.application.messages import NewMessage
 from postroom.domain.errors import IntegrityFailure, InvalidRequest, NotFound, Saturated, Unavailable
 from tests.conformance.subject_keys import NOW

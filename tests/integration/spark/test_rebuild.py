@@ -20,8 +20,7 @@ from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.sqlite.read_model_file import views_path
 from postroom.application.messages import NewMessage
 from postroom.domain.errors import InvalidRequest, Unavailable
-from postroom.domain.event import StoredEvent
-from postroom.domain.record import Record
+from postroom.domain.record import Record, StoredEvent
 from postroom.domain.search import EventFilter
 from postroom.projections.log_extent import LogExtent
 from postroom.projections.progress import Progress

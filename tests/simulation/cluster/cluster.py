@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from postroom.domain.lease.lease import Lease, LeaseEvent
-from postroom.domain.lease.policy import LeasePolicy
+from postroom.domain.lease.lease import Lease, LeaseEvent, LeasePolicy
 from tests.simulation.cluster.admin import Admin
 from tests.simulation.cluster.promises import Promises
 from tests.simulation.cluster.proxy import INTERVAL, Proxy

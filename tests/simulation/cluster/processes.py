@@ -7,16 +7,14 @@ from random import Random
 from typing import Any, TypeVar
 
 from postroom.application.cluster.control_plane import ControlPlane
-from postroom.application.cluster.control_plane_settings import ControlPlaneSettings
-from postroom.application.cluster.lease_policies import LeasePolicies
+from postroom.application.cluster.control_plane_metrics import ControlPlaneSettings, LeasePolicies
 from postroom.application.cluster.leased_mailbox import RunnerIdentity
 from postroom.application.cluster.runner import Runner
 from postroom.application.mailbox.engine import MailboxEngine
-from postroom.application.ports.mailbox_host import MailboxReport
-from postroom.application.ports.route_push import RouteChange
+from postroom.application.ports.control_plane import MailboxReport, RouteChange
 from postroom.domain.commit import Commit
 from postroom.domain.errors import PostroomError, Unavailable
-from postroom.domain.lease.policy import LeasePolicy
+from postroom.domain.lease.lease import LeasePolicy
 from postroom.domain.lease.routing import RoutingTable
 from postroom.domain.settings import SettingsChanges
 from tests.simulation.choices import LIMITS, POLICY

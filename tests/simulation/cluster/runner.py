@@ -3,9 +3,8 @@
 from typing import NamedTuple
 from uuid import UUID
 
-from postroom.domain.lease.holder import HeldLease
-from postroom.domain.lease.lease import AcquireLease, Lease, ReleaseLease, RenewLease
-from postroom.domain.lease.policy import LeasePolicy
+from postroom.domain.lease.lease import AcquireLease, Lease, LeasePolicy, ReleaseLease, RenewLease
+from postroom.domain.lease.observation import HeldLease
 from tests.simulation.cluster.admin import Admin
 from tests.simulation.cluster.storage import Entry, MailboxLog
 from tests.simulation.cluster.world import MS, Process, World

@@ -7,9 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from postroom.domain.lease import lease as lease_module
-from postroom.domain.lease.holder import HeldLease
 from postroom.domain.lease.lease import AcquireLease, ExpireLease, Lease, ReleaseLease, RenewLease
-from postroom.domain.lease.observation import LeaseObservations
+from postroom.domain.lease.observation import HeldLease, LeaseObservations
 from postroom.domain.lease.routing import Route, RoutingTable
 from tests.simulation.cluster import admin as admin_module
 from tests.simulation.cluster.admin import Admin

@@ -12,10 +12,8 @@ from msgspec.structs import replace
 from postroom.application.cluster import leased_mailbox
 from postroom.application.leases.lease_events import LeaseMapper
 from postroom.application.mailbox.engine import MailboxEngine
-from postroom.domain.lease.holder import HeldLease
-from postroom.domain.lease.lease import Lease, LeaseChange, evolve
-from postroom.domain.lease.observation import LeaseObservations
-from postroom.domain.lease.policy import LeasePolicy
+from postroom.domain.lease.lease import Lease, LeaseChange, LeasePolicy, evolve
+from postroom.domain.lease.observation import HeldLease, LeaseObservations
 from postroom.domain.lease.routing import RoutingTable
 from postroom.domain.names import message_stream
 from tests.simulation.cluster.doubtful_store import DoubtfulRecorder

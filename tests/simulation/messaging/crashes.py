@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
-from postroom.application.ports.outbox_repository import OutboxClaim, OutboxRepository
-from postroom.application.ports.publisher import PublishAck, Publisher
+from postroom.application.ports.outbox import OutboxClaim, OutboxRepository, PublishAck, Publisher
 from postroom.domain.errors import InvalidRequest
 
 POINTS = {

@@ -15,9 +15,9 @@ from postroom.adapters.postgres.messaging.outbox_repository import PostgresClaim
 from postroom.adapters.sql.transaction import execute, execute_async
 from postroom.application.inbox import dead_letter_admin, delivery, worker
 from postroom.application.inbox.dead_letters import DeadLetterPublisher
-from postroom.application.outbox import formats, publish_batch, relay
-from postroom.application.outbox.message import headers_of
-from postroom.application.ports.outbox_repository import OutboxRow
+from postroom.application.outbox import formats, relay
+from postroom.application.outbox.events import headers_of
+from postroom.application.ports.outbox import OutboxRow
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.inbox import Acknowledge, RouteToDeadLetter
 from tests.simulation.messaging.crashes import CrashAt
@@ -94,12 +94,10 @@ def an_event_that_is_marked_before_it_is_published(patch: Patch) -> None:
     async def mark_first(self: relay.OutboxRelay, partitions: Sequence[int]) -> int:
         async with self._repository.claim(partitions) as claim:
             stored = await claim.find_unpublished(self._clock.wall(), 4)
-            batch = publish_batch.PublishBatch(self._publisher, self._route, self._format, lambda: True)
+            batch = relay.PublishBatch(self._publisher, self._route, self._format, lambda: True)
             batch.published = [(each, self._route.name_of(each.event)) for each in stored]
             await self._record(claim, batch)
-        await publish_batch.PublishBatch(self._publisher, self._route, self._format, lambda: True).publish(
-            stored, 4
-        )
+        await relay.PublishBatch(self._publisher, self._route, self._format, lambda: True).publish(stored, 4)
         return len(stored)
 
     patch.setattr(relay.OutboxRelay, "_relay", mark_first)
@@ -153,8 +151,8 @@ def an_event_that_overtakes_a_refused_one(patch: Patch) -> None:
         await publish_one(self, stored)
         return True
 
-    publish_one = publish_batch.PublishBatch._publish_one
-    patch.setattr(publish_batch.PublishBatch, "_publish_one", go_on)
+    publish_one = relay.PublishBatch._publish_one
+    patch.setattr(relay.PublishBatch, "_publish_one", go_on)
 
 
 @defect_seen_in(lambda it: it.relay([("a", "commits")], CrashAt("publish", "after", 1), 0))

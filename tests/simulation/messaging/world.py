@@ -32,9 +32,8 @@ from postroom.application.inbox.worker import InboxWorker
 from postroom.application.messaging.cleanup import Cleanup
 from postroom.application.outbox.new_event import NewEvent
 from postroom.application.outbox.operate import RetryOutboxEvents
-from postroom.application.outbox.relay import OutboxRelay
-from postroom.application.outbox.settings import OutboxSettings
-from postroom.application.ports.event_handler import HandlerRequest
+from postroom.application.outbox.relay import OutboxRelay, OutboxSettings
+from postroom.application.ports.inbox import HandlerRequest
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.errors import Unavailable
 from postroom.domain.inbox import DeliveryPolicy, HandlerResult

@@ -2,10 +2,10 @@ from uuid import UUID
 
 import pytest
 
-from postroom.application.messaging.aggregate_codec import AggregateCodec
+from postroom.application.messaging.cleanup import AggregateCodec
 from postroom.domain.errors import BrokenLog
-from postroom.domain.event import Event
 from postroom.domain.outbox import OutboxChange, OutboxEventPublished, OutboxEventRecorded, OutboxEventRetried
+from postroom.domain.record import Event
 
 STREAM = bytes(range(16))
 EVENTS: list[OutboxChange] = [

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from postroom.application.background import background_task, cancel_and_wait, wait_at_most
+from postroom.application.threads import background_task, cancel_and_wait, wait_at_most
 
 
 async def test_a_background_task_runs_during_the_context_and_ends_with_it() -> None:

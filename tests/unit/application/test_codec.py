@@ -20,8 +20,7 @@ from postroom.application.mailbox.codec import (
 from postroom.application.mailbox.event_columns import RUNS
 from postroom.domain.commit import GENESIS, Commit, IndexEntry, verify_chain
 from postroom.domain.errors import BrokenLog
-from postroom.domain.event import Event, StoredEvent
-from postroom.domain.mailbox.events import (
+from postroom.domain.mailbox.commands import (
     LogTruncated,
     MailboxCreated,
     MailboxSettingsChanged,
@@ -42,7 +41,8 @@ from postroom.domain.message import (
     MessageVisibilityExtended,
 )
 from postroom.domain.policy import MailboxLimits, TopicPolicy
-from postroom.domain.redrive.events import (
+from postroom.domain.record import Event, StoredEvent
+from postroom.domain.redrive.job import (
     RedriveAdvanced,
     RedriveCancelled,
     RedriveCompleted,
@@ -56,7 +56,7 @@ from postroom.domain.redrive.events import (
 )
 from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.settings import MailboxSettings
-from postroom.domain.subject_policy import SubjectPolicy
+from postroom.domain.subject import SubjectPolicy
 
 streams = st.binary(min_size=16, max_size=16)
 digests = st.binary(min_size=32, max_size=32)

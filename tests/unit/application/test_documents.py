@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from postroom.application.ingest.documents import Line, split_documents
+from postroom.application.ingest.broker_access import Line, split_documents
 
 EVENTS = [
     {"id": "1", "data": {"a": [1, "}"], "b": '[\\"'}},

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from postroom.application.messages import rfc3339
 from postroom.application.queries.explain_message import explain
 from postroom.application.query_results import Explanation
-from postroom.domain.event import Event
-from postroom.domain.mailbox.events import OwnershipTaken
+from postroom.domain.mailbox.commands import OwnershipTaken
 from postroom.domain.message import MS, MessageSent
 from postroom.domain.message_history import trace
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.record import Event
 from tests.unit.domain.scenario import NAME, Life, taken_over
 
 POLICY = TopicPolicy(max_attempts=2)

@@ -2,7 +2,7 @@
 
 import gc
 
-from postroom.application.garbage_collection import exempt_heap
+from postroom.application.threads import exempt_heap
 
 
 class Node:

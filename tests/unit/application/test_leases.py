@@ -15,8 +15,7 @@ from postroom.application.leases.leases import Leases
 from postroom.domain.errors import BrokenLog, InvalidRequest, LeaseHeld, LeaseLost, Unavailable
 from postroom.domain.lease.lease import AcquireLease, ExpireLease, ReleaseLease, RenewLease
 from postroom.domain.lease.partitions import partition_of
-from postroom.domain.lease.proxy import AssignPartitions, ExpireProxy, LeaveProxy, RegisterProxy
-from postroom.domain.lease.routing import Route
+from postroom.domain.lease.routing import AssignPartitions, ExpireProxy, LeaveProxy, RegisterProxy, Route
 from postroom.domain.names import lease_stream
 from tests.support.clocks import ManualClock
 

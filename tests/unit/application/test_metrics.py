@@ -8,9 +8,15 @@ from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.prometheus.text import write_metrics
 from postroom.application.mailbox import metrics as mailbox_metrics
 from postroom.application.messages import NewMessage
-from postroom.application.metrics import Metric, counter, histogram, merge, new_histogram
-from postroom.application.monitor import Progress
-from postroom.application.surface_metrics import SurfaceMetrics
+from postroom.application.metrics import (
+    Metric,
+    Progress,
+    SurfaceMetrics,
+    counter,
+    histogram,
+    merge,
+    new_histogram,
+)
 from postroom.domain.errors import InvalidRequest, StaleReceipt, Unavailable
 from postroom.domain.policy import TopicPolicy
 from tests.support.waiting import until

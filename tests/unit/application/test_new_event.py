@@ -10,10 +10,9 @@ import pytest
 import uuid_utils
 
 from postroom.application.cloudevents.event import CloudEvent
-from postroom.application.outbox.message import headers_of
+from postroom.application.outbox.events import headers_of
 from postroom.application.outbox.new_event import NewEvent, RecordedEvent, check_size, record_event
-from postroom.application.trace_context import TraceContext
-from postroom.application.tracing import PUBLISH, tracer
+from postroom.application.tracing import PUBLISH, TraceContext, tracer
 from postroom.domain.errors import FutureEvent, InvalidOutboxEvent
 from postroom.domain.outbox import evolve
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.application.redrive.pace import Pace
+from postroom.application.redrive.copies import Pace
 
 
 @given(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from postroom.application.trace_context import TraceContext, make_context, read_context
+from postroom.application.tracing import TraceContext, make_context, read_context
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 

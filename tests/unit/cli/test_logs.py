@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from postroom.adapters.cli.logs import LogFormat, configure_logs, make_formatter
-from postroom.application.correlation import correlate
 from postroom.application.telemetry import logger
+from postroom.application.tracing import correlate
 
 
 def logged(log_format: LogFormat, log: Callable[[], object]) -> str:

@@ -17,8 +17,7 @@ from postroom.adapters.cli.values import (
     readable,
 )
 from postroom.adapters.cli.verification import parse_expectation
-from postroom.application.pluralize import pluralize
-from postroom.application.printable import printable
+from postroom.application.text import pluralize, printable
 from postroom.domain.errors import InvalidRequest
 
 NOW = datetime(2026, 1, 31, 8, tzinfo=UTC)

@@ -7,7 +7,7 @@ import pytest
 
 from postroom.adapters.memory.lease_store import MemoryLeaseStore
 from postroom.application.cluster.control_plane import ControlPlane
-from postroom.application.cluster.control_plane_settings import ControlPlaneSettings
+from postroom.application.cluster.control_plane_metrics import ControlPlaneSettings
 from postroom.application.ports.control_plane import Heartbeat
 from postroom.domain.errors import InvalidRequest
 from tests.support.clocks import ManualClock

@@ -6,12 +6,11 @@ import pytest
 
 from postroom.adapters.memory.lease_store import MemoryLeaseStore
 from postroom.application.cluster.control_plane import ControlPlane
-from postroom.application.cluster.control_plane_settings import ControlPlaneSettings
-from postroom.application.cluster.lease_policies import LeasePolicies
+from postroom.application.cluster.control_plane_metrics import ControlPlaneSettings, LeasePolicies
 from postroom.application.ports.control_plane import Heartbeat, PartitionRange, RunnerRegistration
 from postroom.domain.errors import InvalidRequest, LeaseHeld, LeaseLost, Unavailable
+from postroom.domain.lease.lease import LeasePolicy
 from postroom.domain.lease.partitions import partition_of
-from postroom.domain.lease.policy import LeasePolicy
 from tests.support.clocks import ManualClock
 from tests.support.lease_requests import lease_request
 from tests.support.route_push import RecordedPush, call_at_once

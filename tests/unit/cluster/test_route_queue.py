@@ -4,7 +4,7 @@ import asyncio
 
 from postroom.application.cluster import route_queue
 from postroom.application.cluster.route_queue import PushCounts, RouteQueue
-from postroom.application.ports.route_push import RouteChange
+from postroom.application.ports.control_plane import RouteChange
 from tests.support.clocks import ManualClock
 from tests.support.route_push import RecordedPush
 from tests.support.waiting import until

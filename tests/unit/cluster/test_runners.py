@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.application.cluster.runners import MAX_OFFERS, RegisteredRunner, Runners
+from postroom.application.cluster.runner import MAX_OFFERS, RegisteredRunner, Runners
 from postroom.domain.message import MS
 
 TTL_MS, OFFER_MS = 3_000, 6_000

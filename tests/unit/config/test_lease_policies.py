@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from postroom.adapters.config.leases import load_lease_policies
-from postroom.application.cluster.lease_policies import LeasePolicies
+from postroom.application.cluster.control_plane_metrics import LeasePolicies
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.lease.policy import LeasePolicy
+from postroom.domain.lease.lease import LeasePolicy
 
 RFC_049 = """
 namespaces:

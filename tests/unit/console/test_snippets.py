@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from postroom.adapters.console.snippets import MAX_CHARS, Endpoint, read_snippets, send_snippets, shell_quote
 from postroom.application.messages import NewMessage
-from postroom.application.printable import printable
+from postroom.application.text import printable
 
 ENDPOINT = Endpoint("http://127.0.0.1:8080", "acme@one")
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -8,11 +8,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from postroom.domain.errors import Rejected
-from postroom.domain.event import Event
 from postroom.domain.integrity import payload_hash
-from postroom.domain.mailbox.commands import Command, Send
+from postroom.domain.mailbox.commands import (
+    Command,
+    MailboxCreated,
+    MailboxMode,
+    OwnershipTaken,
+    Send,
+    TopicPolicySet,
+)
 from postroom.domain.mailbox.decide import decide, shard_of
-from postroom.domain.mailbox.events import MailboxCreated, MailboxMode, OwnershipTaken, TopicPolicySet
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import (
     DEFAULT_PRIORITY,
@@ -33,6 +38,7 @@ from postroom.domain.message import (
 )
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.record import Event
 from postroom.domain.settings import MailboxSettings
 from tests.support.snapshots import take_snapshot
 

@@ -3,9 +3,9 @@
 import pytest
 
 from postroom.domain.errors import NotFound, Saturated
-from postroom.domain.event import Event
 from postroom.domain.mailbox.commands import Purge, Receive, Redrive, Sweep
 from postroom.domain.policy import DAY_MS, TopicPolicy
+from postroom.domain.record import Event
 from tests.support.snapshots import restore, take_snapshot
 from tests.unit.domain.scenario import NAME, NOTHING, TOPIC, Given, Life, given, policy_set
 

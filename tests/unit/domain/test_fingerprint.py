@@ -1,6 +1,6 @@
 import pytest
 
-from postroom.domain.fingerprint import fingerprint, normalize
+from postroom.domain.integrity import fingerprint, normalize
 
 
 @pytest.mark.parametrize(

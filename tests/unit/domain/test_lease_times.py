@@ -2,10 +2,8 @@
 
 from msgspec.structs import replace
 
-from postroom.domain.lease.holder import HeldLease
-from postroom.domain.lease.lease import Lease
-from postroom.domain.lease.observation import LeaseObservations
-from postroom.domain.lease.policy import LeasePolicy
+from postroom.domain.lease.lease import Lease, LeasePolicy
+from postroom.domain.lease.observation import HeldLease, LeaseObservations
 from postroom.domain.message import MS
 
 POLICY = LeasePolicy(ttl_ms=10_000, heartbeat_interval_ms=2_000, grace_period_ms=1_000)

@@ -15,6 +15,7 @@ from postroom.domain.lease.lease import (
     LeaseChange,
     LeaseCommand,
     LeaseExpired,
+    LeasePolicy,
     LeaseReleased,
     LeaseRenewed,
     ReleaseLease,
@@ -23,7 +24,6 @@ from postroom.domain.lease.lease import (
     evolve,
 )
 from postroom.domain.lease.partitions import partition_of
-from postroom.domain.lease.policy import LeasePolicy
 from postroom.domain.names import lease_stream
 
 MAILBOX = "orders@proxy-1"

@@ -3,8 +3,15 @@
 import pytest
 
 from postroom.domain.errors import ImplausibleClock
-from postroom.domain.mailbox.commands import Receive, Sweep, TakeOwnership, Truncate
-from postroom.domain.mailbox.events import LogTruncated, MailboxCreated, OwnershipTaken
+from postroom.domain.mailbox.commands import (
+    LogTruncated,
+    MailboxCreated,
+    OwnershipTaken,
+    Receive,
+    Sweep,
+    TakeOwnership,
+    Truncate,
+)
 from postroom.domain.mailbox.log_clock import MAX_DOWNTIME, Anchor, anchor
 from postroom.domain.mailbox.state import EXPIRY_GRACE_MS, Clock, Mailbox
 from postroom.domain.message import MS

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import pytest
 
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.event import Event
-from postroom.domain.mailbox.events import OwnershipTaken
+from postroom.domain.mailbox.commands import OwnershipTaken
 from postroom.domain.message import MS
 from postroom.domain.message_history import MessageHistory, trace
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.policy_simulation import Changes, FinalStatus, Outcome, observe, simulate
+from postroom.domain.record import Event
 from tests.unit.domain.scenario import Life, taken_over
 
 POLICY = TopicPolicy(max_attempts=2, backoff_base_ms=200, visibility_ms=1_000)

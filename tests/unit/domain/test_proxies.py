@@ -7,7 +7,7 @@ from msgspec.structs import asdict, replace
 
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.lease.partitions import NO_PARTITIONS, assign_partitions
-from postroom.domain.lease.proxy import (
+from postroom.domain.lease.routing import (
     AssignPartitions,
     ExpireProxy,
     LeaveProxy,

@@ -3,11 +3,11 @@
 import pytest
 
 from postroom.domain.errors import InvalidRequest, Saturated
-from postroom.domain.event import Event
 from postroom.domain.mailbox.commands import Receive, Sweep
 from postroom.domain.mailbox.decide import shard_of
 from postroom.domain.message import MessageReceived
 from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.record import Event
 from tests.unit.domain.scenario import NOTHING, TOPIC, Given, Life, given
 
 ANY_SIZE = 1 << 20

@@ -5,8 +5,14 @@ from typing import Any
 import pytest
 
 from postroom.domain.errors import Difference, InvalidRequest, SettingsConflict
-from postroom.domain.mailbox.commands import SetPolicy, SetSettings, TakeOwnership
-from postroom.domain.mailbox.events import MailboxCreated, MailboxSettingsChanged, OwnershipTaken
+from postroom.domain.mailbox.commands import (
+    MailboxCreated,
+    MailboxSettingsChanged,
+    OwnershipTaken,
+    SetPolicy,
+    SetSettings,
+    TakeOwnership,
+)
 from postroom.domain.message import MS, MessageSent
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import MailboxLimits, TopicPolicy
@@ -20,7 +26,7 @@ from postroom.domain.settings import (
     explain_policy,
     resolve_policy,
 )
-from postroom.domain.subject_policy import SubjectPolicy
+from postroom.domain.subject import SubjectPolicy
 from tests.support.snapshots import restore, take_snapshot
 from tests.unit.domain.scenario import BOOT, NAME, NOTHING, TOPIC, Life, given, policy_set, taken_over
 

@@ -5,11 +5,11 @@ import zstandard
 from blake3 import blake3
 
 from postroom.application.mailbox.stored_snapshots import decode_part, encode_part
-from postroom.domain.event import Event
 from postroom.domain.mailbox.commands import Ack, Command, Receive, Redrive, Send, Sweep
 from postroom.domain.mailbox.counts import count
 from postroom.domain.mailbox.snapshot import VERSION
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.record import Event
 from tests.support.snapshots import restore, take_snapshot
 from tests.unit.domain.scenario import NAME, TOPIC, Given, Life, given, policy_set
 

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.adapters.memory.event_handler import FunctionEventHandler
-from postroom.application.inbox.dispatcher import MAX_LABELS, EventDispatcher, find_handler
-from postroom.application.inbox.event_handlers import EventHandlers
-from postroom.application.inbox.settings import InboxSettings
-from postroom.application.ports.event_handler import HandlerRequest
+from postroom.application.inbox.delivery import MAX_LABELS, EventDispatcher, EventHandlers, find_handler
+from postroom.application.inbox.metrics import InboxSettings
+from postroom.application.ports.inbox import HandlerRequest
 from postroom.domain.errors import InvalidRequest, PoisonMessage
 from postroom.domain.inbox import DeliveryPolicy, RouteToDeadLetter, settle
 

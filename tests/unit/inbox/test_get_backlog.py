@@ -3,9 +3,9 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from postroom.application.inbox.get_backlog import GetInboxBacklog, QueueBacklog
-from postroom.application.ports.inbox_repository import PartitionBacklog
-from postroom.application.ports.outbox_repository import Backlog
+from postroom.application.inbox.metrics import GetInboxBacklog, QueueBacklog
+from postroom.application.ports.inbox import PartitionBacklog
+from postroom.application.ports.outbox import Backlog
 
 SECOND = 1_000_000
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from postroom.application.inbox.metrics import OrderedQueue, with_queue
-from postroom.application.metrics import Metric
-from postroom.application.monitor import Monitor
-from postroom.application.ports.inbox_repository import PartitionBacklog
+from postroom.application.metrics import Metric, Monitor
+from postroom.application.ports.inbox import PartitionBacklog
 from postroom.domain.errors import PostroomError, Unavailable
 
 SECOND = 1_000_000

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from postroom.application.inbox.dead_letters import DeadLetterPublisher, read_dead_letter
 from postroom.application.inbox.delivery import identify
-from postroom.application.inbox.partitions import aggregate_key
-from postroom.application.inbox.request import Unreadable, inbox_id, read_request
+from postroom.application.inbox.request import Unreadable, aggregate_key, inbox_id, read_request
 from postroom.application.inbox.worker import stream_position
-from postroom.application.ports.event_handler import HandlerRequest
-from postroom.application.ports.publisher import PublishAck
+from postroom.application.ports.inbox import HandlerRequest
+from postroom.application.ports.outbox import PublishAck
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.inbox import RouteToDeadLetter

@@ -1,4 +1,4 @@
-"""Text of others, made safe to show on terminals and pages."""
+"""Texts for people: printable characters, and nouns with their numbers."""
 
 import re
 
@@ -21,3 +21,12 @@ def printable(text: str, *, multiline: bool = True) -> str:
 def _escape(character: str) -> str:
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def pluralize(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a count with its noun, as in `1 event` or `2,000 events`.
+
+    Arguments:
+        plural: plural of `noun`; None adds an `s`.
+    """
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"

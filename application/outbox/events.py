@@ -1,4 +1,4 @@
-"""Messages that transactions recorded for mailboxes and that no owner has sent.
+"""Events in an outbox: as recorded in a transaction, as messages, and operators' decisions about them.
 
 An owner sends a message within a second and deletes its row, so one that stays has no reader: its database is
 not among those of an owner, nobody owns its mailbox, or the owner is down. Who reads a database is not stored
@@ -7,16 +7,138 @@ anywhere, and the owner may be that of another store; the age is what shows it.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Final
+from uuid import UUID
 
 import msgspec
+from msgspec.structs import replace
 
+from postroom.application.mailbox.message_factory import MessageFactory
+from postroom.application.messages import NewMessage
 from postroom.application.metrics import OTHERS, Metric
-from postroom.application.outbox.new_message import recorded_at
-from postroom.application.pluralize import pluralize
-from postroom.application.ports.message_outbox import MAX_COUNTED, MAX_MAILBOXES, MessageCount
+from postroom.application.ports.outbox import (
+    MAX_COUNTED,
+    MAX_MAILBOXES,
+    Decision,
+    MessageCount,
+    OutboxRow,
+    RecordedMessage,
+)
 from postroom.application.telemetry import logger, summarize
+from postroom.application.text import pluralize
 from postroom.application.threads import in_query_thread
+from postroom.application.tracing import SAMPLED, tracer
+from postroom.domain.errors import FrameTooLarge, InvalidRequest
+from postroom.domain.message import MS
+from postroom.domain.outbox import (
+    OutboxCommand,
+    OutboxEvent,
+    OutboxEventRecorded,
+    OutboxRowHeld,
+    decide,
+    evolve,
+    record_of,
+)
+
+UUID_WITH_TIME: Final = 7
+MAX_TIME_US: Final = 253_402_300_799_999_999
+"""End of the year 9999."""
+UUID_TIME_SHIFT: Final = 80
+"""Bits of a UUIDv7 after its time in ms."""
+
+
+class _StoredMessage(NewMessage, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A message as JSON, with base64 for the payload and for all attributes, both text and bytes."""
+
+    attrs: Mapping[str, bytes] = {}
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_StoredMessage).decode
+
+
+def record_message(
+    message: object, factory: MessageFactory, wall: Callable[[], int], max_bytes: int
+) -> RecordedMessage:
+    """Validate a `NewMessage` like a send, and return its row, whose position is not set yet.
+
+    The row has a message id and a time of publication, so that sending it twice adds one message.
+
+    Arguments:
+        wall: returns the time in µs since 1970 UTC.
+        max_bytes: maximum size of the message with its envelope.
+
+    Raises: InvalidRequest naming the field that is invalid, FrameTooLarge.
+    """
+    request = factory.from_message(message)
+    size = len(request.command.envelope)
+    assert isinstance(message, NewMessage)
+    if size > max_bytes:
+        raise FrameTooLarge(
+            f"Message on topic {message.topic} is {size} bytes with its envelope; a frame holds at most "
+            f"{max_bytes}. Send a reference to the data instead."
+        )
+    fields = msgspec.structs.asdict(message)
+    fields["message_id"] = request.message_id
+    fields["correlation_id"] = request.command.headers.correlation_id
+    trace = tracer().current()
+    # Trace flags are not recorded, so an unsampled trace must not be recorded, as it would become sampled.
+    if message.trace_id is None and trace is not None and trace.trace_flags & SAMPLED:
+        fields["trace_id"], fields["span_id"] = trace.trace_id, trace.span_id
+    if message.published_at_us is None:
+        fields["published_at_us"] = wall()
+    fields["attrs"] = {
+        name: value.encode() if isinstance(value, str) else value for name, value in message.attrs.items()
+    }
+    return RecordedMessage(0, request.message_id, message.topic, _encode(_StoredMessage(**fields)).decode())
+
+
+class _Times(msgspec.Struct):
+    """The only field of a stored message that `recorded_at` reads."""
+
+    published_at_us: int = 0
+
+
+_decode_times = msgspec.json.Decoder(_Times).decode
+
+
+def recorded_at(id_: str, message: str) -> int | None:
+    """Return when a row was recorded, µs since 1970 UTC; None if it does not say so.
+
+    A sender may set the id and the time of publication, so the later of the two times is the better one.
+    """
+    times = []
+    with suppress(ValueError, AttributeError, TypeError):
+        uuid = UUID(id_)
+        if uuid.version == UUID_WITH_TIME:
+            times.append((uuid.int >> UUID_TIME_SHIFT) * MS)
+    with suppress(msgspec.MsgspecError, UnicodeError, RecursionError, TypeError):
+        times.append(_decode_times(message).published_at_us)
+    return max((each for each in times if 0 < each <= MAX_TIME_US), default=None)
+
+
+def read_message(recorded: RecordedMessage) -> NewMessage:
+    """Return the message of a row.
+
+    Raises: InvalidRequest for a row that `record_message` did not create.
+    """
+    try:
+        message = NewMessage(**msgspec.structs.asdict(_decode(recorded.message)))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise InvalidRequest(
+            f"Outbox row {recorded.id!r:.80} is not a message that this version can read: {error}."
+        ) from error
+    if (message.message_id, message.topic) != (recorded.id, recorded.topic):
+        # Without the id of the row, each attempt to send it would add a message.
+        raise InvalidRequest(
+            f"Outbox row {recorded.id!r:.80} was altered: its message has id {message.message_id!r:.80} and "
+            f"topic {message.topic!r:.80}. Record messages with MailboxOutbox."
+        )
+    return message
+
 
 US = 1_000_000
 LATE_SECONDS = 60
@@ -204,3 +326,76 @@ def outbox_metrics(counted: Iterable[RecordedMessages], now: int) -> list[Metric
             ages,
         ),
     ]
+
+
+def decide_on(row: OutboxRow, command: OutboxCommand, now: int) -> Decision:
+    """Return the new state of an event, and the events to append to its history; empty if nothing changes.
+
+    The history of an event that was inserted by plain SQL starts with its first change.
+    """
+    event, changes = row.event, decide(command, row.event, now)
+    for change in changes:
+        event = evolve(event, change)
+    if changes and not row.has_history:
+        changes.insert(0, _recorded_event(row.event, now))
+    return Decision(event, changes)
+
+
+def record_only(row: OutboxRow, now: int) -> Decision:
+    """Return the first event of the history of an event that has none."""
+    return Decision(row.event, [_recorded_event(row.event, now)])
+
+
+def _recorded_event(event: OutboxEvent, now: int) -> OutboxEventRecorded:
+    first = replace(event, version=1, retry_at=None)
+    return record_of(first, now, OutboxRowHeld if event.is_row else OutboxEventRecorded)
+
+
+MESSAGE_ID = "Nats-Msg-Id"
+EVENT_TYPE = "Event-Type"
+EVENT_VERSION = "Event-Version"
+OCCURRED_AT = "Occurred-At"
+AGGREGATE_TYPE = "Aggregate-Type"
+AGGREGATE_ID = "Aggregate-Id"
+CORRELATION_ID = "Correlation-Id"
+CAUSATION_ID = "Causation-Id"
+TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+BAGGAGE = "baggage"
+CONTENT_TYPE = "Content-Type"
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def headers_of(event: OutboxEvent) -> dict[str, str]:
+    """Return the headers of an event's message, without those of absent fields.
+
+    `Occurred-At` is RFC 3339 in UTC with microseconds.
+    """
+    assert event.occurred_at is not None, "rows without a readable time are parked, not published"
+    headers = {
+        MESSAGE_ID: str(event.id),
+        EVENT_TYPE: event.event_type,
+        EVENT_VERSION: str(event.event_version),
+        OCCURRED_AT: rfc_3339(event.occurred_at),
+        AGGREGATE_TYPE: event.aggregate_type,
+        AGGREGATE_ID: event.aggregate_id,
+    }
+    if event.correlation.correlation_id is not None:
+        headers[CORRELATION_ID] = event.correlation.correlation_id
+    if event.correlation.causation_id is not None:
+        headers[CAUSATION_ID] = event.correlation.causation_id
+    headers |= trace_headers(event)
+    return headers | event.attributes if event.attributes else headers
+
+
+def trace_headers(event: OutboxEvent) -> dict[str, str]:
+    """Return the headers with the trace context of an event, without those of absent fields."""
+    fields = ((TRACEPARENT, event.traceparent), (TRACESTATE, event.tracestate), (BAGGAGE, event.baggage))
+    return {name: value for name, value in fields if value is not None}
+
+
+def rfc_3339(at: int) -> str:
+    """Return a time in µs since 1970 UTC as RFC 3339 with microseconds."""
+    text = (_EPOCH + timedelta(microseconds=at)).isoformat(timespec="microseconds")
+    return text.replace("+00:00", "Z")
