@@ -12,12 +12,8 @@ from postroom.application.threads import cancel_and_wait
 Outcome = Literal["ok", "failed", "dropped"]
 PUSH_SECONDS = 1.0
 """Time in which a proxy must answer."""
-
-
 PUSHES_AT_ONCE = 8
 """Of one proxy."""
-
-
 MAX_CHANGES = 10_000
 """Waiting changes of one proxy, above which it gets the whole table with its next registration instead."""
 
