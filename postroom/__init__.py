@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from postroom.adapters.compose import Postroom, list_mailboxes, open_mailbox
-    from postroom.adapters.compose.capture import open_capture
-    from postroom.adapters.compose.connect import Connection, connect
-    from postroom.adapters.compose.event_targets import MailboxTarget
+    from postroom.adapters.compose.brokers import MailboxTarget, open_streams
+    from postroom.adapters.compose.connect import ClientTls, Connection, connect
     from postroom.adapters.compose.export import export_messages
-    from postroom.adapters.compose.follow import open_follower
     from postroom.adapters.compose.inbox import open_dead_letters, open_inbox, open_worker
     from postroom.adapters.compose.ingest import (
         KafkaSource,
@@ -24,17 +22,15 @@ if TYPE_CHECKING:
         load_namespaces,
         open_ingester,
     )
-    from postroom.adapters.compose.outbox import open_outbox
-    from postroom.adapters.compose.postgres import migrate_messaging, migrate_store
+    from postroom.adapters.compose.maintenance import migrate_messaging, migrate_store
+    from postroom.adapters.compose.outbox import open_capture, open_outbox, open_relay
     from postroom.adapters.compose.projections import (
+        open_follower,
         rebuild_projections,
         roll_back_projections,
         verify_projections,
     )
     from postroom.adapters.compose.queries import Projections, Reader, read_mailbox, read_projections
-    from postroom.adapters.compose.relay import open_relay
-    from postroom.adapters.compose.remote import ClientTls
-    from postroom.adapters.compose.streams import open_streams
     from postroom.adapters.http.signature import verify_signature
     from postroom.adapters.kafka.settings import KafkaSettings
     from postroom.adapters.nats.definitions import ConsumerDefinition, StreamDefinition

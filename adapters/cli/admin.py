@@ -10,7 +10,8 @@ from postroom.adapters.cli.running import Reload, monitoring, running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
 from postroom.adapters.cli.values import MetricsPort
-from postroom.adapters.compose.admin import (
+from postroom.adapters.compose.brokers import NatsSettings
+from postroom.adapters.compose.control_plane import (
     ControlPlaneSettings,
     LeasePolicies,
     LeasePolicy,
@@ -19,11 +20,10 @@ from postroom.adapters.compose.admin import (
     open_leases,
     serve_admin,
 )
-from postroom.adapters.compose.settings import NatsSettings
 from postroom.application.text import pluralize
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose.admin import RunningAdmin
+    from postroom.adapters.compose.control_plane import RunningAdmin
 
 
 DEFAULT_STORE = "admin.db"

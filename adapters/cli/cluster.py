@@ -13,7 +13,7 @@ from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
 from postroom.adapters.cli.values import MetricsPort
 from postroom.adapters.compose.access import Access, CheckedAccess
-from postroom.adapters.compose.cluster import check_admins, connect_control_plane
+from postroom.adapters.compose.control_plane import check_admins, connect_control_plane
 from postroom.adapters.compose.proxy import LocalRunner, ServedProxy, serve_proxy
 from postroom.adapters.compose.runner import RunnerSettings, StoreHost, open_runner
 from postroom.adapters.compose.serve import Protection, unrestricted

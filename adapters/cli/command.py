@@ -194,7 +194,7 @@ def _run(command: str, flags: Flags, function: Callable[..., Any], arguments: di
 def _tracing(command: str, settings: Settings) -> AbstractContextManager[None]:
     if command not in LONG_RUNNING:
         return nullcontext()
-    from postroom.adapters.compose.tracing import TracingSettings, export_traces
+    from postroom.adapters.compose.process import TracingSettings, export_traces
 
     endpoint = settings.section("tracing", TracingSettings).otlp_endpoint
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):

@@ -20,15 +20,15 @@ from postroom.adapters.cli.serve import ServeSettings
 from postroom.adapters.cli.session import ArchiveSettings, OwnerSection, RelaySettings, Session
 from postroom.adapters.cli.settings import Settings
 from postroom.adapters.cli.values import DONE, REFUSED, Outboxes, WrongUsage, exact_duration, parse_duration
-from postroom.adapters.compose.audit import AuditSettings
-from postroom.adapters.compose.console import ConsoleSettings
-from postroom.adapters.compose.settings import (
+from postroom.adapters.compose.access import AuditSettings
+from postroom.adapters.compose.brokers import (
     KafkaSettings,
     MessagingSettings,
     NatsSettings,
     RabbitmqSettings,
 )
-from postroom.adapters.compose.tracing import TracingSettings
+from postroom.adapters.compose.console import ConsoleSettings
+from postroom.adapters.compose.process import TracingSettings
 from postroom.application.erasure.erase_subject import ErasureSettings
 from postroom.application.inbox.metrics import InboxSettings
 from postroom.application.outbox.relay import OutboxSettings
@@ -225,6 +225,7 @@ def _settings_checks(session: Session) -> "Iterator[Check]":
 
 
 def _server_checks(session: Session, seconds: float) -> "Iterator[Check]":
+    from postroom.adapters.compose.brokers import MessagingSettings, NatsSettings
     from postroom.adapters.compose.doctor import (
         Check,
         Finding,
@@ -233,7 +234,6 @@ def _server_checks(session: Session, seconds: float) -> "Iterator[Check]":
         keys_check,
         nats_check,
     )
-    from postroom.adapters.compose.settings import MessagingSettings, NatsSettings
 
     def nats() -> Iterator[Finding]:
         yield from nats_check(session.settings.section("nats", NatsSettings), seconds).run()

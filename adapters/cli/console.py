@@ -14,8 +14,7 @@ from postroom.adapters.cli.running import running
 from postroom.adapters.cli.serve import cache_ttl_ms, checked_access
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
-from postroom.adapters.compose.access import Access, open_local_access
-from postroom.adapters.compose.audit import AuditSettings
+from postroom.adapters.compose.access import Access, AuditSettings, open_local_access
 from postroom.adapters.compose.console import ConsoleSettings, console_mount, new_code
 from postroom.adapters.compose.serve import (
     HttpSettings,

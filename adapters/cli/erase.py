@@ -118,7 +118,7 @@ def init(session: Session) -> None:
     whose key was not destroyed.
     """
     from postroom.adapters.compose import shown_store
-    from postroom.adapters.compose.erasure import create_key_store
+    from postroom.adapters.compose.store import create_key_store
 
     settings = session.erasure_settings()
     if settings is None:

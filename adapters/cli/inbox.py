@@ -27,13 +27,13 @@ from postroom.application.text import pluralize
 from postroom.domain.names import describe_choices
 
 if TYPE_CHECKING:
+    from postroom.adapters.compose.brokers import ConsumerDefinition
     from postroom.adapters.compose.inbox import (
         DeadLetterAdmin,
         InboxDeadLetter,
         InboxSettings,
         MessagingSettings,
     )
-    from postroom.adapters.compose.streams import ConsumerDefinition
     from postroom.application.inbox.delivery import EventHandlers
 
 EXTRAS = "http,nats,postgres"
@@ -318,7 +318,7 @@ def _settings(
 
 def _consumer(session: Session, name: str) -> "ConsumerDefinition":
     """Return the consumer of that name, or without a name the only one that is defined."""
-    from postroom.adapters.compose.streams import ConsumerDefinition
+    from postroom.adapters.compose.brokers import ConsumerDefinition
 
     consumers = session.settings.sections["consumers"]
     file = session.settings.file or "postroom.toml"

@@ -200,7 +200,7 @@ def verify(
             )
     others = []
     if session.settings.mailbox is None and expect is None:
-        from postroom.adapters.compose.audit import verify_reserved_logs
+        from postroom.adapters.compose.access import verify_reserved_logs
 
         others = verify_reserved_logs(session.existing_store(), anchors.anchors)
     if not any(each.last for each in (*verifications, *others)):

@@ -11,15 +11,14 @@ from postroom.adapters.cli.output import Id, Time
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.cli.values import exact_duration, format_duration
-from postroom.adapters.compose.cluster import check_admins, connect_control_plane, open_node_access
-from postroom.adapters.compose.remote import ClientTls
+from postroom.adapters.compose.connect import ClientTls
+from postroom.adapters.compose.control_plane import check_admins, connect_control_plane, open_node_access
 from postroom.adapters.sockets.connections import ConnectionLimits
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.names import check_mailbox, describe_choices
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose.admin import LeaseAdmin
-    from postroom.adapters.compose.cluster import NodeAccess
+    from postroom.adapters.compose.control_plane import LeaseAdmin, NodeAccess
     from postroom.adapters.compose.serve import Protection
 
 DEFAULT_ADMIN = "127.0.0.1:8981"

@@ -13,7 +13,7 @@ from postroom.adapters.cli.values import WrongUsage
 from postroom.application.text import pluralize
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose.postgres import Migration
+    from postroom.adapters.compose.maintenance import Migration
     from postroom.application.backup.manifest import Manifest
 
 
@@ -66,7 +66,7 @@ def import_store(
     The old store is verified and not changed; no process may write it meanwhile. The new one is verified,
     too. It has no read models yet.
     """
-    from postroom.adapters.compose.import_store import import_store as import_
+    from postroom.adapters.compose.maintenance import import_store as import_
 
     with session.out.progress("Importing", None) as advance:
         names = import_(old, new, progress=lambda count: advance(0, f"{count:,} events"))
@@ -163,15 +163,14 @@ def migrate(
     does otherwise.
     """
     from postroom.adapters.compose import is_database, shown_store
-    from postroom.adapters.compose.postgres import (
+    from postroom.adapters.compose.maintenance import (
         MessagingSettings,
         migrate_keys,
         migrate_leases,
         migrate_messaging,
         migrate_store,
     )
-    from postroom.adapters.compose.remote import is_remote
-    from postroom.adapters.compose.store import MEMORY, has_store
+    from postroom.adapters.compose.store import MEMORY, has_store, is_remote
 
     has_file = session.store != MEMORY and not is_remote(session.store) and has_store(session.store)
     targets = [(session.store, migrate_store)] if has_file else []

@@ -25,8 +25,7 @@ from postroom.application.extras import explain_missing_extra
 from postroom.application.text import pluralize
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose.capture import CaptureSettings
-    from postroom.adapters.compose.outbox import MessagingSettings, OutboxSettings
+    from postroom.adapters.compose.outbox import CaptureSettings, MessagingSettings, OutboxSettings
 
 
 Context = Annotated[
@@ -61,7 +60,7 @@ async def relay(
             raise WrongUsage("--to and --nats both name a target; pass one of them.")
         settings = msgspec.structs.replace(settings, to=None)
     with explain_missing_extra(EXTRAS[scheme_of(settings.to)]):
-        from postroom.adapters.compose.relay import open_monitored_relay
+        from postroom.adapters.compose.outbox import open_monitored_relay
 
         messaging, _ = _settings(session, database, context)
     if not messaging.context:
@@ -102,7 +101,7 @@ async def backlog(session: Session, database: Database = None, context: Context 
     if not session.settings.sections.get("capture"):
         show_backlog(session.out, counts)
         return
-    from postroom.adapters.compose.capture import CaptureSettings, get_slot_state
+    from postroom.adapters.compose.outbox import CaptureSettings, get_slot_state
 
     slot = await get_slot_state(messaging, session.settings.section("capture", CaptureSettings))
     if session.out.as_json:
@@ -257,7 +256,7 @@ async def capture(
         session, to=to, topic=topic, exchange=exchange, format_=format_, source=source
     )
     with explain_missing_extra(EXTRAS[scheme_of(settings.to)]):
-        from postroom.adapters.compose.capture import MessagingSettings, create_slot, open_monitored_capture
+        from postroom.adapters.compose.outbox import MessagingSettings, create_slot, open_monitored_capture
 
     messaging = session.settings.section(
         "messaging", MessagingSettings, {"database": database, "context": context}
@@ -296,7 +295,7 @@ def capture_settings(session: Session, table: str | None = None) -> "CaptureSett
 
     Raises: WrongUsage if no table is configured.
     """
-    from postroom.adapters.compose.capture import CaptureSettings
+    from postroom.adapters.compose.outbox import CaptureSettings
 
     if table is None and "table" not in session.settings.sections.get("capture", {}):
         raise WrongUsage("No table is configured; pass --table, or set table under [capture].")

@@ -10,7 +10,7 @@ from postroom.adapters.cli.values import WrongUsage
 from postroom.application.outbox.formats import FormatName
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose.event_targets import EventTarget, MailboxTarget
+    from postroom.adapters.compose.brokers import EventTarget, MailboxTarget
     from postroom.application.outbox.relay import OutboxSettings
 
 Target = Annotated[
@@ -97,7 +97,7 @@ def target_from_url(session: Session, url: str | None, nats: str | None = None) 
 
     Raises: WrongUsage for a URL of another scheme, InvalidRequest for an invalid one.
     """
-    from postroom.adapters.compose.event_targets import KafkaSettings, NatsSettings, RabbitmqSettings
+    from postroom.adapters.compose.brokers import KafkaSettings, NatsSettings, RabbitmqSettings
 
     scheme, section = scheme_of(url), session.settings.section
     if scheme in NATS:
@@ -110,8 +110,9 @@ def target_from_url(session: Session, url: str | None, nats: str | None = None) 
 
 
 def _mailbox(session: Session, url: str) -> "MailboxTarget":
-    from postroom.adapters.compose.event_targets import MailboxTarget
-    from postroom.adapters.compose.remote import ClientTls, is_remote
+    from postroom.adapters.compose.brokers import MailboxTarget
+    from postroom.adapters.compose.connect import ClientTls
+    from postroom.adapters.compose.store import is_remote
     from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
 
     address, separator, name = url.removeprefix("mailbox:").rpartition("#")

@@ -18,8 +18,7 @@ from postroom.domain.errors import NotFound, Unavailable
 from postroom.domain.names import describe_choices
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose.contexts import MessagingSettings
-    from postroom.adapters.compose.follow import RunningFollower
+    from postroom.adapters.compose.projections import MessagingSettings, RunningFollower
     from postroom.application.ports.read_models import ProjectionStatus
     from postroom.domain.search import BodyRules
     from postroom.projections.ports.runner import Runner
@@ -244,7 +243,7 @@ def contexts(session: Session, database: Database = None, context: Context = Non
     The configured context is counted now; `postroom project follow` counts it every few seconds.
     """
     from postroom.adapters.cli.output import Time
-    from postroom.adapters.compose.contexts import context_backlogs
+    from postroom.adapters.compose.projections import context_backlogs
     from postroom.adapters.compose.queries import open_read_models
 
     store = session.existing_store()
@@ -281,7 +280,7 @@ def refresh_contexts(session: Session, store: str) -> Iterator[None]:
     if messaging is None:
         yield
         return
-    from postroom.adapters.compose.contexts import context_backlogs
+    from postroom.adapters.compose.projections import context_backlogs
 
     backlogs = context_backlogs(store, messaging)
     with backlogs.refreshing():
@@ -294,7 +293,7 @@ def messaging_settings(
     """Return the database and context of the service; None if no database is configured."""
     if database is None and "database" not in session.settings.sections.get("messaging", {}):
         return None
-    from postroom.adapters.compose.contexts import MessagingSettings
+    from postroom.adapters.compose.projections import MessagingSettings
 
     flags = {"database": database, "context": context}
     return session.settings.section("messaging", MessagingSettings, flags)
@@ -342,7 +341,7 @@ async def _open(session: Session, batch: int, into: str | None) -> "AsyncIterato
     except NotFound as error:
         session.writable_store()
         raise Unavailable(f"There is no store at {session.store} yet; `follow` waits for it.") from error
-    from postroom.adapters.compose.follow import open_follower
+    from postroom.adapters.compose.projections import open_follower
 
     with (
         open_follower(store, max_events=batch, into=into) as follower,

@@ -55,7 +55,7 @@ async def use_mailbox(session: Session, *, create: bool = False) -> AsyncIterato
         async with session.use(create=create) as shared:
             yield shared
         return
-    from postroom.adapters.compose.remote import ClientTls, connect_remote
+    from postroom.adapters.compose.connect import ClientTls, connect_remote
 
     settings = session.settings
     client = settings.section("client", ClientSettings)

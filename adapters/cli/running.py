@@ -14,7 +14,7 @@ import msgspec
 
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import Settings
-from postroom.adapters.compose.running import ServiceManager
+from postroom.adapters.compose.process import ServiceManager
 from postroom.application.metrics import Monitor
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.queries.preview_settings import check_losses
@@ -34,7 +34,7 @@ def monitoring(session: Session, port: int | None, monitor: Monitor) -> Iterator
     if port is None:
         yield
         return
-    from postroom.adapters.compose.monitoring import serve_monitor
+    from postroom.adapters.compose.process import serve_monitor
 
     with serve_monitor(monitor, port) as url:
         session.out.note(f"Metrics at {url}/metrics.")

@@ -14,10 +14,16 @@ from postroom.adapters.cli.restrictions import AccessSection
 from postroom.adapters.cli.running import Reload, mailbox_settings, opened, running
 from postroom.adapters.cli.session import MEMORY, Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
-from postroom.adapters.compose.access import Access, CheckedAccess, check_keys, open_access, open_key_ring
-from postroom.adapters.compose.amnesia import protect_memory
-from postroom.adapters.compose.audit import AuditSettings
+from postroom.adapters.compose.access import (
+    Access,
+    AuditSettings,
+    CheckedAccess,
+    check_keys,
+    open_access,
+    open_key_ring,
+)
 from postroom.adapters.compose.console import ConsoleSettings, console_mount, is_installed
+from postroom.adapters.compose.process import protect_memory
 from postroom.adapters.compose.serve import (
     HttpSettings,
     Protection,

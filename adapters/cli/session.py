@@ -132,7 +132,7 @@ class Session:
     @property
     def is_remote(self) -> bool:
         """Return whether the store is the URL of a server, not a store of this machine."""
-        from postroom.adapters.compose.remote import is_remote
+        from postroom.adapters.compose.store import is_remote
 
         return is_remote(self.store)
 

@@ -276,7 +276,7 @@ def _scalar(name: str, value: object, where: str) -> object:
     if not isinstance(value, str) or not value:
         raise InvalidSettings(f"{where} is {value!r}; expected non-empty text.")
     if name == "store" and "://" in value and not value.startswith(_DATABASES):
-        from postroom.adapters.compose.remote import is_remote
+        from postroom.adapters.compose.store import is_remote
 
         if not is_remote(value):
             raise InvalidSettings(

@@ -20,7 +20,7 @@ from postroom.adapters.cli.values import (
     parse_duration,
     parse_size,
 )
-from postroom.adapters.compose.streams import (
+from postroom.adapters.compose.brokers import (
     ConsumerDefinition,
     Definition,
     NatsSettings,

@@ -155,7 +155,7 @@ def audit(
     cursor: Annotated[int | None, Option(help="Continue after the page that printed this cursor.")] = None,
 ) -> None:
     """List searches and payload reads over network surfaces, newest first, with principal and outcome."""
-    from postroom.adapters.compose.audit import read_audit_log
+    from postroom.adapters.compose.access import read_audit_log
     from postroom.application.access.read_audit import AuditFilter, AuditPage
 
     now = datetime.now(UTC)
@@ -181,7 +181,7 @@ def audit(
 
 def verify(session: Session, expect: Expect = None) -> None:
     """Recompute the hashes of the audit log, and report the range that is intact."""
-    from postroom.adapters.compose.audit import read_audit_log
+    from postroom.adapters.compose.access import read_audit_log
 
     expected_last, expected_chain = parse_expectation(expect)
     with read_audit_log(session.existing_store()) as log, session.out.progress("Verifying") as advance:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 
 from postroom.adapters.compose import Postroom, shown_store
-from postroom.adapters.compose.audit import read_audit_log
-from postroom.adapters.compose.search_queries import StoreSearchQueries
+from postroom.adapters.compose.access import read_audit_log
+from postroom.adapters.compose.export import StoreSearchQueries
 from postroom.adapters.compose.store import MEMORY, open_store
 from postroom.adapters.console.data import ConsoleData, Decode
 from postroom.adapters.console.samples import Samples

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from postroom.adapters.compose import OwnerSettings
 from postroom.adapters.compose.connect import share_mailbox
-from postroom.adapters.compose.erasure import open_master_key, open_subject_keys
 from postroom.adapters.compose.queries import read_mailbox
-from postroom.adapters.compose.store import open_store
+from postroom.adapters.compose.store import open_master_key, open_store, open_subject_keys
 from postroom.adapters.subject_keys.erasure_log import FileErasureLog
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.erasure.erase_subject import (

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from postroom.adapters.compose.tracing import trace_if_used
+from postroom.adapters.compose.process import trace_if_used
 from postroom.adapters.http.event_handler import HttpEventHandler
 from postroom.adapters.http.signature import read_keys
 from postroom.adapters.memory.event_handler import FunctionEventHandler

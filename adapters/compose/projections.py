@@ -1,21 +1,109 @@
-"""Wiring of rebuilds and verifications; separate, because polars and PyArrow are slow to import."""
+"""Read models of a store: rebuild, follow and verify them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from threading import Event
 
-from postroom.adapters.compose.follow import make_follower
-from postroom.adapters.compose.queries import read_mailbox
-from postroom.adapters.compose.store import open_log_reader, open_store
-from postroom.adapters.compose.targets import open_target
+from postroom.adapters.compose.queries import open_clickhouse, open_target, read_mailbox
+from postroom.adapters.compose.store import Store, open_log_reader, open_store
+from postroom.adapters.postgres.messaging.settings import MessagingSettings
+from postroom.application.messaging.backlog_monitor import ContextBacklogRefresher
+from postroom.application.metrics import Monitor
 from postroom.domain.mailbox.counts import TopicCount
 from postroom.domain.search import NO_BODIES, BodyRules
+from postroom.projections.follow import Follower
+from postroom.projections.follow_monitor import follow_monitor
+from postroom.projections.incremental.counts import FollowCounts
+from postroom.projections.incremental.sizing import MAX_EVENTS
 from postroom.projections.local_runner import LocalRunner
+from postroom.projections.ports.read_model_updater import ReadModelUpdater
 from postroom.projections.ports.runner import Runner
 from postroom.projections.progress import Progress
 from postroom.projections.rebuild import RebuildReport, rebuild
 from postroom.projections.spark.runner import SparkRunner
 from postroom.projections.verify import VerifyReport, verify
 
-__all__ = ["LocalRunner", "Progress", "rebuild_projections", "roll_back_projections", "verify_projections"]
+__all__ = [
+    "MAX_EVENTS",
+    "FollowCounts",
+    "LocalRunner",
+    "MessagingSettings",
+    "Progress",
+    "RunningFollower",
+    "context_backlogs",
+    "make_follower",
+    "open_follower",
+    "rebuild_projections",
+    "roll_back_projections",
+    "verify_projections",
+]
+
+
+class RunningFollower:
+    """A follower of a store's read models."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self._stop = Event()
+
+    @property
+    def counts(self) -> FollowCounts:
+        """Return the counters."""
+        return self._follower.counts
+
+    def stop(self) -> None:
+        """End `run`; a batch under way is undone."""
+        self._stop.set()
+
+    def run(self, *, once: bool = False) -> None:
+        """Follow until stopped, through outages of the store; see `Follower.run`."""
+        self._follower.run(self._stop, once=once)
+
+    @property
+    def monitor(self) -> Monitor:
+        """Return the metrics and the readiness of the follower."""
+        return follow_monitor(self._follower)
+
+
+def open_updater(store: Store, into: str | None = None) -> ReadModelUpdater:
+    """Return the updater of a store's read models; see `make_follower`."""
+    if into is None:
+        return store.read_model_updater()
+    database = open_clickhouse(into, "can't be followed")
+    from postroom.adapters.clickhouse.read_model_updater import ClickHouseReadModelUpdater
+
+    return ClickHouseReadModelUpdater(database, store.read_model_updater())
+
+
+def make_follower(
+    store: Store, *, version: int | None = None, max_events: int = MAX_EVENTS, into: str | None = None
+) -> Follower:
+    """Return a follower of a store's read models; see `Follower`.
+
+    Arguments:
+        into: `clickhouse:` or `chdb:` address into which they were built; None for the store's own.
+    """
+    return Follower(
+        open_updater(store, into),
+        lambda archive: open_log_reader(store, archive),
+        version=version,
+        max_events=max_events,
+    )
+
+
+@contextmanager
+def open_follower(
+    address: str, *, max_events: int = MAX_EVENTS, into: str | None = None
+) -> Iterator[RunningFollower]:
+    """Open a follower of a store while the context lasts.
+
+    Arguments:
+        address: of the store.
+        max_events: records of a batch, at most.
+        into: see `make_follower`.
+    """
+    with closing(make_follower(open_store(address), max_events=max_events, into=into)) as follower:
+        yield RunningFollower(follower)
 
 
 def rebuild_projections(
@@ -92,3 +180,19 @@ def verify_projections(
 def roll_back_projections(address: str, to: int | None = None) -> int:
     """Make an earlier version of a store's read models active again; see `ReadModelStore.roll_back`."""
     return open_store(address).read_model_store().roll_back(to)
+
+
+def context_backlogs(store: str, messaging: MessagingSettings) -> ContextBacklogRefresher:
+    """Return the refresher of the backlog of a context's outbox and inbox.
+
+    Arguments:
+        store: path of a SQLite store, or URL of a PostgreSQL one.
+        messaging: the context, and the service's own database.
+    """
+    from postroom.adapters.postgres.messaging.backlog import count_backlog  # psycopg is an extra
+
+    return ContextBacklogRefresher(
+        lambda: count_backlog(messaging.database, messaging.context, messaging.tables),
+        open_store(store).save_context_backlog,
+        messaging.context,
+    )

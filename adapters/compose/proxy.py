@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from postroom.adapters.compose.cluster import advertised_address
+from postroom.adapters.compose.control_plane import advertised_address
 from postroom.adapters.compose.runner import Access, RunnerSettings, StoreHost
 from postroom.adapters.compose.serve import unrestricted
 from postroom.adapters.sockets.protection import Protection, check_access

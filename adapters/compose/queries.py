@@ -1,13 +1,13 @@
-"""Queries by processes that do not own a mailbox; separate, because owners need none of it."""
+"""Readers of a store's log and read models, also of those that were built for another tool."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from postroom.adapters.compose import list_mailboxes, open_archive
-from postroom.adapters.compose.erasure import open_protection
-from postroom.adapters.compose.store import open_store
+from postroom.adapters.compose.store import open_protection, open_store
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.erasure.erase_subject import ErasureSettings
 from postroom.application.erasure.protection import Protection
@@ -37,11 +37,18 @@ from postroom.application.queries.message_lists import (
 from postroom.application.queries.preview_settings import PreviewSettings
 from postroom.application.queries.simulate_policy import SimulatePolicy
 from postroom.application.queries.verify import VerifyLog
+from postroom.domain.arguments import check_path
+from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.topic_decisions import SettingsPreview
 from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox, check_topic
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.settings import MailboxSettings, SettingsChanges, resolve_policy
 from postroom.domain.subject import SubjectPolicy
+
+if TYPE_CHECKING:  # slow to import
+    from postroom.adapters.clickhouse.database import ClickHouseDatabase
+    from postroom.adapters.targets.read_model_store import Target
+    from postroom.projections.ports.read_model_store import ReadModelStore
 
 
 class Reader:
@@ -159,7 +166,6 @@ def open_read_models(store: str, source: str | None = None) -> ReadModels:
         read_models = open_store(store).read_models()
         if source is None:
             return read_models
-        from postroom.adapters.compose.targets import open_clickhouse  # the driver is slow to import
 
         database = open_clickhouse(source, "can't be queried")
         from postroom.adapters.clickhouse.read_models import ClickHouseReadModels
@@ -178,3 +184,63 @@ async def describe_mailboxes(store: str) -> list[MailboxSummary]:
         with closing(place.existing_log(name)) as log:
             summaries.append(await DescribeMailbox(log, place.ownership())())
     return summaries
+
+
+_EXTRAS = {
+    "parquet": "views",
+    "chdb": "clickhouse",
+    "clickhouse": "clickhouse",
+    "clickhouses": "clickhouse",
+}
+"""The extra that each kind of target needs."""
+
+
+def open_target(into: str) -> "ReadModelStore":
+    """Return the read model store in a target for other tools.
+
+    Arguments:
+        into: `parquet:FOLDER`, `chdb:FOLDER`, or `clickhouse://user:password@host:port/database`, with
+            `clickhouses` for TLS.
+
+    Raises: InvalidRequest for any other address. MissingExtra when a library is not installed.
+    """
+    kind, _, place = check_path("into", into).partition(":")
+    if kind not in _EXTRAS or not place.strip("/"):
+        raise InvalidRequest(
+            f"Read models can't be built into {kind}:...; name parquet:FOLDER, chdb:FOLDER or "
+            "clickhouse://user@host:8123/database."
+        )
+    with explain_missing_extra(_EXTRAS[kind]):
+        from postroom.adapters.targets.read_model_store import TargetReadModelStore
+
+        return TargetReadModelStore(_target(kind, place, into))
+
+
+def open_clickhouse(address: str, refusal: str) -> "ClickHouseDatabase":
+    """Return the database of ClickHouse at an address.
+
+    Arguments:
+        address: `chdb:FOLDER` or `clickhouse://user:password@host:port/database`; see `open_target`.
+        refusal: what other addresses can't be, such as `can't be queried`.
+
+    Raises: InvalidRequest for any other address. MissingExtra when a library is not installed.
+    """
+    kind, _, place = check_path("address", address).partition(":")
+    if _EXTRAS.get(kind) != "clickhouse" or not place.strip("/"):
+        raise InvalidRequest(
+            f"Read models in {kind}:... {refusal}; name clickhouse://user@host:8123/database or chdb:FOLDER."
+        )
+    with explain_missing_extra("clickhouse"):
+        from postroom.adapters.clickhouse.database import open_database
+    return open_database(address)
+
+
+def _target(kind: str, place: str, into: str) -> "Target":
+    if kind == "parquet":
+        from postroom.adapters.parquet.read_model_target import ParquetTarget
+
+        return ParquetTarget(place)
+    from postroom.adapters.clickhouse.database import open_database
+    from postroom.adapters.clickhouse.read_model_target import ClickHouseTarget
+
+    return ClickHouseTarget(open_database(into))

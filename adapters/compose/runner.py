@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from postroom.adapters.compose import OwnerSettings, Postroom, own_mailbox
-from postroom.adapters.compose.cluster import advertised_address
+from postroom.adapters.compose.control_plane import advertised_address
 from postroom.adapters.compose.serve import Protection, make_service, unrestricted
 from postroom.adapters.compose.store import MEMORY, Store, open_store
 from postroom.adapters.sockets.protection import check_access

@@ -1,5 +1,6 @@
-"""Opening stores by their addresses."""
+"""Stores: what their addresses mean, and the keys that protect their data."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -8,10 +9,14 @@ from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sqlite.store import SqliteStore
 from postroom.adapters.sqlite.store_file import has_file
+from postroom.adapters.system.clock import SystemClock
+from postroom.application.erasure.erase_subject import ErasureSettings
+from postroom.application.erasure.protection import Protection
 from postroom.application.extras import explain_missing_extra
 from postroom.application.ports.event_log import EventLog, EventLogReader
 from postroom.application.ports.lease_store import Ownership
 from postroom.application.ports.outbox import MessageCount, MessageOutbox
+from postroom.application.ports.subject_keys import MasterKey, SubjectKeys
 from postroom.domain.arguments import check_path
 from postroom.domain.errors import InvalidRequest
 
@@ -23,7 +28,10 @@ if TYPE_CHECKING:
     from postroom.projections.ports.log_reader import LogReader
     from postroom.projections.ports.read_model_store import VerifiableStore
 
+
 MEMORY = "memory:"
+CLUSTER_SCHEMES = ("postroom", "postrooms")
+SERVER_SCHEMES = ("http", "https", "http+unix", "grpc", "grpcs", "grpc+unix", *CLUSTER_SCHEMES)
 
 
 class Store(Protocol):
@@ -120,6 +128,11 @@ def open_store(address: str) -> Store:
     return SqliteStore(address)
 
 
+def is_remote(address: object) -> bool:
+    """Return whether an address is one of a server, not of a store."""
+    return isinstance(address, str) and address.partition(":")[0].lower() in SERVER_SCHEMES
+
+
 def has_store(address: str) -> bool:
     """Return whether there is a store at an address; that of a database is not looked for.
 
@@ -145,3 +158,73 @@ def open_log_reader(
         from postroom.adapters.parquet.log_reader import ArchivedLogReader
 
     return ArchivedLogReader(log, archive, allow_gaps)
+
+
+def open_protection(settings: ErasureSettings) -> Protection:
+    """Return the protection of a mailbox's messages, after a test of the key store.
+
+    Raises: InvalidRequest for wrong settings or another master key, NotFound when the key store or the master
+        key does not exist, Unavailable when they can't be used, MissingExtra without `cryptography`.
+    """
+    valid = settings.validate()
+    keys = open_subject_keys(valid, open_master_key(valid))
+    keys.get(())
+    return Protection(keys, valid.topics)
+
+
+def open_subject_keys(settings: ErasureSettings, master_key: MasterKey) -> SubjectKeys:
+    """Return the key store; its methods raise as those of `SubjectKeys`.
+
+    Raises: MissingExtra for one in PostgreSQL without the driver.
+    """
+    if is_url(settings.keys):
+        with explain_missing_extra("postgres"):
+            from postroom.adapters.subject_keys.postgres import PostgresSubjectKeys
+
+        return PostgresSubjectKeys(settings.keys, master_key, SystemClock().wall)
+    from postroom.adapters.subject_keys.sqlite import SqliteSubjectKeys
+
+    return SqliteSubjectKeys(Path(settings.keys), master_key, SystemClock().wall)
+
+
+def open_master_key(settings: ErasureSettings) -> MasterKey:
+    """Return the master key; raises as `open_protection`."""
+    with explain_missing_extra("erasure"):
+        from postroom.adapters.subject_keys.master_key import (
+            master_key_of,
+            read_master_key,
+            run_master_key_command,
+        )
+
+    if settings.master_key_file is not None:
+        return read_master_key(Path(settings.master_key_file))
+    if settings.master_key_command is not None:
+        return run_master_key_command(settings.master_key_command)
+    return master_key_of(os.environ, settings.master_key_variable or "")
+
+
+def create_key_store(settings: ErasureSettings) -> MasterKey:
+    """Create the key store, and the file of the master key unless it exists; return the master key.
+
+    Raises: InvalidRequest when the key store exists, Unavailable when its database is not migrated; otherwise
+        as `open_protection`.
+    """
+    with explain_missing_extra("erasure"):
+        from postroom.adapters.subject_keys.master_key import create_master_key
+
+    valid = settings.validate()
+    file = valid.master_key_file
+    if file is not None and not os.path.exists(file):
+        master_key: MasterKey = create_master_key(Path(file))
+    else:
+        master_key = open_master_key(valid)
+    if is_url(valid.keys):
+        with explain_missing_extra("postgres"):
+            from postroom.adapters.subject_keys import postgres
+
+        postgres.create_subject_keys(valid.keys, master_key)
+    else:
+        from postroom.adapters.subject_keys import sqlite
+
+        sqlite.create_subject_keys(Path(valid.keys), master_key)
+    return master_key

@@ -26,7 +26,7 @@ from unittest.mock import patch
 import postroom
 from postroom.adapters.cli.main import main as postroom_command
 from postroom.adapters.compose import open_mailbox
-from postroom.adapters.compose.remote import ClientTls
+from postroom.adapters.compose.connect import ClientTls
 from postroom.adapters.grpc.client import connect_grpc
 from postroom.adapters.http_client.client import connect_http
 from tests.support.local_cluster import LocalCluster

@@ -11,10 +11,19 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from postroom.adapters.compose.capture import CaptureColumns, CaptureSettings, create_slot, open_capture
-from postroom.adapters.compose.outbox import MessagingSettings, NewEvent, Outbox, OutboxSettings
-from postroom.adapters.compose.postgres import migrate_messaging
-from postroom.adapters.compose.relay import NatsSettings, open_relay
+from postroom.adapters.compose.maintenance import migrate_messaging
+from postroom.adapters.compose.outbox import (
+    CaptureColumns,
+    CaptureSettings,
+    MessagingSettings,
+    NatsSettings,
+    NewEvent,
+    Outbox,
+    OutboxSettings,
+    create_slot,
+    open_capture,
+    open_relay,
+)
 from postroom.adapters.nats.connection import connect
 from postroom.application.threads import background_task
 from tests.benchmarks.figures import Figures, Stopwatch

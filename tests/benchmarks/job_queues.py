@@ -71,7 +71,7 @@ def _message(payload: str) -> NewMessage:
 async def open_postroom(store: str) -> AsyncIterator[JobQueue]:
     """Use a mailbox by `connect`: its owner is the process that connects first."""
     if is_database(store):
-        from postroom.adapters.compose.postgres import migrate_store
+        from postroom.adapters.compose.maintenance import migrate_store
 
         migrate_store(store)
     async with connect(store, default_policy=POLICY, limits=LIMITS) as mailbox:

@@ -11,12 +11,11 @@ import psycopg
 from aiohttp import web
 
 from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.brokers import open_streams
 from postroom.adapters.compose.inbox import InboxSettings, open_worker
 from postroom.adapters.compose.ingest import Namespace, NatsSource, open_ingester
-from postroom.adapters.compose.outbox import MessagingSettings, NewEvent, Outbox
-from postroom.adapters.compose.postgres import migrate_messaging, migrate_store
-from postroom.adapters.compose.relay import NatsSettings, open_relay
-from postroom.adapters.compose.streams import open_streams
+from postroom.adapters.compose.maintenance import migrate_messaging, migrate_store
+from postroom.adapters.compose.outbox import MessagingSettings, NatsSettings, NewEvent, Outbox, open_relay
 from postroom.adapters.nats.definitions import ConsumerDefinition, StreamDefinition
 from postroom.domain.envelope.validation import ValidationMode
 from tests.benchmarks.figures import Figures, Stopwatch

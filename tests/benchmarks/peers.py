@@ -129,7 +129,7 @@ class _PgmqClient:
 
 @asynccontextmanager
 async def _open_postroom(url: str) -> AsyncIterator[Queue]:
-    from postroom.adapters.compose.postgres import migrate_store
+    from postroom.adapters.compose.maintenance import migrate_store
 
     migrate_store(url)
     async with open_mailbox(url, default_policy=POLICY, limits=LIMITS) as postroom:

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from postroom.adapters.compose import Postroom, open_mailbox
-from postroom.adapters.compose.postgres import migrate_store
+from postroom.adapters.compose.maintenance import migrate_store
 from postroom.adapters.compose.store import open_store
 from postroom.application.messages import NewMessage
 from postroom.application.query_results import RedriveReport

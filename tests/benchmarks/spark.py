@@ -19,7 +19,7 @@ import msgspec
 
 import postroom.projections
 from postroom.adapters.compose import is_database
-from postroom.adapters.compose.postgres import migrate_store
+from postroom.adapters.compose.maintenance import migrate_store
 from tests.benchmarks.figures import Figures
 from tests.benchmarks.long_log import LongLog, build_long_log
 from tests.benchmarks.options import LARGE, Database, Options

@@ -15,7 +15,7 @@ import msgspec
 import psycopg
 
 from postroom.adapters.compose import Postroom, open_mailbox
-from postroom.adapters.compose.postgres import migrate_store
+from postroom.adapters.compose.maintenance import migrate_store
 from tests.benchmarks.figures import Figures, Stopwatch
 from tests.benchmarks.history import CHUNK, generated, live
 from tests.benchmarks.servers import postgres_server

@@ -18,7 +18,7 @@ from statistics import median
 from typing import NamedTuple, TypeVar
 
 from postroom.adapters.compose.connect import connect
-from postroom.adapters.compose.postgres import migrate_store
+from postroom.adapters.compose.maintenance import migrate_store
 from tests.benchmarks.figures import RUNS, Figures
 from tests.benchmarks.load.callers import OpenCaller, open_grpc, open_http, open_local, open_own
 from tests.benchmarks.load.loops import Act, Run, Work, closed_loop, open_loop

@@ -14,7 +14,7 @@ from eventsourcing.tests.persistence import (
     NonInterleavingNotificationIDsBaseCase,
 )
 
-from postroom.adapters.compose.leases import open_lease_store, open_lease_tables
+from postroom.adapters.compose.control_plane import open_lease_store, open_lease_tables
 from postroom.adapters.memory.lease_store import MemoryLeaseStore
 from postroom.adapters.postgres.lease_store import PostgresLeaseStore
 from postroom.adapters.sqlite.event_log import SqliteEventLog

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from postroom.adapters.compose import OwnerSettings, Postroom, open_mailbox
-from postroom.adapters.compose.connect import connect, share_mailbox
-from postroom.adapters.compose.remote import connect_remote
+from postroom.adapters.compose.connect import connect, connect_remote, share_mailbox
 from postroom.adapters.compose.serve import (
     HttpSettings,
     open_grpc_surface,

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 
 from postroom.adapters.cli.values import DIFFERS
 from postroom.adapters.compose import open_mailbox
-from postroom.adapters.compose.audit import open_audit_log
+from postroom.adapters.compose.access import open_audit_log
 from postroom.adapters.compose.store import open_store
 from postroom.application.access.audit import ALLOWED, AuditEntry
 from postroom.application.messages import NewMessage

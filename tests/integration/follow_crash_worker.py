@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import Any
 
-from postroom.adapters.compose.follow import make_follower
+from postroom.adapters.compose.projections import make_follower
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.sql.read_model_updater import SqlReadModelUpdater
 

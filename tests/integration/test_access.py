@@ -14,7 +14,7 @@ from google.rpc.status_pb2 import Status
 from multidict import CIMultiDict
 
 from postroom.adapters.compose import Postroom, open_mailbox
-from postroom.adapters.compose.remote import connect_remote
+from postroom.adapters.compose.connect import connect_remote
 from postroom.adapters.compose.serve import (
     HttpSettings,
     open_grpc_surface,

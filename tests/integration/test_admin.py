@@ -13,8 +13,8 @@ import trustme
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from postroom.adapters.compose.admin import LeaseStores, RunningAdmin, open_leases, serve_admin
-from postroom.adapters.compose.remote import ClientTls
+from postroom.adapters.compose.connect import ClientTls
+from postroom.adapters.compose.control_plane import LeaseStores, RunningAdmin, open_leases, serve_admin
 from postroom.adapters.compose.serve import Protection, ServerTls, TlsFiles
 from postroom.adapters.grpc.admin.v1 import control_plane_pb2 as pb
 from postroom.adapters.grpc.admin_client import ControlPlaneClient, connect_admins

@@ -16,7 +16,7 @@ from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import load_settings
 from postroom.adapters.cli.values import WrongUsage
 from postroom.adapters.compose import open_mailbox
-from postroom.adapters.compose.audit import AuditSettings, open_audit_log
+from postroom.adapters.compose.access import AuditSettings, open_audit_log
 from postroom.adapters.compose.store import open_store
 from postroom.application.access.audit import AuditEntry
 from postroom.domain.errors import BrokenLog, InvalidRequest, NotFound

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from postroom.adapters.compose import Postroom, open_mailbox
-from postroom.adapters.compose.access import open_access, open_capabilities, open_key_ring
-from postroom.adapters.compose.audit import read_audit_log
-from postroom.adapters.compose.remote import connect_remote
+from postroom.adapters.compose.access import open_access, open_capabilities, open_key_ring, read_audit_log
+from postroom.adapters.compose.connect import connect_remote
 from postroom.application.access.audit import AuditEntry
 from postroom.domain.capability.rights import Right, Rights, Topics
 from postroom.domain.errors import Forbidden, PostroomError, Unavailable

@@ -14,7 +14,7 @@ import pytest
 
 from postroom import MailboxOutbox
 from postroom.adapters.compose import open_mailbox
-from postroom.adapters.compose.audit import open_audit_log, read_audit_log
+from postroom.adapters.compose.access import open_audit_log, read_audit_log
 from postroom.adapters.compose.backup import back_up, verify_backup
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.compose.restore import restore

@@ -19,8 +19,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in its stubs
 from redis.asyncio import Redis
 
-from postroom.adapters.compose.ingest import open_namespace
-from postroom.adapters.compose.sources import open_dead_letters
+from postroom.adapters.compose.ingest import open_dead_letters, open_namespace
 from postroom.adapters.kafka.settings import KafkaSettings
 from postroom.application.ingest.namespace import (
     IngestCounts,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from postroom.adapters.compose.remote import connect_remote
+from postroom.adapters.compose.connect import connect_remote
 from postroom.adapters.compose.testing import ManualClock, MemoryMailbox
 from postroom.application.messages import NewMessage
 from postroom.application.operations.mailbox import Mailbox

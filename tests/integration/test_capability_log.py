@@ -11,8 +11,8 @@ from postroom.adapters.compose.access import (
     open_access_control,
     open_capabilities,
     open_key_ring,
+    read_audit_log,
 )
-from postroom.adapters.compose.audit import read_audit_log
 from postroom.adapters.compose.store import open_store
 from postroom.domain.capability.token import Token
 from postroom.domain.errors import InvalidRequest, Unauthenticated

@@ -10,9 +10,9 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from postroom.adapters.compose.contexts import context_backlogs
 from postroom.adapters.compose.inbox import open_inbox
 from postroom.adapters.compose.outbox import MessagingSettings, open_outbox
+from postroom.adapters.compose.projections import context_backlogs
 from postroom.adapters.compose.queries import open_read_models
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.postgres.messaging.backlog import count_backlog

@@ -15,10 +15,9 @@ import pytest
 from postroom.adapters.compose import OwnerSettings, open_mailbox
 from postroom.adapters.compose.connect import connect
 from postroom.adapters.compose.erasures import Erasures
-from postroom.adapters.compose.export import export_messages
+from postroom.adapters.compose.export import StoreSearchQueries, export_messages
 from postroom.adapters.compose.projections import LocalRunner, rebuild_projections
 from postroom.adapters.compose.queries import open_read_models, read_mailbox, read_projections
-from postroom.adapters.compose.search_queries import StoreSearchQueries
 from postroom.adapters.subject_keys.master_key import create_master_key, read_master_key
 from postroom.application.erasure.erase_subject import ErasureSettings
 from postroom.application.messages import NewMessage, Sent

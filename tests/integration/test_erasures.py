@@ -15,9 +15,9 @@ import pytest
 
 from postroom.adapters.compose import OwnerSettings, open_mailbox
 from postroom.adapters.compose.connect import connect
-from postroom.adapters.compose.erasure import open_master_key
 from postroom.adapters.compose.erasures import Erasures
 from postroom.adapters.compose.queries import read_mailbox
+from postroom.adapters.compose.store import open_master_key
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.subject_keys.cipher import DataKey
 from postroom.adapters.subject_keys.erasure_log import FileErasureLog

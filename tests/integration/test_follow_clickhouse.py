@@ -17,10 +17,9 @@ import pytest
 from postroom.adapters.clickhouse import compaction, database
 from postroom.adapters.clickhouse.database import CURSOR, STAGED, ClickHouseDatabase, open_database
 from postroom.adapters.clickhouse.read_model_updater import ClickHouseReadModelUpdater
-from postroom.adapters.compose.follow import make_follower
-from postroom.adapters.compose.queries import open_read_models
+from postroom.adapters.compose.projections import make_follower
+from postroom.adapters.compose.queries import open_read_models, open_target
 from postroom.adapters.compose.store import open_store
-from postroom.adapters.compose.targets import open_target
 from postroom.application.messages import NewMessage
 from postroom.application.ports.read_models import ReadModels
 from postroom.domain.errors import Unavailable
@@ -208,7 +207,9 @@ else:
     @pytest.fixture(scope="module")
     def worker_server() -> Iterator[ForkServer]:
         """A fork server of followers that kill themselves."""
-        with ForkServer(Path(follow_crash_worker.__file__), ["postroom.adapters.compose.follow"]) as server:
+        with ForkServer(
+            Path(follow_crash_worker.__file__), ["postroom.adapters.compose.projections"]
+        ) as server:
             yield server
 
     @pytest.fixture(scope="module")

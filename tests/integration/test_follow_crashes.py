@@ -40,7 +40,7 @@ POINTS = [
 @pytest.fixture(scope="module")
 def worker_server() -> Iterator[ForkServer]:
     """A fork server of followers that kill themselves."""
-    with ForkServer(Path(follow_crash_worker.__file__), ["postroom.adapters.compose.follow"]) as server:
+    with ForkServer(Path(follow_crash_worker.__file__), ["postroom.adapters.compose.projections"]) as server:
         yield server
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from postroom import connect
 from postroom.adapters.compose import open_mailbox
-from postroom.adapters.compose.import_store import import_store
+from postroom.adapters.compose.maintenance import import_store
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.postgres.migrate import migrate
 from postroom.adapters.sql import migrations

@@ -25,7 +25,7 @@ from nats.js.api import StreamConfig
 
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.ingest import open_ingester
-from postroom.adapters.compose.postgres import migrate_store
+from postroom.adapters.compose.maintenance import migrate_store
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.domain.errors import NotFound, Unavailable
 from tests.integration.ingest_world import DURABLE, MAILBOX, STREAM, SUBJECT, namespace, stored

@@ -6,7 +6,7 @@ import pytest
 
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.access import open_access, open_capabilities, open_key_ring
-from postroom.adapters.compose.remote import connect_remote
+from postroom.adapters.compose.connect import connect_remote
 from tests.support.altered_commits import alter
 from tests.support.stores import MAILBOX, message
 from tests.support.surfaces import served

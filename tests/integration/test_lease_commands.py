@@ -11,7 +11,7 @@ from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import load_settings
 from postroom.adapters.cli.values import WrongUsage
-from postroom.adapters.compose.admin import LeaseStores, RunningAdmin, serve_admin
+from postroom.adapters.compose.control_plane import LeaseStores, RunningAdmin, serve_admin
 from postroom.adapters.grpc.node_access import NodeAccess
 from postroom.adapters.memory.lease_store import MemoryLeaseStore
 from postroom.domain.errors import InvalidRequest, NotFound, Unauthenticated, Unavailable

@@ -27,7 +27,7 @@ from postroom import (
     connect,
     open_mailbox,
 )
-from postroom.adapters.compose.remote import connect_remote
+from postroom.adapters.compose.connect import connect_remote
 from postroom.adapters.compose.serve import (
     HttpSettings,
     open_grpc_surface,

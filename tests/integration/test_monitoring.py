@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from postroom.adapters.compose import open_mailbox
-from postroom.adapters.compose.admin import LeaseStores, serve_admin
 from postroom.adapters.compose.connect import connect as connect_mailbox
 from postroom.adapters.compose.connect import share_mailbox
-from postroom.adapters.compose.follow import open_follower
+from postroom.adapters.compose.control_plane import LeaseStores, serve_admin
 from postroom.adapters.compose.inbox import InboxSettings, open_monitored_worker
 from postroom.adapters.compose.ingest import open_namespace
-from postroom.adapters.compose.monitoring import serve_monitor
-from postroom.adapters.compose.relay import OutboxSettings, open_monitored_relay
+from postroom.adapters.compose.outbox import OutboxSettings, open_monitored_relay
+from postroom.adapters.compose.process import serve_monitor
+from postroom.adapters.compose.projections import open_follower
 from postroom.adapters.compose.schedule import make_scheduler
 from postroom.adapters.compose.serve import (
     HttpSettings,

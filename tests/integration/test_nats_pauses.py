@@ -14,7 +14,7 @@ import pytest
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.inbox import InboxSettings, open_worker
 from postroom.adapters.compose.ingest import open_ingester
-from postroom.adapters.compose.relay import OutboxSettings, open_relay
+from postroom.adapters.compose.outbox import OutboxSettings, open_relay
 from postroom.adapters.memory.event_handler import FunctionEventHandler
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.definitions import ConsumerDefinition

@@ -8,9 +8,9 @@ import grpc
 import pytest
 import trustme
 
-from postroom.adapters.compose.admin import LeaseStores, serve_admin
+from postroom.adapters.compose.connect import ClientTls
+from postroom.adapters.compose.control_plane import LeaseStores, serve_admin
 from postroom.adapters.compose.proxy import serve_proxy
-from postroom.adapters.compose.remote import ClientTls
 from postroom.adapters.compose.serve import Protection, ServerTls, TlsFiles
 from postroom.adapters.grpc.admin.v1 import control_plane_pb2 as admin_pb
 from postroom.adapters.grpc.channels import open_channel

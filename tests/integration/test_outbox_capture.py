@@ -12,14 +12,14 @@ import psycopg
 import pytest
 
 from postroom import connect
-from postroom.adapters.compose.capture import (
+from postroom.adapters.compose.brokers import MailboxTarget
+from postroom.adapters.compose.outbox import (
     CaptureColumns,
     CaptureSettings,
     MessagingSettings,
     create_slot,
     open_capture,
 )
-from postroom.adapters.compose.event_targets import MailboxTarget
 from postroom.adapters.postgres.capture.source import PostgresCaptureSource
 from postroom.adapters.postgres.migrate import migrate
 from postroom.application.outbox.relay import OutboxSettings

@@ -14,7 +14,7 @@ import msgspec
 import psycopg
 import pytest
 
-from postroom.adapters.compose.relay import NatsSettings
+from postroom.adapters.compose.outbox import NatsSettings
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.postgres.migrate import migrate
 from tests.support.captures import LOGICAL, ServiceDatabase

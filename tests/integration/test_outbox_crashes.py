@@ -14,7 +14,7 @@ from random import Random
 import psycopg
 import pytest
 
-from postroom.adapters.compose.relay import MessagingSettings, NatsSettings, open_relay
+from postroom.adapters.compose.outbox import MessagingSettings, NatsSettings, open_relay
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.postgres.messaging.outbox import Outbox
 from postroom.adapters.postgres.migrate import migrate
@@ -27,7 +27,7 @@ SCRIPT = Path(sys.executable).with_name("postroom")
 AGGREGATES = [f"o-{n}" for n in range(10)]
 DYING_RELAY = """
 import asyncio, os, signal, sys
-from postroom.adapters.compose import relay as wiring
+from postroom.adapters.compose import outbox as wiring
 from postroom.adapters.nats import publisher
 
 class DyingPublisher(publisher.JetStreamPublisher):

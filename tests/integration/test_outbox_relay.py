@@ -11,11 +11,12 @@ from nats.js.api import DiscardPolicy
 
 from postroom.adapters.compose.outbox import (
     MessagingSettings,
+    NatsSettings,
     Outbox,
     OutboxSettings,
     open_outbox,
+    open_relay,
 )
-from postroom.adapters.compose.relay import NatsSettings, open_relay
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.publisher import JetStreamPublisher
 from postroom.adapters.postgres.messaging.hints import PostgresHints

@@ -12,14 +12,14 @@ from aio_pika.abc import AbstractChannel
 from aio_pika.exceptions import DeliveryError
 
 from postroom import TopicPolicy, connect
-from postroom.adapters.compose.outbox import open_outbox
-from postroom.adapters.compose.relay import (
+from postroom.adapters.compose.outbox import (
     EventTarget,
     KafkaSettings,
     MailboxTarget,
     MessagingSettings,
     OutboxSettings,
     RabbitmqSettings,
+    open_outbox,
     open_relay,
 )
 from postroom.application.cloudevents.message import MAILBOX

@@ -6,10 +6,9 @@ from pathlib import Path
 import trustme
 
 from postroom.adapters.compose import OwnerSettings
-from postroom.adapters.compose.admin import open_leases, serve_admin
-from postroom.adapters.compose.cluster import open_node_access
+from postroom.adapters.compose.connect import ClientTls
+from postroom.adapters.compose.control_plane import open_leases, open_node_access, serve_admin
 from postroom.adapters.compose.proxy import LocalRunner, RunnerSettings, serve_proxy
-from postroom.adapters.compose.remote import ClientTls
 from postroom.adapters.compose.serve import Protection, ServerTls, TlsFiles, unrestricted
 from postroom.adapters.grpc.client import connect_grpc
 from tests.support.messages import message

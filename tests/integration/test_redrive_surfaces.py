@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from postroom.adapters.compose import open_mailbox
-from postroom.adapters.compose.remote import connect_remote
+from postroom.adapters.compose.connect import connect_remote
 from postroom.adapters.compose.serve import (
     HttpSettings,
     open_grpc_surface,

@@ -10,8 +10,7 @@ import pytest
 from aiohttp import web
 
 from postroom.adapters.compose import Postroom, open_mailbox
-from postroom.adapters.compose.connect import share_mailbox
-from postroom.adapters.compose.remote import connect_remote
+from postroom.adapters.compose.connect import connect_remote, share_mailbox
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 from tests.support.stores import MAILBOX, message
 from tests.support.surfaces import served

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.access import open_access, open_capabilities, open_key_ring
-from postroom.adapters.compose.remote import connect_remote
+from postroom.adapters.compose.connect import connect_remote
 from postroom.application.access.settings import MIN_CACHE_TTL_MS, AccessSettings
 from postroom.application.messages import NewMessage, ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox

@@ -10,7 +10,7 @@ import pytest
 from nats.aio.client import Client
 
 from postroom.adapters.compose import OwnerSettings, open_mailbox
-from postroom.adapters.compose.admin import LeaseStores, serve_admin
+from postroom.adapters.compose.control_plane import LeaseStores, serve_admin
 from postroom.adapters.compose.runner import OpenRunner, RunnerSettings, open_runner
 from postroom.adapters.compose.serve import unrestricted
 from postroom.adapters.grpc.admin_client import connect_admins

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.export import StoreSearchQueries
 from postroom.adapters.compose.projections import LocalRunner, rebuild_projections
 from postroom.adapters.compose.queries import open_read_models
-from postroom.adapters.compose.search_queries import StoreSearchQueries
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.access.dead_letters import read_dead_letters
 from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage

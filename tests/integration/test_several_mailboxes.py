@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from postroom.adapters.compose import Postroom, open_mailbox
-from postroom.adapters.compose.remote import connect_remote
+from postroom.adapters.compose.connect import connect_remote
 from postroom.adapters.grpc.client import GrpcTransport, connect_grpc
 from postroom.adapters.grpc.handlers import MailboxHandlers
 from postroom.adapters.grpc.server import serve_handlers

@@ -15,8 +15,7 @@ from aiohttp import ClientSession, TCPConnector
 from trustme import CA, LeafCert
 
 from postroom.adapters.compose import Postroom, open_mailbox
-from postroom.adapters.compose.connect import connect
-from postroom.adapters.compose.remote import ClientTls, connect_remote
+from postroom.adapters.compose.connect import ClientTls, connect, connect_remote
 from postroom.adapters.compose.serve import HttpSettings, Protection, ServerTls, TlsFiles
 from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest, Unavailable

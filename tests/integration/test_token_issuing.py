@@ -17,8 +17,12 @@ from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import load_settings
 from postroom.adapters.cli.values import NOTHING, WrongUsage
 from postroom.adapters.compose import open_mailbox
-from postroom.adapters.compose.access import open_access_control, open_capabilities, open_key_ring
-from postroom.adapters.compose.audit import open_audit_log
+from postroom.adapters.compose.access import (
+    open_access_control,
+    open_audit_log,
+    open_capabilities,
+    open_key_ring,
+)
 from postroom.adapters.compose.store import open_store
 from postroom.application.access.control import AccessControl
 from postroom.domain.capability.access import Access, verify

@@ -11,8 +11,7 @@ import pytest
 from aiohttp import web
 
 from postroom.adapters.compose import open_mailbox
-from postroom.adapters.compose.connect import connect
-from postroom.adapters.compose.remote import connect_remote
+from postroom.adapters.compose.connect import connect, connect_remote
 from postroom.adapters.compose.serve import (
     HttpSettings,
     open_grpc_surface,

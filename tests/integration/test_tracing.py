@@ -27,7 +27,7 @@ from postroom import (
     outbox,
     transaction,
 )
-from postroom.adapters.compose.tracing import export_traces
+from postroom.adapters.compose.process import export_traces
 from postroom.application.ports.inbox import HandlerRequest
 from postroom.application.tracing import SAMPLED, NullTracer, TraceContext, tracer, use_tracer
 from tests.integration.inbox_world import opened_world

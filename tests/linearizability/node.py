@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from postroom.adapters.compose import OwnerSettings
-from postroom.adapters.compose.leases import open_lease_store
+from postroom.adapters.compose.control_plane import open_lease_store
 from postroom.adapters.compose.runner import RunnerSettings, open_runner
 from postroom.adapters.compose.serve import unrestricted
 from postroom.adapters.grpc.admin_client import ControlPlaneClient, connect_admins

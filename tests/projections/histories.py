@@ -13,10 +13,9 @@ import pytest
 from hypothesis import strategies as st
 
 from postroom.adapters.compose import Postroom
-from postroom.adapters.compose.follow import open_updater
-from postroom.adapters.compose.projections import rebuild_projections
+from postroom.adapters.compose.projections import open_updater, rebuild_projections
+from postroom.adapters.compose.queries import open_target
 from postroom.adapters.compose.store import open_log_reader, open_store
-from postroom.adapters.compose.targets import open_target
 from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.event_log import SqliteEventLog

@@ -33,7 +33,7 @@ port.OPERATIONS["count_topics"] = count_topics.__operation__  # type: ignore[att
 # What derives from the port is imported after the operation was added to it.
 from postroom import Forbidden, InvalidRequest, NewMessage, connect, open_mailbox  # noqa: E402
 from postroom.adapters.compose import OwnerHandlers  # noqa: E402
-from postroom.adapters.compose.remote import connect_remote  # noqa: E402
+from postroom.adapters.compose.connect import connect_remote  # noqa: E402
 from scripts.sync_operations import make  # noqa: E402
 from tests.support.access import controlled_mailbox  # noqa: E402
 from tests.support.namespaces import open_namespace  # noqa: E402

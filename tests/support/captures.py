@@ -8,7 +8,7 @@ from uuid import UUID
 
 import psycopg
 
-from postroom.adapters.compose.capture import CaptureColumns, CaptureSettings, MessagingSettings, create_slot
+from postroom.adapters.compose.outbox import CaptureColumns, CaptureSettings, MessagingSettings, create_slot
 from postroom.adapters.postgres.capture.source import PostgresCaptureSource
 from postroom.adapters.postgres.messaging.held_events import PostgresHeldEvents
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository

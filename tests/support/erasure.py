@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import zstandard
 
-from postroom.adapters.compose.erasure import create_key_store, open_master_key, open_subject_keys
+from postroom.adapters.compose.store import create_key_store, open_master_key, open_subject_keys
 from postroom.application.erasure.erase_subject import ErasureSettings
 from postroom.application.ports.subject_keys import SubjectKeys
 from postroom.domain.subject import SubjectPolicy

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from postroom.adapters.compose import Postroom, open_mailbox
-from postroom.adapters.compose.access import open_local_access
-from postroom.adapters.compose.audit import read_audit_log
+from postroom.adapters.compose.access import open_local_access, read_audit_log
 from postroom.adapters.compose.console import new_code
 from postroom.adapters.console.pages import audit as audit_page
 from postroom.adapters.console.pages import log as log_page

@@ -19,7 +19,7 @@ import pytest
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.connect import connect
 from postroom.adapters.compose.console import ConsoleSettings
-from postroom.adapters.compose.search_queries import MAX_EXPORTS, StoreSearchQueries
+from postroom.adapters.compose.export import MAX_EXPORTS, StoreSearchQueries
 from postroom.adapters.compose.testing import ManualClock
 from postroom.adapters.console.event_filter import PARAMETERS
 from postroom.application.messages import NewMessage

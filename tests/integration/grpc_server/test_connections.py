@@ -10,9 +10,13 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from postroom.adapters.compose import Postroom
-from postroom.adapters.compose.admin import LeaseStores, serve_admin
-from postroom.adapters.compose.cluster import connect_control_plane, open_node_access
-from postroom.adapters.compose.remote import connect_remote
+from postroom.adapters.compose.connect import connect_remote
+from postroom.adapters.compose.control_plane import (
+    LeaseStores,
+    connect_control_plane,
+    open_node_access,
+    serve_admin,
+)
 from postroom.adapters.compose.serve import ConnectionLimits, HttpSettings, Protection
 from postroom.adapters.memory.lease_store import MemoryLeaseStore
 from tests.support.access import controlled_mailbox

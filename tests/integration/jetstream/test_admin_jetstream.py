@@ -4,7 +4,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from postroom.adapters.compose.admin import LeaseStores, serve_admin
+from postroom.adapters.compose.control_plane import LeaseStores, serve_admin
 from postroom.adapters.grpc.admin_client import connect_admins
 from postroom.application.ports.control_plane import Heartbeat
 from postroom.domain.errors import LeaseHeld

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from postroom.adapters.compose import Postroom, open_mailbox
-from postroom.adapters.compose.postgres import migrate_store
+from postroom.adapters.compose.maintenance import migrate_store
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.mailbox import engine
 from postroom.application.messages import NewMessage, Sent

@@ -12,8 +12,8 @@ import pytest
 from postroom import MailboxOutbox, NewEvent, Outbox, ReceivedMessage, Sent, Worker, connect
 from postroom.adapters.cli.main import main
 from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.outbox import MailboxTarget, open_relay
 from postroom.adapters.compose.projections import LocalRunner, rebuild_projections, verify_projections
-from postroom.adapters.compose.relay import MailboxTarget, open_relay
 from postroom.adapters.postgres.capture.settings import CaptureSettings
 from postroom.adapters.postgres.capture.source import PostgresCaptureSource
 from postroom.adapters.postgres.database import connect as connect_database

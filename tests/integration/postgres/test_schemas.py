@@ -18,7 +18,7 @@ from postroom import MailboxOutbox, NewEvent, NewMessage, Outbox, ReceivedMessag
 from postroom.adapters.cli.main import main
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.backup import back_up
-from postroom.adapters.compose.leases import open_lease_store
+from postroom.adapters.compose.control_plane import open_lease_store
 from postroom.adapters.compose.projections import LocalRunner, rebuild_projections, verify_projections
 from postroom.adapters.compose.restore import restore
 from postroom.adapters.compose.store import open_store

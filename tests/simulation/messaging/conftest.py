@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from postroom.adapters.compose.postgres import migrate_messaging
+from postroom.adapters.compose.maintenance import migrate_messaging
 from tests.simulation.messaging.world import Servers
 from tests.support.fixtures import CreateDatabase
 

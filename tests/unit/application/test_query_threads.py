@@ -4,7 +4,7 @@ import asyncio
 import threading
 from typing import Any
 
-from postroom.adapters.compose.search_queries import StoreSearchQueries
+from postroom.adapters.compose.export import StoreSearchQueries
 from postroom.domain.search import EventFilter
 from tests.support.waiting import SECONDS
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from postroom.adapters.compose.remote import connect_remote, is_remote
+from postroom.adapters.compose.connect import connect_remote
+from postroom.adapters.compose.store import is_remote
 from postroom.domain.errors import InvalidRequest, Unavailable
 
 

@@ -1,7 +1,7 @@
-"""Bringing over stores of the format before commits (ADR 0101)."""
+"""Maintenance of stores: migrate databases, and import a store into another."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -10,10 +10,12 @@ from typing import Any
 from postroom.adapters.backup.folder import temporary_folder, writing
 from postroom.adapters.compose.store import has_store, open_store
 from postroom.adapters.files.durable import sync
+from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.postgres.url import is_url
+from postroom.adapters.sql.migrations import Migration
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.backup import loading
-from postroom.adapters.sqlite.database import Mode, open_file
+from postroom.adapters.sqlite.database import Mode, migrate, open_file
 from postroom.adapters.sqlite.store_file import check_reader, is_frozen
 from postroom.application.backup.former_records import FormerLog
 from postroom.application.backup.manifest import copy_store
@@ -24,6 +26,47 @@ from postroom.application.queries.verify import VerifyLog
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.names import is_mailbox
+
+__all__ = [
+    "MessagingSettings",
+    "Migration",
+    "migrate_keys",
+    "migrate_leases",
+    "migrate_messaging",
+    "migrate_store",
+]
+
+
+def migrate_store(url: str, *, dry_run: bool = False, grant_to: Sequence[str] = ()) -> list[Migration]:
+    """Bring a store, which may be a file, up to this version; see the `migrate` of SQLite and PostgreSQL.
+
+    A file has no roles: `grant_to` is for databases.
+    """
+    if is_url(url):
+        return _migrate(url, "store", dry_run, grant_to)
+    return migrate(Path(os.path.realpath(url)), dry_run=dry_run)
+
+
+def migrate_messaging(url: str, *, dry_run: bool = False, grant_to: Sequence[str] = ()) -> list[Migration]:
+    """Bring outbox and inbox of a service's own database up to this version."""
+    return _migrate(url, "messaging", dry_run, grant_to)
+
+
+def migrate_leases(url: str, *, dry_run: bool = False, grant_to: Sequence[str] = ()) -> list[Migration]:
+    """Bring a lease store up to this version."""
+    return _migrate(url, "leases", dry_run, grant_to)
+
+
+def migrate_keys(url: str, *, dry_run: bool = False, grant_to: Sequence[str] = ()) -> list[Migration]:
+    """Bring a key store of data subjects up to this version."""
+    return _migrate(url, "keys", dry_run, grant_to)
+
+
+def _migrate(url: str, set_: str, dry_run: bool, grant_to: Sequence[str]) -> list[Migration]:
+    with explain_missing_extra("postgres"):
+        from postroom.adapters.postgres.migrate import migrate as migrate_database
+    return migrate_database(url, set_, dry_run=dry_run, grant_to=grant_to)
+
 
 _SQL = statements("postroom.adapters.sql", "former_store.sql")
 Query = Callable[[str], Iterable[tuple[Any, ...]]]

@@ -1,15 +1,27 @@
-"""Wiring of tracing: spans go to OpenTelemetry if the application uses it, or are exported by a command."""
+"""What concerns a whole process: its traces, metrics, memory and service manager."""
 
+import asyncio
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import msgspec
 
+from postroom.adapters.system.service_manager import ServiceManager
 from postroom.application.extras import MissingExtra, explain_missing_extra
+from postroom.application.metrics import Monitor
 from postroom.application.telemetry import logger
 from postroom.application.tracing import NullTracer, tracer, use_tracer
+
+__all__ = [
+    "ServiceManager",
+    "TracingSettings",
+    "export_traces",
+    "protect_memory",
+    "serve_monitor",
+    "trace_if_used",
+]
 
 
 class TracingSettings(msgspec.Struct, frozen=True):
@@ -66,3 +78,24 @@ def export_traces(endpoint: str | None) -> Iterator[None]:
             yield
         finally:
             use_tracer(former)
+
+
+@explain_missing_extra("serve")
+def serve_monitor(monitor: Monitor, port: int) -> AbstractContextManager[str]:
+    """Serve a monitor from the running event loop at a loopback port; see `prometheus.server`.
+
+    Raises: MissingExtra without `prometheus_client`; in the context, Unavailable if the port is in use.
+    """
+    from postroom.adapters.prometheus import server
+
+    return server.serve_monitor(monitor, asyncio.get_running_loop(), port)
+
+
+def protect_memory() -> list[str]:
+    """Keep the memory of this process off every disk; see `system.memory`.
+
+    Returns: a sentence for each protection that the system does not permit.
+    """
+    from postroom.adapters.system import memory
+
+    return memory.protect_memory()

@@ -1,16 +1,27 @@
-"""Wiring of the targets of an outbox: JetStream, Kafka, RabbitMQ, and mailboxes."""
+"""Brokers: their settings, targets of events at them, and streams of JetStream."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from postroom.adapters.compose import shown_store
+from postroom.adapters.compose.connect import ClientTls
 from postroom.adapters.compose.connect import connect as connect_mailbox
-from postroom.adapters.compose.remote import ClientTls, is_remote
+from postroom.adapters.compose.store import is_remote
 from postroom.adapters.kafka.settings import KafkaSettings
+from postroom.adapters.nats.definitions import (
+    ConsumerDefinition,
+    Definition,
+    Difference,
+    StreamDefinition,
+    StreamStatus,
+    Value,
+)
+from postroom.adapters.nats.plan import Plan, apply_plan, make_plan
 from postroom.adapters.nats.settings import NatsSettings
+from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.application.cloudevents.message import AMQP, KAFKA, MAILBOX, NATS
 from postroom.application.extras import explain_missing_extra
@@ -22,7 +33,29 @@ from postroom.application.outbox.relay import OutboxSettings
 from postroom.application.ports.outbox import Publisher
 from postroom.domain.names import DEFAULT_MAILBOX
 
-__all__ = ["EventTarget", "KafkaSettings", "MailboxTarget", "NatsSettings", "RabbitmqSettings", "open_target"]
+if TYPE_CHECKING:
+    from postroom.adapters.nats.streams import JetStreamStreams
+
+__all__ = [
+    "ConsumerDefinition",
+    "Definition",
+    "Difference",
+    "EventTarget",
+    "KafkaSettings",
+    "MailboxTarget",
+    "MessagingSettings",
+    "NatsSettings",
+    "Plan",
+    "RabbitmqSettings",
+    "StreamDefinition",
+    "StreamStatus",
+    "Value",
+    "apply_plan",
+    "make_plan",
+    "open_streams",
+    "open_target",
+]
+
 
 TIMEOUT_MS = 5_000
 """Time within which a target confirms an event: less than a third of the shortest claim."""
@@ -126,3 +159,17 @@ async def _open_jetstream(
         lambda: nats_metrics({"publisher": client}),
         lambda: client.is_connected,
     )
+
+
+@asynccontextmanager
+async def open_streams(nats: NatsSettings) -> AsyncIterator["JetStreamStreams"]:
+    """Manage the streams of a NATS server for the length of the context.
+
+    Raises: Unavailable when it can't be reached.
+    """
+    with explain_missing_extra():
+        from postroom.adapters.nats.connection import connect
+        from postroom.adapters.nats.streams import JetStreamStreams
+
+    async with connect(nats, "postroom streams") as client:
+        yield JetStreamStreams(client)
