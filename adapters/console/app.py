@@ -15,10 +15,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from postroom.adapters.console import pages
-from postroom.adapters.console.data import ConsoleData
 from postroom.adapters.console.page import Handler, NavEntry, Page
 from postroom.adapters.console.samples import Samples
 from postroom.adapters.console.security import (
+    StartLink,
     client_address,
     cookie_name,
     delete_cookie,
@@ -28,8 +28,7 @@ from postroom.adapters.console.security import (
     set_cookie,
 )
 from postroom.adapters.console.sessions import BrowserSession, OneTimeCode, Sessions, SignInThrottle, same
-from postroom.adapters.console.settings import ConsoleSettings
-from postroom.adapters.console.start import StartLink
+from postroom.adapters.console.settings import ConsoleData, ConsoleSettings
 from postroom.adapters.console.templating import StaticFiles, Templates
 from postroom.application.service import Service
 from postroom.application.telemetry import logger
@@ -283,7 +282,7 @@ class Console:
     ) -> Response:
         """Return a page with a button that submits the form again."""
         facts = {"action": base + path, "path": path, "fields": fields, "csrf": browser.csrf}
-        return HTMLResponse(self.render("resume.html", request, **facts), status)
+        return HTMLResponse(self.render("session/resume", request, **facts), status)
 
     def sign_in_page(
         self,
@@ -295,7 +294,7 @@ class Console:
     ) -> Response:
         """Return the page without a session; `fields` are of a form to submit again after signing in."""
         facts = {"error": error, "path": path, "fields": fields, "is_local": self._code is not None}
-        return HTMLResponse(self.render("sign_in.html", request, **facts), status)
+        return HTMLResponse(self.render("session/sign_in", request, **facts), status)
 
     # -- errors ---
 
@@ -303,7 +302,7 @@ class Console:
         """Return the page of an error."""
         self.service.metrics.refused(error)
         facts: Mapping[str, Any] = {"error": error, "corr_id": current_corr_id()}
-        template = "error_part.html" if "hx-request" in request.headers else "error.html"
+        template = "error/part" if "hx-request" in request.headers else "error/page"
         return HTMLResponse(self.render(template, request, **facts), error.status)
 
     async def show_routing_error(self, request: Request, error: Exception) -> Response:

@@ -1,15 +1,16 @@
 """Templates and static files of the console, loaded once."""
 
+import re
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import DictLoader, Environment, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import Response
 
 from postroom.adapters.console.charts import CHARTS
-from postroom.adapters.console.filters import FILTERS, finalize
+from postroom.adapters.console.values import FILTERS, finalize
 
 ROOT: Final = Path(__file__).parent
 TYPES: Final = {
@@ -19,12 +20,34 @@ TYPES: Final = {
 }
 
 
+_TEMPLATE: Final = re.compile(r"^\{# template: (\w+) #\}\n", re.MULTILINE)
+
+
+def read_templates(folder: Path) -> dict[str, str]:
+    """Return the templates of a folder's files by their names.
+
+    A file is one template, named like the file, or several, each below a line `{# template: NAME #}`, named
+    `STEM/NAME`. Lines keep their numbers, which tracebacks show.
+    """
+    templates = {}
+    for file in folder.iterdir():
+        text = file.read_text()
+        starts = list(_TEMPLATE.finditer(text))
+        if not starts:
+            templates[file.name] = text
+        ends = [each.start() for each in starts[1:]] + [len(text)]
+        for start, end in zip(starts, ends, strict=False):  # a file that is one template has no start
+            blank = "{#" + "\n" * text.count("\n", 0, start.end()) + "#}"
+            templates[f"{file.stem}/{start[1]}"] = blank + text[start.end() : end]
+    return templates
+
+
 class Templates:
     """The templates, which escape all text, including control and bidirectional characters."""
 
     def __init__(self, static: "StaticFiles") -> None:
         self._environment = Environment(
-            loader=FileSystemLoader(ROOT / "templates"),
+            loader=DictLoader(read_templates(ROOT / "templates")),
             autoescape=True,
             auto_reload=False,
             finalize=finalize,

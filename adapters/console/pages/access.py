@@ -39,7 +39,7 @@ async def show_access(page: Page) -> Response:
     """Show what the caller may do and, to administrators, who is signed in."""
     access = page.grant.access
     return await page.render(
-        "access/page.html",
+        "access.html",
         access=access,
         operations=[(each, MEANINGS[each], each in page.grant.operations) for each in Right],
         quotas=[] if access is None else [describe_quota(each) for each in access.quotas],

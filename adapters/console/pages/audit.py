@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.adapters.console.pages.log import optional_position, verify_part
-from postroom.adapters.console.times import read_time
+from postroom.adapters.console.values import read_time
 from postroom.application.access.read_audit import AuditFilter, AuditPage, removals
 from postroom.application.queries.verify import VerifyRange
 from postroom.domain.capability.rights import Right
@@ -37,7 +37,7 @@ async def show_audit(page: Page) -> Response:
         Right.ADMIN, read, lambda _: 0, criteria=[name for name, value in fields.items() if value]
     )
     return await page.render(
-        "audit/entries.html",
+        "audit/entries",
         entries=answer.entries,
         older=answer.next_cursor and page.url("/audit", **fields, cursor=answer.next_cursor),
         fields=fields,
@@ -55,7 +55,7 @@ async def show_verification(page: Page) -> Response:
             "The store has no audit log yet; it is created by the first search or read of a payload."
         )
     facts = await verify_part(page, log, Right.ADMIN, verify=lambda each: VerifyRange(each, removals))
-    template = "log/verify_part.html" if page.is_fragment else "audit/verify.html"
+    template = "log/verify_part" if page.is_fragment else "audit/verify"
     return await page.render(template, failure_url=None, **facts)
 
 

@@ -39,7 +39,7 @@ async def show_cluster(page: Page) -> Response:
         except TimeoutError:
             problem = f"No admin of the cluster answered within {SECONDS:.0f} s."
     return await page.render(
-        "cluster/page.html",
+        "cluster.html",
         cluster=cluster,
         problem=problem,
         contexts=await _contexts(page),

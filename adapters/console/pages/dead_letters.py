@@ -5,8 +5,8 @@ from typing import Any, Final, TypeVar, cast
 
 from starlette.responses import Response
 
-from postroom.adapters.console.form_values import MS, parse_time, split_lines, text_of, write_time
 from postroom.adapters.console.page import NavEntry, Page, route
+from postroom.adapters.console.values import MS, parse_time, split_lines, text_of, write_time
 from postroom.application.access.dead_letters import read_dead_letters
 from postroom.application.ports.dead_letters import (
     BARS,
@@ -71,7 +71,7 @@ async def groups(page: Page) -> Response:
     except NotFound as error:
         return await _show_without_read_models(page, values, error)
     return await page.render(
-        "dead_letters/groups.html",
+        "dead_letters/groups",
         values=values,
         result=result,
         rows=[
@@ -102,7 +102,7 @@ async def letters(page: Page) -> Response:
     except NotFound as error:
         return await _show_without_read_models(page, values, error)
     return await page.render(
-        "dead_letters/letters.html",
+        "dead_letters/letters",
         values=values,
         letters=[(each, _redrive_one(page, each)) for each in result.items],
         redrive=_redrive_link(page, values),
@@ -116,7 +116,7 @@ async def _show_without_read_models(page: Page, values: dict[str, str], error: N
     topics = split_lines(values["topics"])
     topic = topics[0] if len(topics) == 1 and "*" not in topics[0] else None
     return await page.render(
-        "dead_letters/without_read_models.html",
+        "dead_letters/without_read_models",
         error=error,
         topic=topic or "",
         letters=await page.mailbox.list_dead_letters(topic, reason=values["reason"] or None, limit=PAGE_SIZE),

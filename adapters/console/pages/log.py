@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from starlette.responses import Response
 
 from postroom.adapters.console.page import NavEntry, Page, route
-from postroom.adapters.console.times import read_time
+from postroom.adapters.console.values import read_time
 from postroom.application.mailbox.event_columns import RUNS
 from postroom.application.masking import MASK, Mask
 from postroom.application.ports.event_log import EventLogReader
@@ -81,7 +81,7 @@ async def show_events(page: Page) -> Response:
         name: page.query.get(name, "") for name in ("event", "topic", "message", "since", "until", "position")
     }
     return await page.render(
-        "log/events.html",
+        "log/events",
         events=[(each, list(details(each))) for each in events.events],
         first=events.first,
         last=events.last,
@@ -97,7 +97,7 @@ async def show_event(page: Page) -> Response:
     position = read_position("The position", page.path["position"])
     event = await _read(page, lambda log: BrowseLog(log).event(position), lambda _: 1)
     return await page.render(
-        "log/event.html",
+        "log/event",
         event=event,
         fields=list(flatten(hide(event.fields(), page.mask))),
         message_url=event.message_id and page.message_url(event.message_id),
@@ -114,7 +114,7 @@ async def show_commits(page: Page) -> Response:
         page, lambda log: BrowseLog(log).commits(before=before, limit=ROWS), lambda answer: 0
     )
     return await page.render(
-        "log/commits.html",
+        "log/commits",
         commits=commits.commits,
         older=commits.before and page.url("/log/commits", before=commits.before),
         position=page.query.get("position", ""),
@@ -132,7 +132,7 @@ async def show_commit(page: Page) -> Response:
 
     link, events = await _read(page, read, lambda answer: len(answer[1].events))
     return await page.render(
-        "log/commit.html",
+        "log/commit",
         link=link,
         commit=link.commit,
         events=[(each, list(details(each))) for each in reversed(events.events)],
@@ -152,7 +152,7 @@ async def show_verification(page: Page) -> Response:
     else:
         facts["bounds"] = await _read(page, lambda log: BrowseLog(log).bounds(), lambda answer: 0)
     return await page.render(
-        "log/verify_part.html" if page.is_fragment else "log/verify.html",
+        "log/verify_part" if page.is_fragment else "log/verify",
         fields={name: page.query.get(name, "") for name in ("from", "through")},
         part_events=EVENTS_PER_PART,
         **facts,

@@ -9,9 +9,16 @@ from http import HTTPStatus
 import uuid_utils
 from starlette.responses import Response, StreamingResponse
 
-from postroom.adapters.console.message_view import MessageView, hides_headers, make_view, read_envelope
+from postroom.adapters.console.message_view import (
+    MessageView,
+    PayloadPreview,
+    decode_bounded,
+    hides_headers,
+    make_view,
+    preview_payload,
+    read_envelope,
+)
 from postroom.adapters.console.page import NavEntry, Page, route
-from postroom.adapters.console.payload_preview import PayloadPreview, decode_bounded, preview_payload
 from postroom.adapters.console.resend import Draft, draft_of, message_like, read_draft, to_message
 from postroom.adapters.console.snippets import Endpoint, Snippet, read_snippets, send_snippets
 from postroom.application.masking import NO_MASK
@@ -42,7 +49,7 @@ _ACTIONS = {
 async def look_up(page: Page) -> Response:
     """Show the message whose id is in the query, or the form for an id."""
     id_ = page.query.get("id", "")
-    return await _show(page, id_) if id_ else await page.render("message/look_up.html")
+    return await _show(page, id_) if id_ else await page.render("message/look_up")
 
 
 async def show(page: Page) -> Response:
@@ -68,7 +75,7 @@ async def _show(page: Page, id_: str) -> Response:
                 verification = error
     text = preview.text if preview is not None and preview.text is not None else ""
     return await page.render(
-        "message/show.html",
+        "message/show",
         message=view,
         actions=[each for each, (right, _) in _ACTIONS.items() if view.is_dead and page.may(right)],
         can_read_payload=_reads_payloads(page),
@@ -116,7 +123,7 @@ async def confirm(page: Page) -> Response:
     action = _action(page)
     detail = await page.session.read_headers(page.query.get("id", ""))
     return await page.render(
-        "message/confirm.html",
+        "message/confirm",
         message=detail,
         action=action,
         is_dead=detail.status == "dead",
@@ -289,7 +296,7 @@ async def _render_form(
     new_id: str = "",
 ) -> Response:
     return await page.render(
-        "message/resend.html",
+        "message/resend",
         status,
         message=detail,
         draft=draft,

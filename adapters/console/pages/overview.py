@@ -51,7 +51,7 @@ class TopicRow(NamedTuple):
 
 async def overview(page: Page) -> Response:
     """Show the current state of the mailbox."""
-    return await page.render("overview/page.html", live=Markup(await _live_part(page)))
+    return await page.render("overview/page", live=Markup(await _live_part(page)))
 
 
 async def live(page: Page) -> Response:
@@ -138,7 +138,7 @@ async def _live_part(page: Page) -> str:
     key = (page.base, frozenset(page.operations)) if page.grant.covers_all_topics else None
     text = samples.find_part(key)
     if text is None:
-        text = page.part("overview/live.html", csrf=_CSRF, **await _facts(page, backlog))
+        text = page.part("overview/live", csrf=_CSRF, **await _facts(page, backlog))
         if key is not None:
             samples.store_part(key, text)
     return text.replace(_CSRF, page.browser.csrf)

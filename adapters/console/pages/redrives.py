@@ -1,31 +1,152 @@
-"""Redrive jobs: preview, start, progress, pause, resume, cancel and undo."""
+"""Pages of redrive jobs: a form, its preview, and the jobs."""
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
+import msgspec
 import uuid_utils
 from starlette.responses import HTMLResponse, Response
 
 from postroom.adapters.console.event_filter import check_mask
-from postroom.adapters.console.form_values import MS, write_time
 from postroom.adapters.console.page import NavEntry, Page, route
-from postroom.adapters.console.redrive_form import (
-    COPIES,
-    CRITERIA,
-    MESSAGE,
-    NAMES,
-    PACE,
-    SELECTION,
-    describe_spec,
-    parse_spec,
-    read_values,
+from postroom.adapters.console.values import (
+    MS,
+    Fields,
+    parse_number,
+    parse_time,
+    split_lines,
+    split_pairs,
+    text_of,
+    write_time,
 )
+from postroom.application.masking import MASK, NO_MASK, Mask
 from postroom.application.queries.mailbox_past import to_us
 from postroom.application.query_results import OUTCOMES, Outcome, RedriveReport
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import InvalidRequest, NotFound
-from postroom.domain.redrive.spec import JOB_ACTIONS, JobAction, RedriveSpec
+from postroom.domain.redrive.spec import JOB_ACTIONS, Action, JobAction, RedriveSpec
+
+
+class Field(NamedTuple):
+    """A field of the form.
+
+    Arguments:
+        kind: `text`, `number`, `time`, `lines` (a value per line), `pairs` (`NAME=VALUE` per line) or `json`.
+    """
+
+    name: str
+    label: str
+    kind: str = "text"
+    hint: str = ""
+
+
+SELECTION: Final = (
+    Field("topics", "Topics", "lines", "Names or globs such as orders.*, one a line"),
+    Field("fingerprints", "Fingerprints", "lines", "Of errors, one a line"),
+    Field("reasons", "Reasons", "lines", "Such as max_attempts, one a line"),
+    Field("message_ids", "Message ids", "lines", "One a line, up to 1,000"),
+    Field(
+        "dead_since", "Dead-lettered since", "time", "Time such as 2026-01-31T08:00Z, or an age such as 2h"
+    ),
+    Field("dead_until", "Dead-lettered until", "time", "Inclusive; the preview enters its own time here"),
+)
+MESSAGE: Final = (
+    Field("start_time", "Published since", "time"),
+    Field("end_time", "Published until", "time"),
+    Field("principals", "Principals", "lines", "Publishers, one a line"),
+    Field("correlation_id", "Correlation id"),
+    Field("trace_id", "Trace id"),
+    Field("namespace", "Namespace"),
+    Field("headers", "Custom headers", "pairs", "NAME=VALUE, one a line"),
+    Field("text", "Text in headers", "text", "Substrings, all of which must occur"),
+    Field("match", "Words", "text", "In headers and payloads; a final * is any ending"),
+)
+PACE: Final = (
+    Field("rate", "Messages a second", "number", "No limit if empty"),
+    Field("delay_ms", "Delay in ms", "number", "Until the messages may be delivered"),
+    Field("limit", "Maximum number of messages", "number", "No limit if empty"),
+)
+COPIES: Final = (
+    Field("destination", "Destination", "text", "Another topic of the mailbox, to which copies are sent"),
+    Field("set_headers", "Set headers", "pairs", "NAME=VALUE, one a line"),
+    Field("remove_headers", "Remove headers", "lines", "Names, one a line"),
+    Field("merge_patch", "Change payloads", "json", "JSON object that is merged into payloads (RFC 7396)"),
+)
+CRITERIA: Final = tuple(field.name for field in (*SELECTION, *MESSAGE) if field.name != "dead_until")
+"""Criteria; if all of them are empty, a job selects all dead letters of the mailbox."""
+_ANY_VALUE: Final = ("text", "match", "merge_patch")
+"""Fields whose values may come from any header or payload."""
+FIELDS: Final = (*SELECTION, *MESSAGE, *PACE, *COPIES)
+NAMES: Final = ("action", *(field.name for field in FIELDS))
+
+
+def read_values(fields: Fields) -> dict[str, str]:
+    """Return the text of all fields of the form."""
+    return {name: text_of(fields, name) for name in NAMES}
+
+
+def parse_spec(values: Mapping[str, str]) -> RedriveSpec:
+    """Return the specification that the fields describe.
+
+    Raises: InvalidRequest naming the first invalid field.
+    """
+    parsed: dict[str, Any] = {field.name: _parse(field, values[field.name]) for field in FIELDS}
+    criteria = {name: value for name, value in parsed.items() if value is not None}
+    return RedriveSpec(action=cast(Action, values["action"] or "redrive"), **criteria).validate()
+
+
+def describe_spec(spec: RedriveSpec, mask: Mask = NO_MASK) -> list[tuple[str, str]]:
+    """Return labels and texts of the fields of a specification that are set.
+
+    Arguments:
+        mask: headers and fields that are hidden from the reader.
+    """
+    facts = msgspec.structs.asdict(spec)
+    for name in ("headers", "set_headers"):
+        facts[name] = mask.hide_headers(facts[name])
+    if spec.principals and mask.covers_header("principal"):
+        facts["principals"] = (MASK,)
+    for name in ("correlation_id", "trace_id", "namespace", "text", "match", "merge_patch"):
+        is_hidden = mask != NO_MASK if name in _ANY_VALUE else mask.covers_header(name)
+        if facts[name] is not None and is_hidden:
+            facts[name] = MASK
+    defaults = msgspec.structs.asdict(RedriveSpec())
+    return [
+        (field.label, _write(field, facts[field.name]))
+        for field in FIELDS
+        if facts[field.name] != defaults[field.name]
+    ]
+
+
+def _parse(field: Field, text: str) -> object:
+    if not text.strip():
+        return None
+    match field.kind:
+        case "number":
+            return parse_number(field.label, text)
+        case "time":
+            time = parse_time(field.label, text)
+            return None if time is None else time // MS
+        case "lines":
+            return split_lines(text)
+        case "pairs":
+            return split_pairs(field.label, text)
+        case _:
+            return text
+
+
+def _write(field: Field, value: Any) -> str:
+    match field.kind:
+        case "time":
+            return write_time(value * MS)
+        case "lines":
+            return "\n".join(value)
+        case "pairs":
+            return "\n".join(f"{name}={text}" for name, text in value.items())
+        case _:
+            return str(value)
+
 
 NAV: Final = NavEntry("Redrive jobs", "/redrives", 45, Right.REDRIVE)
 BADGES: Final = {
@@ -57,8 +178,8 @@ async def list_jobs(page: Page) -> Response:
     """Show the jobs; to htmx, only their table."""
     facts = await _list_facts(page)
     if page.is_fragment:
-        return HTMLResponse(page.part("redrives/jobs.html", **facts))
-    return await page.render("redrives/list.html", **facts)
+        return HTMLResponse(page.part("redrives/jobs", **facts))
+    return await page.render("redrives/list", **facts)
 
 
 async def show_form(page: Page) -> Response:
@@ -81,7 +202,7 @@ async def preview(page: Page) -> Response:
     except InvalidRequest as error:
         return await _form(page, values, error)
     return await page.render(
-        "redrives/preview.html",
+        "redrives/preview",
         spec=spec,
         facts=describe_spec(spec),
         preview=await page.mailbox.preview_redrive(spec),
@@ -110,7 +231,7 @@ async def show(page: Page) -> Response:
     report = await page.mailbox.get_redrive(page.path["job_id"])
     facts = {"job": report, **_job_facts(page, report)}
     if page.is_fragment:
-        return HTMLResponse(page.part("redrives/progress.html", **facts))
+        return HTMLResponse(page.part("redrives/progress", **facts))
     outcome = page.query.get("outcome") or None
     messages = await page.mailbox.list_redrive_messages(
         report.job_id,
@@ -120,7 +241,7 @@ async def show(page: Page) -> Response:
     )
     cursor = messages.next_cursor
     return await page.render(
-        "redrives/show.html",
+        "redrives/show",
         **facts,
         spec=describe_spec(report.spec, page.mask),
         messages=messages.messages,
@@ -134,7 +255,7 @@ async def confirm(page: Page) -> Response:
     """Ask whether to cancel or undo a job."""
     action = _action(page)
     report = await page.mailbox.get_redrive(page.path["job_id"])
-    return await page.render("redrives/confirm.html", job=report, action=action)
+    return await page.render("redrives/confirm", job=report, action=action)
 
 
 async def change(page: Page) -> Response:
@@ -164,7 +285,7 @@ def _action(page: Page) -> JobAction:
 async def _form(page: Page, values: dict[str, str], error: InvalidRequest | None = None) -> Response:
     actions = ["redrive", *(["archive", "purge"] if page.may(Right.ADMIN) else [])]
     return await page.render(
-        "redrives/form.html",
+        "redrives/form",
         400 if error is not None else 200,
         values=values,
         error=error,

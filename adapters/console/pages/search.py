@@ -1,13 +1,16 @@
 """The search page: a query builder, facets, a timeline, pages of messages, and exports."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 import msgspec
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
+from postroom.adapters.console.charts import TimelineChart, chart_of
 from postroom.adapters.console.event_filter import (
     HEADER,
     LISTS,
@@ -19,17 +22,63 @@ from postroom.adapters.console.event_filter import (
     write_header,
     write_time,
 )
-from postroom.adapters.console.moments import moment_facts, parse_moment
-from postroom.adapters.console.page import NavEntry, Page, route
-from postroom.adapters.console.search_export import download
-from postroom.adapters.console.search_timeline import TimelineChart, chart_of
+from postroom.adapters.console.page import NavEntry, Page, moment_facts, parse_moment, route
 from postroom.application.ports.facets import FacetField, Facets, SuggestionField, Timeline
-from postroom.application.ports.read_models import SearchQueries
+from postroom.application.ports.read_models import ExportFormat, ExportOptions, ExportPart, SearchQueries
 from postroom.domain.capability.rights import Right
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import Forbidden, InvalidRequest, NotFound, PostroomError
 from postroom.domain.message import Status
 from postroom.domain.search import Cursor, EventFilter, FoundMessage, Order, SearchPage
+
+TYPES: Final = {
+    ExportFormat.CSV: "text/csv; charset=utf-8",
+    ExportFormat.JSON: "application/jsonl; charset=utf-8",
+    ExportFormat.PARQUET: "application/vnd.apache.parquet",
+}
+SUFFIXES: Final = {
+    ExportFormat.CSV: "csv",
+    ExportFormat.JSON: "jsonl",
+    ExportFormat.PARQUET: "parquet",
+}
+
+
+async def download(page: Page, queries: SearchQueries) -> Response:
+    """Return all messages that match the filter of the URL as a file.
+
+    An error before the first part is shown as a page; a later one aborts the download.
+    """
+    try:
+        format_ = ExportFormat(page.query.get("format", ""))
+    except ValueError:
+        raise InvalidRequest("Unknown export format; expected csv, json or parquet.") from None
+    filter_ = parse_filter(page.query.multi_items())
+    check_mask(filter_, page.mask)
+    options = ExportOptions(format_, payload=page.query.get("payload") == "1", mask=page.mask)
+    opened = AsyncExitStack()
+    parts = await opened.enter_async_context(queries.export(filter_, options))
+    name = f"messages-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.{SUFFIXES[format_]}"
+    headers = {"content-disposition": f'attachment; filename="{name}"'}
+    return _Download(opened, _data(parts), media_type=TYPES[format_], headers=headers)
+
+
+async def _data(parts: AsyncIterator[ExportPart]) -> AsyncIterator[bytes]:
+    async for part in parts:
+        yield part.data
+
+
+class _Download(StreamingResponse):
+    """A file that is generated while it is sent, and closed when the request ends."""
+
+    def __init__(self, opened: AsyncExitStack, content: AsyncIterator[bytes], **arguments: Any) -> None:
+        super().__init__(content, **arguments)
+        self._opened = opened
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send the file."""
+        async with self._opened:
+            await super().__call__(scope, receive, send)
+
 
 NAV: Final = NavEntry("Search", "/search", 10)
 BACK: Final = "back"
@@ -99,7 +148,7 @@ async def search(page: Page) -> Response:
         check_mask(filter_, page.mask)
     except (Forbidden, InvalidRequest) as error:
         facts = _form_facts(page, EventFilter(), error)
-        return await page.render("search/page.html", error.status, **facts)
+        return await page.render("search/page", error.status, **facts)
     own = msgspec.structs.replace(filter_, mailbox=page.mailbox.name)
     queries = _queries(page)
     results, facets, timeline, moment = await asyncio.gather(
@@ -117,7 +166,7 @@ async def search(page: Page) -> Response:
         "moment": moment,
         "exports": _exports(page, filter_) if queries and not results.is_live else [],
     }
-    return await page.render("search/page.html", results.error.status if results.error else 200, **facts)
+    return await page.render("search/page", results.error.status if results.error else 200, **facts)
 
 
 async def suggest(page: Page) -> Response:
@@ -133,7 +182,7 @@ async def suggest(page: Page) -> Response:
         values = await queries.suggest(field, texts[-1] if texts else "")
     if field == SuggestionField.HEADER:
         values = [write_header(each, "") for each in values]
-    return await page.render("search/suggestions.html", values=values)
+    return await page.render("search/suggestions", values=values)
 
 
 async def export(page: Page) -> Response:

@@ -6,9 +6,9 @@ from weakref import WeakSet
 
 from starlette.responses import HTMLResponse, Response
 
-from postroom.adapters.console.form_values import parse_number
-from postroom.adapters.console.outcome_chart import outcome_charts
+from postroom.adapters.console.charts import outcome_charts
 from postroom.adapters.console.page import NavEntry, Page, route
+from postroom.adapters.console.values import parse_number
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.simulate_policy import Comparison, SimulatePolicy, Simulation
 from postroom.domain.capability.access import uncovered_topic
@@ -79,10 +79,10 @@ async def what_if(page: Page) -> Response:
         "charts": [] if replay is None else outcome_charts(replay.comparison),
     }
     if page.is_fragment:
-        return HTMLResponse(page.part("what_if/outcome.html", **facts), status)
+        return HTMLResponse(page.part("what_if/outcome", **facts), status)
     policy = await _policy(page, values["topic"].strip())
     return await page.render(
-        "what_if/page.html",
+        "what_if/page",
         status,
         **facts,
         values=values,
