@@ -270,25 +270,23 @@ __all__ = [
 # The module of each public name, for those who import it at run time.
 _NAMES = {
     "adapters.compose": "Postroom list_mailboxes open_mailbox",
-    "adapters.compose.capture": "open_capture",
-    "adapters.compose.queries": "Projections Reader read_mailbox read_projections",
-    "adapters.compose.projections": "rebuild_projections roll_back_projections verify_projections",
-    "adapters.compose.connect": "Connection connect",
-    "adapters.compose.event_targets": "MailboxTarget",
+    "adapters.compose.brokers": "MailboxTarget open_streams",
+    "adapters.compose.connect": "ClientTls Connection connect",
     "adapters.compose.export": "export_messages",
-    "adapters.compose.follow": "open_follower",
     "adapters.compose.inbox": "open_dead_letters open_inbox open_worker",
     "adapters.compose.ingest": (
         "KafkaSource Namespace NatsSource RabbitmqSource RedisSource find_namespace load_namespaces "
         "open_ingester"
     ),
-    "adapters.compose.outbox": "open_outbox",
-    "adapters.compose.postgres": "migrate_messaging migrate_store",
-    "adapters.compose.relay": "open_relay",
-    "adapters.compose.remote": "ClientTls",
-    "adapters.compose.streams": "open_streams",
+    "adapters.compose.maintenance": "migrate_messaging migrate_store",
+    "adapters.compose.outbox": "open_capture open_outbox open_relay",
+    "adapters.compose.projections": (
+        "open_follower rebuild_projections roll_back_projections verify_projections"
+    ),
+    "adapters.compose.queries": "Projections Reader read_mailbox read_projections",
     "adapters.http.signature": "verify_signature",
     "adapters.kafka.settings": "KafkaSettings",
+    "adapters.nats.definitions": "ConsumerDefinition StreamDefinition",
     "adapters.nats.settings": "NatsSettings",
     "adapters.postgres.capture.settings": "CaptureColumns CaptureSettings",
     "adapters.postgres.messaging.middleware": (
@@ -298,12 +296,12 @@ _NAMES = {
     "adapters.postgres.messaging.settings": "MessagingSettings",
     "adapters.postgres.messaging.tables": "Tables",
     "adapters.rabbitmq.settings": "RabbitmqSettings",
-    "adapters.sync_mailbox": "SyncMailbox SyncMessageStream SyncReceivedMessage",
     "adapters.sql.mailbox_outbox": "AsyncMailboxOutbox MailboxOutbox",
-    "application.erasure.settings": "ErasureSettings",
+    "adapters.sync_mailbox": "SyncMailbox SyncMessageStream SyncReceivedMessage",
+    "application.erasure.erase_subject": "ErasureSettings",
     "application.extras": "MissingExtra",
-    "application.inbox.event_handlers": "EventHandlers",
-    "application.inbox.settings": "InboxSettings",
+    "application.inbox.delivery": "EventHandlers",
+    "application.inbox.metrics": "InboxSettings",
     "application.mailbox.administer": "PurgeTopic RedriveDeadLetters SetTopicPolicy",
     "application.mailbox.receive": "ReceiveMessages",
     "application.mailbox.retention": "DeleteOldEvents",
@@ -311,23 +309,24 @@ _NAMES = {
     "application.mailbox.settle": "AckMessages ExtendVisibility NackMessages",
     "application.message_stream": "MessageStream",
     "application.messages": "NewMessage ReceivedMessage Sent read_receipt write_receipt",
-    "application.outbox.new_event": "NewEvent",
-    "application.outbox.settings": "OutboxSettings",
-    "application.ports.event_handler": "HandlerRequest",
     "application.operations.mailbox": "Mailbox",
+    "application.outbox.new_event": "NewEvent",
+    "application.outbox.relay": "OutboxSettings",
+    "application.ports.inbox": "HandlerRequest",
     "application.ports.source": "SourceMessage",
     "application.queries.simulate_policy": "Simulation",
     "application.queries.verify": "Verification",
-    "application.query_results": "Backlog DeadLetter Explanation HistoryEntry MessageDetail PeekedMessage",
-    "application.redrive_results": "RedriveMessage RedriveMessages RedrivePreview RedriveReport",
+    "application.query_results": (
+        "Backlog DeadLetter Explanation HistoryEntry MessageDetail PeekedMessage RedriveMessage "
+        "RedriveMessages RedrivePreview RedriveReport"
+    ),
     "application.workers.worker": "Worker WorkerCounts",
     "domain.envelope.validation": "EnvelopeProblem ValidationMode",
     "domain.errors": (
-        "BrokenLog BrokenProjection DuplicateInboxMessage Fenced Forbidden FrameTooLarge "
-        "FutureEvent IdempotencyConflict ImplausibleClock IntegrityFailure InternalError "
-        "InvalidOutboxEvent InvalidRequest InvalidTimestamp MailboxClosed MailboxOwned NotFound "
-        "PoisonMessage PostroomError Rejected Saturated SettingsConflict StaleReceipt "
-        "Unauthenticated Unavailable"
+        "BrokenLog BrokenProjection DuplicateInboxMessage Fenced Forbidden FrameTooLarge FutureEvent "
+        "IdempotencyConflict ImplausibleClock IntegrityFailure InternalError InvalidOutboxEvent "
+        "InvalidRequest InvalidTimestamp MailboxClosed MailboxOwned NotFound PoisonMessage PostroomError "
+        "Rejected Saturated SettingsConflict StaleReceipt Unauthenticated Unavailable"
     ),
     "domain.message": "Receipt",
     "domain.policy": "MailboxLimits TopicPolicy",
@@ -335,8 +334,7 @@ _NAMES = {
     "domain.redrive.spec": "RedriveSpec",
     "domain.search": "EventFilter FoundMessage SearchPage",
     "domain.settings": "MailboxSettings SettingsChanges",
-    "domain.subject_policy": "SubjectPolicy",
-    "adapters.nats.definitions": "ConsumerDefinition StreamDefinition",
+    "domain.subject": "SubjectPolicy",
     "projections.projection": "Column EventProjection MessageProjection",
     "projections.reports.report": "Chart Report",
 }

@@ -34,7 +34,7 @@ from postroom.adapters.clickhouse.dialect import (
     ScanQuery,
     open_engine,
 )
-from postroom.adapters.files.locks import is_file_locked
+from postroom.adapters.files.durable import is_file_locked
 from postroom.adapters.sql.access_path import choose
 from postroom.adapters.sql.read_models import AnyRow, SqlReadModels
 from postroom.adapters.sql.search import SearchQuery, word_substring

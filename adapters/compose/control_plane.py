@@ -148,7 +148,7 @@ def load_policies(default: LeasePolicy, file: str | None) -> LeasePolicies:
     namespaces: Mapping[str, LeasePolicy] = {}
     if file is not None:
         with explain_missing_extra("namespaces"):
-            from postroom.adapters.config.leases import load_lease_policies
+            from postroom.adapters.config.namespaces import load_lease_policies
 
         namespaces = load_lease_policies(file, default.validate())
     return LeasePolicies(default.validate(), namespaces)

@@ -14,7 +14,7 @@ from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sqlite.diagnosis import store_checks as sqlite_checks
 from postroom.adapters.system.clock import SystemClock
-from postroom.adapters.system.diagnosis import host_checks
+from postroom.adapters.system.host import host_checks
 from postroom.application.access.key_ring import signing_key
 from postroom.application.diagnosis import MAX_SKEW_MS, Check, Finding, run_checks
 from postroom.application.extras import explain_missing_extra

@@ -92,10 +92,10 @@ def serve_monitor(monitor: Monitor, port: int) -> AbstractContextManager[str]:
 
 
 def protect_memory() -> list[str]:
-    """Keep the memory of this process off every disk; see `system.memory`.
+    """Keep the memory of this process off every disk; see `system.host`.
 
     Returns: a sentence for each protection that the system does not permit.
     """
-    from postroom.adapters.system import memory
+    from postroom.adapters.system import host
 
-    return memory.protect_memory()
+    return host.protect_memory()

@@ -1,6 +1,8 @@
-"""Durable files and folders."""
+"""Files: writes that survive a crash, and locks."""
 
+import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -11,3 +13,13 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_file_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a lock file."""
+    with suppress(FileNotFoundError), open(path, "rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -9,9 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from postroom.adapters.reports.charts import MAX_SERIES, draw
-from postroom.adapters.reports.heat_map import draw_heat_maps
-from postroom.adapters.reports.labels import label_of
+from postroom.adapters.reports.charts import MAX_SERIES, draw, draw_heat_maps, label_of
 from postroom.projections.reports.report import Chart, HeatMap, Report
 
 MAX_ROWS = 2_000

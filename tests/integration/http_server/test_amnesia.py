@@ -173,7 +173,7 @@ def test_amnesia_mode_refuses_what_makes_a_file(arguments: list[str], reason: st
 def test_freed_memory_is_overwritten() -> None:
     script = (
         "import ctypes\n"
-        "from postroom.adapters.system.memory import protect_memory\n"
+        "from postroom.adapters.system.host import protect_memory\n"
         "protect_memory()\n"
         "payload = b''.join([b'secret!!'] * 200)\n"
         "address = id(payload) + 64\n"

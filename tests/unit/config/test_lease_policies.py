@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from postroom.adapters.config.leases import load_lease_policies
+from postroom.adapters.config.namespaces import load_lease_policies
 from postroom.application.cluster.control_plane_metrics import LeasePolicies
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.lease.lease import LeasePolicy
