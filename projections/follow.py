@@ -221,7 +221,7 @@ class Follower:
             if version is None:
                 raise NotFound(
                     f"The read models {self._updater.where} were never built; build them with `postroom "
-                    "project rebuild`."
+                    "views rebuild`."
                 )
             self._projections = _projections_of(version, self._updater.where)
             self._cursors = self._updater.cursors(version)

@@ -60,7 +60,7 @@ def check_names(log: LogReader) -> None:
 
 
 def check_same_log(
-    log: LogReader, cursors: Mapping[int, Cursor], where: str, command: str = "postroom project rebuild"
+    log: LogReader, cursors: Mapping[int, Cursor], where: str, command: str = "postroom views rebuild"
 ) -> None:
     """Check that no log was replaced or cut since cursors were set; see `check_cursors`.
 

@@ -1,6 +1,6 @@
 """Rebuild the read models of a store from its event log, while the active version is in use.
 
-Runs as `postroom project rebuild` and as `spark-submit projections/rebuild.py --store STORE`.
+Runs as `postroom views rebuild` and as `spark-submit projections/rebuild.py --store STORE`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -157,7 +157,7 @@ def rebuild(
     clock.report("start")
     with store.build(plan, restart=restart) as build, _record_failure(build, store.where, runner):
         check_names(log)
-        check_same_log(log, _cursors(build.plan), store.where, "postroom project rebuild --restart")
+        check_same_log(log, _cursors(build.plan), store.where, "postroom views rebuild --restart")
         runner.start()
         clock.end("start")
         return _Rebuild(log, store, runner, build, clock).run(
@@ -269,7 +269,7 @@ class _Rebuild:
             _advance(follow, self._build.version, active.positions)
         differences = self._build.differences()
         if self._store.active_version() != active:
-            return ["The active version advanced during the comparison; stop `postroom project follow` first"]
+            return ["The active version advanced during the comparison; stop `postroom views follow` first"]
         return differences
 
     def _fold(self, parts: Sequence[Part]) -> Work:

@@ -4,7 +4,7 @@ It is a rebuild whose tasks compare instead of writing. The rows folded from a r
 with the stored rows of the messages sent in it. The remaining pieces are grouped by bucket, and the rows of
 other models by model. The backlog is also compared with the counts of the live engine.
 
-Runs as `postroom project verify` and as `spark-submit projections/verify.py --store STORE`.
+Runs as `postroom views verify` and as `spark-submit projections/verify.py --store STORE`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -103,7 +103,7 @@ def verify(
     if active is None:
         log.mailboxes()  # raises NotFound when the store is missing
         raise NotFound(
-            f"The store {store.where} has no read models of this release; build them with `postroom project "
+            f"The store {store.where} has no read models of this release; build them with `postroom views "
             "rebuild`."
         )
     if chain:
@@ -139,7 +139,7 @@ def verify(
     if store.active_version() != active:
         raise Unavailable(
             f"The read models {store.where} advanced during the verification; stop "
-            "`postroom project follow` first."
+            "`postroom views follow` first."
         )
     return VerifyReport(active.version, active.positions, models, engine, skipped, clock.elapsed())
 

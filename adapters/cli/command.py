@@ -31,11 +31,13 @@ LONG_RUNNING = (
     "ingest",
     "outbox relay",
     "inbox consume",
-    "project follow",
+    "views follow",
 )
 """Commands that export their spans; others end before it would be worth the import."""
 _CONFIGURED = (*LONG_RUNNING, "console", "proxy")
 """Commands that refuse nothing but their settings and options."""
+ALIASES = {"project": "views"}
+"""Former names of groups, which go on working and are not listed."""
 PANEL = "Options of every command"
 Flags = dict[str, Any]
 """The shared options by name; None or False if omitted."""
@@ -300,6 +302,8 @@ class _LazyGroup(TyperGroup):
         return self.commands.get(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and ALIASES.get(args[0]) in self.entries:
+            args = [ALIASES[args[0]], *args[1:]]
         if args and args[0] not in self.entries and not ctx.resilient_parsing:
             close = get_close_matches(args[0], self.entries, 1)
             ctx.fail(f"Unknown command {args[0]!r}{f'; did you mean {close[0]}?' if close else '.'}")

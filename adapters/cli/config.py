@@ -14,12 +14,12 @@ from postroom.adapters.cli.cluster import ProxySettings, RunnerSection
 from postroom.adapters.cli.lease import ClusterSettings
 from postroom.adapters.cli.outbox import capture_settings
 from postroom.adapters.cli.output import Prose
-from postroom.adapters.cli.project import SearchSettings
 from postroom.adapters.cli.restrictions import AccessSection
 from postroom.adapters.cli.serve import ServeSettings
 from postroom.adapters.cli.session import ArchiveSettings, OwnerSection, RelaySettings, Session
 from postroom.adapters.cli.settings import Settings
 from postroom.adapters.cli.values import DONE, REFUSED, Outboxes, WrongUsage, exact_duration, parse_duration
+from postroom.adapters.cli.views import SearchSettings
 from postroom.adapters.compose.access import AuditSettings
 from postroom.adapters.compose.brokers import (
     KafkaSettings,

@@ -131,15 +131,15 @@ COMMANDS: Entries = {
     "config": Group(
         "Settings: show them, and where each comes from.", {"show": Command("config:show")}, OPERATIONS
     ),
-    "project": Group(
+    "views": Group(
         "Read models for search, activity and backlog: rebuild, follow, verify and roll back.",
         {
-            "rebuild": Command("project:rebuild"),
-            "follow": Command("project:follow"),
-            "status": Command("project:status"),
-            "contexts": Command("project:contexts"),
-            "verify": Command("project:verify"),
-            "roll-back": Command("project:roll_back"),
+            "rebuild": Command("views:rebuild"),
+            "follow": Command("views:follow"),
+            "status": Command("views:status"),
+            "contexts": Command("views:contexts"),
+            "verify": Command("views:verify"),
+            "roll-back": Command("views:roll_back"),
             "simulate": Command("simulate:simulate"),
         },
         OPERATIONS,

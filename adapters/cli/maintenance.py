@@ -105,7 +105,7 @@ async def restore(
     for loss in restoration.losses:
         records, messages = pluralize(loss.records, "record"), pluralize(loss.messages, "message")
         session.out.line(f"discarded from {loss.mailbox}: {records}, {messages}")
-    session.out.line("The store has no read models yet; make them with: postroom project rebuild")
+    session.out.line("The store has no read models yet; make them with: postroom views rebuild")
 
 
 def _show(session: Session, manifest: "Manifest", folder: str, headline: str) -> None:

@@ -8,7 +8,6 @@ import msgspec
 from typer import Argument, Option
 
 from postroom.adapters.cli.filters import takes
-from postroom.adapters.cli.project import ENGINES, Engine
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import (
     NOTHING,
@@ -19,6 +18,7 @@ from postroom.adapters.cli.values import (
     parse_duration,
     parse_micros,
 )
+from postroom.adapters.cli.views import ENGINES, Engine
 from postroom.application.extras import explain_missing_extra
 from postroom.application.text import pluralize
 

@@ -32,7 +32,7 @@ def search(
     envelope: Annotated[bool, Option("--envelope", help="With --json, add the envelope in base64.")] = False,
     source: From = None,
 ) -> int | None:
-    """Search all messages by their headers and words, as of the last `postroom project rebuild` or `follow`.
+    """Search all messages by their headers and words, as of the last `postroom views rebuild` or `follow`.
 
     With --json it prints one JSON object a line.
     """
@@ -138,7 +138,7 @@ def _note_bodies(session: Session, projections: "Projections") -> None:
     if active is not None and not active.bodies.topics:
         session.out.note(
             'Only headers were searched: bodies are not indexed. To index them, set bodies = ["*"] '
-            "or topics under [search], and run postroom project rebuild."
+            "or topics under [search], and run postroom views rebuild."
         )
 
 
@@ -146,12 +146,12 @@ def _note_lag(session: Session, projections: "Projections") -> None:
     lags = projections.get_projection_status().lags
     if any(not each.is_same_log for each in lags):
         session.out.note(
-            "The read models are of a log that was replaced or cut since; run postroom project rebuild."
+            "The read models are of a log that was replaced or cut since; run postroom views rebuild."
         )
     lag = sum(each.lag for each in lags)
     if lag:
         session.out.note(
-            f"The read models are {pluralize(lag, 'log record')} behind; run postroom project follow --once."
+            f"The read models are {pluralize(lag, 'log record')} behind; run postroom views follow --once."
         )
 
 

@@ -1,4 +1,4 @@
-"""`postroom project simulate`: the effect that another retry policy would have had on past messages."""
+"""`postroom views simulate`: the effect that another retry policy would have had on past messages."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime

@@ -43,7 +43,7 @@ class ClickHouseReadModelUpdater:
 
     def __init__(self, database: ClickHouseDatabase, log: SqlReadModelUpdater) -> None:
         self.where = database.where
-        self.rebuild_command = f"postroom project rebuild --into {database.address}"
+        self.rebuild_command = f"postroom views rebuild --into {database.address}"
         self._database = database
         self._log = log
         self._compacted_at = -COMPACT_SECONDS
@@ -72,7 +72,7 @@ class ClickHouseReadModelUpdater:
             version = _version(catalog, "version", number) if catalog is not None else None
         if version is None:
             raise NotFound(
-                f"The read models {self.where} have no version {number}; see `postroom project status`."
+                f"The read models {self.where} have no version {number}; see `postroom views status`."
             )
         return version
 

@@ -100,7 +100,7 @@ class ClickHouseReadModels(SqlReadModels):
 
     def _not_built(self) -> NotFound:
         return NotFound(
-            f"There are no read models in {self._shown}; build them with `postroom project rebuild --into`."
+            f"There are no read models in {self._shown}; build them with `postroom views rebuild --into`."
         )
 
     def _exists(self) -> bool:
@@ -144,7 +144,7 @@ class ClickHouseReadModels(SqlReadModels):
             if ended(f"{model}_v{number}") not in snapshot.tables:
                 raise Unavailable(
                     f"Version {version} of the read models {self._shown} was built by an earlier release; "
-                    f"rebuild them with `postroom project rebuild --into`."
+                    f"rebuild them with `postroom views rebuild --into`."
                 )
         return tables
 

@@ -171,7 +171,7 @@ class StoreSearchQueries:
     async def search_unsettled(self, filter_: EventFilter, /) -> SearchPage:
         """Return a page of unsettled messages; see `SearchQueries.search_unsettled`."""
         if self._search_unsettled is None:
-            raise NotFound("There are no read models yet; build them with `postroom project rebuild`.")
+            raise NotFound("There are no read models yet; build them with `postroom views rebuild`.")
         return await self._search_unsettled(filter_of_mailbox(filter_, self._mailbox))
 
     async def suggest(

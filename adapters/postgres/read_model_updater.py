@@ -65,7 +65,7 @@ class PostgresReadModelUpdater(SqlReadModelUpdater):
     @contextmanager
     def leader_lock(self, target: str = "") -> Iterator[bool]:
         """Acquire an advisory lock on a separate connection; see `ReadModelUpdater.leader_lock`."""
-        name = "postroom project follow, leader"
+        name = "postroom views follow, leader"
         with closing(connect(self._url, name, session_for="a follower")) as connection:
             try:
                 (is_leader,) = connection.execute(
@@ -88,7 +88,7 @@ class PostgresReadModelUpdater(SqlReadModelUpdater):
             self.close()
         try:
             if self._db is None:
-                self._db = connect(self._url, "postroom project follow", _SETTINGS)
+                self._db = connect(self._url, "postroom views follow", _SETTINGS)
                 check_connection(self._db, self._url, "store")
                 self._db.adapters.register_dumper(BinaryValue, PackedDumper)
             yield self._db

@@ -146,7 +146,7 @@ class PostgresReadModels(SqlReadModels):
         if isinstance(error, psycopg.errors.UndefinedColumn):
             return Unavailable(
                 f"The read models {self._shown} were built by an earlier version of Postroom; rebuild them "
-                "with `postroom project rebuild`."
+                "with `postroom views rebuild`."
             )
         return describe(error, self._url)
 

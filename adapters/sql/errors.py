@@ -16,6 +16,6 @@ def check_ids(error: Exception, where: str) -> None:
         raise IntegrityFailure(
             f"The read models {where} can't include a message: another message of its topic has the "
             "same id, so one of the two was altered in the log, or an earlier release built the read "
-            "models. Check the log with `postroom verify`; if it is intact, run `postroom project rebuild`, "
+            "models. Check the log with `postroom verify`; if it is intact, run `postroom views rebuild`, "
             "else restore the store from a backup."
         ) from error

@@ -67,7 +67,7 @@ class SqlReadModelUpdater(ABC):
 
     min, max = "min", "max"
     """The SQL functions that return the lesser and the greater of two values."""
-    rebuild_command = "postroom project rebuild"
+    rebuild_command = "postroom views rebuild"
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -131,7 +131,7 @@ class SqlReadModelUpdater(ABC):
         rows = self._read(self._sql("version", version=number))
         if not rows:
             raise NotFound(
-                f"The read models {self.where} have no version {number}; see `postroom project status`."
+                f"The read models {self.where} have no version {number}; see `postroom views status`."
             )
         return to_version(rows[0])
 

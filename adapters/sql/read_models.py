@@ -178,7 +178,7 @@ class SqlReadModels(SqlStatistics, ABC):
         if not page.items:
             raise NotFound(
                 f"The read models have no message {message_id}; if it was sent recently, run "
-                "`postroom project rebuild`."
+                "`postroom views rebuild`."
             )
         return page.items[0]
 
@@ -280,7 +280,7 @@ class SqlReadModels(SqlStatistics, ABC):
             if model not in tables.models:
                 raise NotFound(
                     f"Version {tables.version} of the read models {self._shown} was built without {model}; "
-                    f"build it with `postroom project rebuild --only {model}`."
+                    f"build it with `postroom views rebuild --only {model}`."
                 )
             yield db, tables
 
@@ -296,7 +296,7 @@ class SqlReadModels(SqlStatistics, ABC):
 
     def _not_built(self) -> NotFound:
         return NotFound(
-            f"The store {self._shown} has no read models yet; build them with `postroom project rebuild`."
+            f"The store {self._shown} has no read models yet; build them with `postroom views rebuild`."
         )
 
     def _lags(self, cursors: Mapping[int, LogCursor]) -> Iterator[MailboxLag]:

@@ -174,7 +174,7 @@ class Versions:
                 raise Unavailable(
                     f"The read models {self.database.where} advanced while {', '.join(plan.models)} were "
                     f"built, and version {version} shares {', '.join(shared)} with them; stop "
-                    "`postroom project follow` during the rebuild, or rebuild all models."
+                    "`postroom views follow` during the rebuild, or rebuild all models."
                 )
             self.run("retire")
             self.run("activate", version=version, now=now(), counts=_json(counts), seconds=_json(seconds))
@@ -195,7 +195,7 @@ class Versions:
                 missing = "no earlier version" if to is None else f"no version {to}"
                 raise NotFound(
                     f"The read models {self.database.where} have {missing} to roll back to; rebuild them "
-                    "with `postroom project rebuild`."
+                    "with `postroom views rebuild`."
                 )
             self._check_cursor(version, models_of(version, earlier[version]))
             self.run("retire")
@@ -283,7 +283,7 @@ class Versions:
                 f"Version {version} of the read models {self.database.where} shares "
                 f"{', '.join(sorted(shared))} with version {active.version}, which has advanced since; "
                 f"rebuild {', '.join(others)} instead, with "
-                f"`postroom project rebuild --only {','.join(others)}`."
+                f"`postroom views rebuild --only {','.join(others)}`."
             )
 
 

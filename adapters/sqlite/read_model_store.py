@@ -73,7 +73,7 @@ class SqliteReadModelStore:
         """Make an earlier version active again; see `ReadModelStore.roll_back`."""
         if not has_file(self._path):
             raise NotFound(
-                f"The store {self._store} has no read models; build them with `postroom project rebuild`."
+                f"The store {self._store} has no read models; build them with `postroom views rebuild`."
             )
         with self._catalog() as catalog:
             return Versions(catalog).roll_back(to)

@@ -86,7 +86,7 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
         for path in (self._store, Path(self.where)):
             if not has_file(path):
                 raise NotFound(
-                    f"The store {self._store} has no read models yet; build them with `postroom project "
+                    f"The store {self._store} has no read models yet; build them with `postroom views "
                     "rebuild`."
                 )
         # Batches undone by a power cut are applied again, as cursors are undone with the rows.

@@ -101,7 +101,7 @@ class TargetReadModelStore:
         """Make an earlier version active again; see `ReadModelStore.roll_back`."""
         if not self._target.exists():
             raise NotFound(
-                f"There are no read models in {self.where}; build them with `postroom project rebuild`."
+                f"There are no read models in {self.where}; build them with `postroom views rebuild`."
             )
         with self._target.catalog() as database:
             versions = Versions(database)

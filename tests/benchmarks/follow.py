@@ -1,4 +1,4 @@
-"""Latency from commit to search result with `postroom project follow`, and its catch-up rate.
+"""Latency from commit to search result with `postroom views follow`, and its catch-up rate.
 
 The follower is a process of its own, and so is whoever searches: it asks for chosen messages by their ids
 every 5 ms, on its own connection. What it measures is therefore late by up to one round of questions, 5 ms
@@ -61,7 +61,7 @@ def following(store: str) -> Iterator[Callable[[], None]]:
 
     Yields: what raises RuntimeError, in the follower's words, when it has ended by itself.
     """
-    command = [str(Path(sys.executable).with_name("postroom")), "project", "follow"]
+    command = [str(Path(sys.executable).with_name("postroom")), "views", "follow"]
     environment = {**os.environ, "POSTROOM_STORE": store, "PYSPARK_PYTHON": sys.executable}
     with TemporaryFile() as errors:
         follower = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors)

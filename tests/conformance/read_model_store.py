@@ -41,7 +41,7 @@ class ReadModelStoreConformance:
         opened = open_models()
         assert opened.active_version() is None
         assert rows(opened) == {name: [] for name in load_projections()}
-        with pytest.raises(NotFound, match="postroom project rebuild"):
+        with pytest.raises(NotFound, match="postroom views rebuild"):
             opened.roll_back()
 
     def test_what_is_served_is_what_the_reference_fold_makes(

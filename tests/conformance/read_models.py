@@ -262,7 +262,7 @@ class ReadModelsConformance:
         self, models: ReadModels, build: Build, send: SendOne
     ) -> None:
         send(NewMessage(topic="shop", payload=b"", message_id="fresh"))
-        with pytest.raises(NotFound, match="postroom project rebuild"):
+        with pytest.raises(NotFound, match="postroom views rebuild"):
             models.get("fresh")
         assert sum(each.lag for each in models.status().lags) > 0
         version = build()

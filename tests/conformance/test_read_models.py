@@ -116,7 +116,7 @@ def test_before_the_first_rebuild_every_question_says_what_to_run(
         lambda: models.timeline(EventFilter()),
         lambda: models.suggest(SuggestionField.TOPIC, ""),
     ):
-        with pytest.raises(NotFound, match="postroom project rebuild"):
+        with pytest.raises(NotFound, match="postroom views rebuild"):
             ask()
     status = models.status()
     assert status.active is None

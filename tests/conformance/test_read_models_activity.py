@@ -111,9 +111,9 @@ def test_read_models_of_an_earlier_release_say_that_they_have_no_activity_yet(tm
     with closing(sqlite3.connect(views_path(store))) as views, views:
         views.execute("UPDATE projection SET models = NULL")
     with closing(open_read_models(str(store))) as models:
-        with pytest.raises(NotFound, match="postroom project rebuild"):
+        with pytest.raises(NotFound, match="postroom views rebuild"):
             models.activity(ActivityFilter())
-        with pytest.raises(NotFound, match="postroom project rebuild"):
+        with pytest.raises(NotFound, match="postroom views rebuild"):
             models.dead_letters(DeadLetterFilter())
 
 

@@ -108,16 +108,16 @@ def test_an_added_projection_is_built_followed_and_verified(
     # Elsewhere both engines are shown to do the same: each is tried with one of the stores.
     engine = ("--engine", "local" if store == postroom.store else "spark")
     assert list(load_projections())[-2:] == ["retries", "waiting"]
-    report = postroom.ok("project", "rebuild", *engine, "--json", **here).json
+    report = postroom.ok("views", "rebuild", *engine, "--json", **here).json
     assert report["rows"]["retries"] > 0
     assert report["rows"]["waiting"] > 0
     agree(store)
 
     more = [Send(NewMessage(topic="shop", payload=b"", principal="carol")), *STORY]
     live(store, "main@local", more)
-    postroom.ok("project", "follow", "--once", **here)
+    postroom.ok("views", "follow", "--once", **here)
     agree(store)
-    assert postroom.ok("project", "verify", *engine, "--json", **here).code == 0
+    assert postroom.ok("views", "verify", *engine, "--json", **here).code == 0
 
 
 def agree(store: Store) -> None:
@@ -136,7 +136,7 @@ def test_a_fold_that_declares_other_columns_is_refused_by_name_before_anything_i
     live(postroom.store, "main@local", STORY)
     file = Path(added["PYTHONPATH"]) / "retries.py"
     file.write_text(RETRIES.replace('alias("retries")', 'alias("tries")'))
-    failed = postroom("project", "rebuild", "--json", **added)
+    failed = postroom("views", "rebuild", "--json", **added)
     assert failed.code != 0
     assert "projection retries returned the columns mailbox, topic, tries, last_at" in failed.error["message"]
     assert "retries (int, never null)" in failed.error["message"]
@@ -151,10 +151,10 @@ def test_a_record_that_an_added_fold_raises_at_is_parked_by_name_and_the_rest_go
         raise ValueError("no redriven")
 """
     file.write_text(RETRIES.replace("    return requeued", f"{poison}    return requeued"))
-    report = postroom.ok("project", "rebuild", "--engine", "local", "--json", **added).json
+    report = postroom.ok("views", "rebuild", "--engine", "local", "--json", **added).json
     assert report["parked"] == 1
     assert report["rows"]["mailbox"] == len(reference(postroom.store).rows["mailbox"])
-    parked = postroom.ok("project", "status", "--json", **added).out
+    parked = postroom.ok("views", "status", "--json", **added).out
     assert "projection retries failed with ValueError: no redriven" in parked
 
 
@@ -171,6 +171,6 @@ def test_a_module_that_adds_no_projection_is_told_in_one_sentence(
 ) -> None:
     live(postroom.store, "main@local", STORY[:1])
     (Path(added["PYTHONPATH"]) / "again.py").write_text(RETRIES)
-    failed = postroom("project", "rebuild", "--json", **(added | {MODULES: modules}))
+    failed = postroom("views", "rebuild", "--json", **(added | {MODULES: modules}))
     assert failed.code != 0
     assert problem in failed.error["message"]

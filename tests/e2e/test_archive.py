@@ -63,7 +63,7 @@ def answers(postroom, last, *options):
 async def test_looking_back_reaches_before_retention(postroom, died):
     last = postroom.ok("verify", "--json").json["mailboxes"][0]["last"]
     shown, account = (postroom.ok("show", died, *why, "--json").json for why in ([], ["--why"]))
-    simulation = postroom.ok("project", "simulate", "--max-attempts", "5", "--json").json
+    simulation = postroom.ok("views", "simulate", "--max-attempts", "5", "--json").json
     before = answers(postroom, last)
     folder = postroom.folder / "kept"
     (removed,) = await retain(postroom, folder)
@@ -76,7 +76,7 @@ async def test_looking_back_reaches_before_retention(postroom, died):
     assert answers(postroom, last, *option) == before
     assert postroom.ok("show", died, "--json", *option).json == shown
     assert postroom.ok("show", died, "--why", "--json", *option).json["story"] == account["story"]
-    simulated = postroom.ok("project", "simulate", "--max-attempts", "5", "--json", *option).json
+    simulated = postroom.ok("views", "simulate", "--max-attempts", "5", "--json", *option).json
     assert simulated["observed"]["dead_lettered"] == simulation["observed"]["dead_lettered"] == 1
     verified = postroom.ok("verify", "--json", *option).json["mailboxes"][0]
     assert verified["first"] == 1

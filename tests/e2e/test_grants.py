@@ -55,7 +55,7 @@ def test_a_role_uses_partitions_and_read_models_that_were_made_after_the_grant(
     for number in range(2):  # each makes tables of another version
         build_without_spark(empty_database)
         postroom.ok("send", "orders", "hello", "--id", f"later-{number}", **there)
-        postroom.ok("project", "follow", "--once", **there)
+        postroom.ok("views", "follow", "--once", **there)
         assert len(postroom.ok("search", "--json", **there).lines) == 42 + number
     with closing(psycopg.connect(role_url, autocommit=True)) as connection:
         for table in ("log_1_4", "log_index_1_4", "mailbox"):

@@ -221,7 +221,7 @@ def test_search_finds_in_webhook_deliveries_what_a_scan_of_the_file_finds(postro
     all_ = len(deliveries)
     assert counts(postroom.ok("import", str(webhooks), *mapping, *timed, "--json")) == (all_, all_, 0, 0)
     assert counts(postroom.ok("import", str(webhooks), *mapping, *timed, "--json")) == (all_, 0, all_, 0)
-    postroom.ok("project", "rebuild", "--engine", "local", "--verify")
+    postroom.ok("views", "rebuild", "--engine", "local", "--verify")
 
     def scan(is_wanted):
         return sorted(line for line, delivery in deliveries if is_wanted(delivery))
@@ -241,7 +241,7 @@ def test_search_finds_in_webhook_deliveries_what_a_scan_of_the_file_finds(postro
     in_time = scan(lambda d: (t := _updated(d)) is not None and _time(since) <= t <= _time(until))
     assert search("--since", since, "--until", until) == in_time
     assert 0 < len(in_time) < all_
-    status = postroom.ok("project", "status", "--json").json
+    status = postroom.ok("views", "status", "--json").json
     assert [(lag["mailbox"], lag["lag"]) for lag in status["lags"]] == [("archive@local", 0)]
     assert postroom.ok("stats", "--json").json["total_events"] == all_
     assert postroom("search", "--principal", "nobody").code == 3

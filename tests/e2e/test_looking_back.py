@@ -87,15 +87,15 @@ def test_show_why_tells_what_happened_and_why_it_was_delivered_twice(postroom, m
 
 
 def test_simulate_says_what_is_known_and_gives_a_range_for_what_is_not(postroom, message_id):
-    same = postroom.ok("project", "simulate", "--max-attempts", "2", "--json").json
+    same = postroom.ok("views", "simulate", "--max-attempts", "2", "--json").json
     assert same["observed"] == same["best"] == same["worst"]
     assert (same["messages"], same["unchanged"], same["observed"]["dead"]) == (2, 2, 1)
-    fewer = postroom.ok("project", "simulate", "--max-attempts", "1", "--topic", "ma*").out
+    fewer = postroom.ok("views", "simulate", "--max-attempts", "1", "--topic", "ma*").out
     assert "of 1 message" in fewer
     assert "0 messages would be unaffected." in fewer
-    more = postroom.ok("project", "simulate", "--max-attempts", "3", "--from", "1h", "--backoff-base", "1ms")
+    more = postroom.ok("views", "simulate", "--max-attempts", "3", "--from", "1h", "--backoff-base", "1ms")
     assert "0 to 1" in more.out
     assert "1 message would have had deliveries that never took place, up to 1 in total" in more.out
     assert "Assumptions:" in more.err
-    assert postroom("project", "simulate").code == 2
-    assert postroom("project", "simulate", "--max-attempts", "3", "--topic", "nothing").code == 3
+    assert postroom("views", "simulate").code == 2
+    assert postroom("views", "simulate", "--max-attempts", "3", "--topic", "nothing").code == 3

@@ -29,7 +29,7 @@ def without(package: str, folder: Path, *arguments: str) -> subprocess.Completed
 @pytest.mark.parametrize("command", ["rebuild", "verify"])
 def test_a_rebuild_and_a_verification_name_the_extra(tmp_path: Path, package: str, command: str) -> None:
     assert without("redis", tmp_path, "send", "orders", "hello").returncode == 0
-    refused = without(package, tmp_path, "project", command)
+    refused = without(package, tmp_path, "views", command)
     assert refused.returncode != 0
     if (package, command) != ("pyspark", "verify"):  # which first misses the read models
         assert "pip install 'postroom[spark]'" in refused.stderr

@@ -79,20 +79,20 @@ def test_dead_letters_are_grouped_by_their_errors(filled: Postroom) -> None:
 
 
 def test_what_waits_in_a_context_is_counted_and_kept(filled: Postroom, messaging_database: str) -> None:
-    assert filled.ok("project", "contexts", "--json").json == {"contexts": []}
+    assert filled.ok("views", "contexts", "--json").json == {"contexts": []}
     record(messaging_database, order_placed("o-1", 1), order_placed("o-1", 2))
     there = ("--messaging", messaging_database, "--context", "sea")
-    counted = filled.ok("project", "contexts", *there, "--json").json["contexts"]
+    counted = filled.ok("views", "contexts", *there, "--json").json["contexts"]
     assert [(each["context"], each["box"], each["count"]) for each in counted] == [
         ("sea", "inbox", 0),
         ("sea", "outbox", 2),
     ]
     record(messaging_database, order_placed("o-2", 1))
-    assert filled.ok("project", "contexts", "--json").json["contexts"] == counted
+    assert filled.ok("views", "contexts", "--json").json["contexts"] == counted
     (filled.folder / "postroom.toml").write_text(
         f'[messaging]\ndatabase = "{messaging_database}"\ncontext = "sea"\n'
     )
-    _, outbox = filled.ok("project", "contexts", "--json").json["contexts"]
+    _, outbox = filled.ok("views", "contexts", "--json").json["contexts"]
     assert outbox["count"] == 3
 
 
@@ -102,23 +102,23 @@ def test_following_keeps_the_context_of_the_settings_up_to_date(
     record(messaging_database, order_placed("o-1", 1))
     settings = f'[messaging]\ndatabase = "{messaging_database}"\ncontext = "sea"\n'
     Path(filled.folder / "postroom.toml").write_text(settings)
-    filled.ok("project", "follow", "--once")
+    filled.ok("views", "follow", "--once")
     Path(filled.folder / "postroom.toml").unlink()
-    _, outbox = filled.ok("project", "contexts", "--json").json["contexts"]
+    _, outbox = filled.ok("views", "contexts", "--json").json["contexts"]
     assert (outbox["box"], outbox["count"]) == ("outbox", 1)
 
 
 def test_read_models_in_clickhouse_answer_like_those_of_the_store(filled: Postroom) -> None:
-    filled.ok("project", "rebuild", "--engine", "local", "--into", "chdb:models")
+    filled.ok("views", "rebuild", "--engine", "local", "--into", "chdb:models")
     assert filled.ok("search", "--json", "--from", "chdb:models").out == filled.ok("search", "--json").out
     (shard,) = filled.ok("backlog", "shop", "--json", "--from", "chdb:models").json["shards"]
     assert (shard["topic"], shard["ready"], shard["dead"]) == ("shop", 0, 1)
     (letter,) = filled.ok("dlq", "list", "--json", "--from", "chdb:models").json["dead_letters"]
     assert (letter["message_id"], letter["redriven"]) == ("order-1", 1)
     live(filled.store, "other@local", POISON)
-    filled.ok("project", "follow", "--once", "--into", "chdb:models")
+    filled.ok("views", "follow", "--once", "--into", "chdb:models")
     assert filled.ok("stats", "--json", "--from", "chdb:models").json["total_events"] == 2
-    refused = filled("project", "follow", "--once", "--into", "parquet:models", "--json")
+    refused = filled("views", "follow", "--once", "--into", "parquet:models", "--json")
     assert "parquet:... can't be followed; name clickhouse://" in refused.error["message"]
     refused = filled("backlog", "--from", "chdb:models", "--at", "5", "--json")
     assert "omit --at and --archive" in refused.error["message"]
@@ -128,7 +128,7 @@ def test_read_models_in_clickhouse_answer_like_those_of_the_store(filled: Postro
 
 def test_a_search_for_words_says_whether_bodies_are_indexed_and_how_to_index_them(postroom):
     postroom.ok("send", "orders", "-", stdin=b"needle in the body")
-    postroom.ok("project", "rebuild", "--engine", "local")
+    postroom.ok("views", "rebuild", "--engine", "local")
     missed = postroom("search", "--match", "needle")
     assert missed.code == 3
     note = missed.err.replace("\n", " ")
@@ -137,7 +137,7 @@ def test_a_search_for_words_says_whether_bodies_are_indexed_and_how_to_index_the
     (postroom.folder / "postroom.toml").write_text('[search]\nbodies = ["*"]\n')
     still = postroom("search", "--match", "needle")  # the version was built without them
     assert "bodies are not indexed" in still.err.replace("\n", " ")
-    postroom.ok("project", "rebuild", "--engine", "local")
+    postroom.ok("views", "rebuild", "--engine", "local")
     found = postroom.ok("search", "--match", "needle")
     assert "1 found" in found.err
     assert "indexed" not in found.err

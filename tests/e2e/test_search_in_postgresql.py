@@ -23,9 +23,9 @@ def test_a_database_is_searched_and_summed_up_and_says_how_far_behind_it_is(
 
     unbuilt = postroom("search", "--json", **there)
     assert unbuilt.code != 0
-    assert "postroom project rebuild" in unbuilt.error["message"]
+    assert "postroom views rebuild" in unbuilt.error["message"]
     assert "open-sesame" not in unbuilt.err
-    (lag,) = postroom.ok("project", "status", "--json", **there).json["lags"]
+    (lag,) = postroom.ok("views", "status", "--json", **there).json["lags"]
     assert lag["lag"] == lag["head"] > 3
 
     build_without_spark(postgres_store, BodyRules(("orders",)))
@@ -39,4 +39,4 @@ def test_a_database_is_searched_and_summed_up_and_says_how_far_behind_it_is(
     totals = postroom.ok("stats", "--json", **there).json
     assert totals["total_events"] == 3
     assert totals["total_size_bytes"] > 0
-    assert postroom.ok("project", "status", "--json", **there).json["lags"][0]["lag"] == 0
+    assert postroom.ok("views", "status", "--json", **there).json["lags"][0]["lag"] == 0

@@ -61,14 +61,14 @@ def test_a_table_of_messages_shows_their_ids_whole(postroom, message_id, argumen
     [
         ("backlog",),
         ("activity",),
-        ("project", "status"),
-        ("project", "simulate", "--max-attempts", "3"),
+        ("views", "status"),
+        ("views", "simulate", "--max-attempts", "3"),
         ("migrate", "--dry-run", "--messaging", "{database}"),
         ("streams", "diff"),
         ("streams", "list"),
         ("outbox", "backlog"),
         ("inbox", "backlog"),
-        ("project", "contexts"),
+        ("views", "contexts"),
     ],
     ids=" ".join,
 )

@@ -76,13 +76,13 @@ def test_a_worker_that_starts_while_its_database_is_down_waits_and_ends_at_once_
 
 
 def test_a_follower_waits_for_a_store_in_a_folder_that_exists(postroom: Postroom) -> None:
-    follower = postroom.start("project", "follow")
+    follower = postroom.start("views", "follow")
     assert b"There is no store at" in read_event(follower, "start.unavailable")
     postroom.ok("send", "orders", stdin=b"1")
     read_event(follower, "Following")
-    assert b"project rebuild" in read_event(follower, "follow.unavailable")
+    assert b"views rebuild" in read_event(follower, "follow.unavailable")
     stop(follower)
-    assert postroom("--store", "no/such/folder.db", "project", "follow").code == 3
+    assert postroom("--store", "no/such/folder.db", "views", "follow").code == 3
 
 
 @pytest.mark.parametrize("change", ["/no_such_database", "user"])

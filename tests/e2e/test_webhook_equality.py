@@ -153,7 +153,7 @@ def imported(
     for duplicates in (survived, len(lines)):
         facts = postroom.ok("import", "webhooks.ndjson", *MAPPING, "--json").json
         assert (facts["read"], facts["duplicates"]) == (len(lines), duplicates)
-    postroom.ok("project", "rebuild", "--engine", "local")
+    postroom.ok("views", "rebuild", "--engine", "local")
     for format_ in FORMATS:
         exported = postroom.ok("export", format_, format_, "--payload", "--json").json
         assert exported["messages"] == len(lines)

@@ -74,7 +74,7 @@ COMMANDS = [
     "config show",
     "apply --dry-run",
     "activity",
-    "project status",
+    "views status",
 ]
 
 

@@ -164,7 +164,7 @@ def test_a_count_that_was_overtaken_by_a_later_one_changes_nothing(
 def test_read_models_that_have_only_contexts_are_not_built_yet(store: Store, messaging_database: str) -> None:
     context_backlogs(str(store), MessagingSettings(messaging_database, CONTEXT)).refresh()
     with closing(open_read_models(str(store))) as models:
-        with pytest.raises(NotFound, match="postroom project rebuild"):
+        with pytest.raises(NotFound, match="postroom views rebuild"):
             models.search(EventFilter())
         assert models.status().active is None
 

@@ -223,7 +223,7 @@ def test_before_the_first_rebuild_there_is_nothing_to_export(tmp_path: Path) -> 
     store = tmp_path / "store.db"
     histories.send(store, "main@test", MESSAGES[:1])
     (tmp_path / "exports").mkdir()
-    with pytest.raises(NotFound, match="postroom project rebuild"):
+    with pytest.raises(NotFound, match="postroom views rebuild"):
         export(store, "parquet", tmp_path / "exports" / "out")
     assert list((tmp_path / "exports").iterdir()) == []
 

@@ -221,7 +221,7 @@ def test_a_file_of_read_models_that_is_deleted_and_built_anew_is_followed_on(tmp
 
 def test_without_read_models_it_says_what_to_do(store: Store) -> None:
     live(store, "box0@test", POISON)
-    with closing(new_follower(store)) as follower, pytest.raises(NotFound, match="postroom project rebuild"):
+    with closing(new_follower(store)) as follower, pytest.raises(NotFound, match="postroom views rebuild"):
         follower.step()
 
 

@@ -75,7 +75,7 @@ async def test_a_backup_is_listed_verified_and_restored(session: Open, store: st
     (log,) = document(capsys)["manifest"]["mailboxes"]
     assert (log["mailbox"], log["position"], len(log["chain"])) == (MAILBOX, 6, 64)
     await maintenance.restore(session(), "monday", "restored.db")
-    assert lines(capsys)[-1] == "The store has no read models yet; make them with: postroom project rebuild"
+    assert lines(capsys)[-1] == "The store has no read models yet; make them with: postroom views rebuild"
     topic.list_topics(session(store="restored.db"))
     assert len(lines(capsys)) == 4
 

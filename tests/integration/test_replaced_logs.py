@@ -37,7 +37,7 @@ REPLACED = (
     rf"include position \d+ of mailbox {BOX}, but its log "
     r"(has another commit there|ends at position \d+) now: it was replaced or cut"
 )
-REBUILD = "rebuild them with `postroom project rebuild`"
+REBUILD = "rebuild them with `postroom views rebuild`"
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -154,7 +154,7 @@ async def test_symbolic_links_share_owner_messages_and_read_models(tmp_path: Pat
         code, errors = await send(link)
         assert code == 0, errors
         assert (await mailbox.get_backlog()).ready == 1 + SENDS
-    code, output = await postroom(link, "project rebuild")
+    code, output = await postroom(link, "views rebuild")
     assert code == 0, output
     code, output = await postroom(store, "search --json")
     assert (code, output.count('"topic"')) == (0, 1 + SENDS), output
@@ -279,7 +279,7 @@ async def test_a_closed_store_on_a_read_only_file_system_is_read(
 ) -> None:
     store = tmp_path / "store.db"
     await make_store(store)
-    code, output = await postroom(store, "project rebuild")
+    code, output = await postroom(store, "views rebuild")
     assert code == 0, output
     if not is_just_closed:  # readers leave an empty write-ahead log and its index
         for suffix in ("-wal", "-shm"):

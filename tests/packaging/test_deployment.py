@@ -28,7 +28,7 @@ LONG_RUNNING = {
     "serve",
     "admin",
     "proxy",
-    "project follow",
+    "views follow",
     "ingest",
     "work",
     "schedule",
@@ -279,7 +279,7 @@ def test_a_unit_runs_on_a_fresh_machine_or_names_the_setting_that_it_needs(
 ) -> None:
     start = section(unit, "Service")["ExecStart"].replace("%I", "shop:worker").replace("%i", "acme")
     code, err = machine.run(start)
-    if command(unit) in ("serve", "project follow"):
+    if command(unit) in ("serve", "views follow"):
         assert code is None, err
     else:
         assert code == 2, err

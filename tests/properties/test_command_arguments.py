@@ -25,7 +25,7 @@ def parameters(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any,
         context = typer.Context(command)
         for name in set(command.list_commands(context)) - NEEDS_SERVERS:
             yield from parameters(command.get_command(context, name), *path, name)
-    elif path != ("project", "verify"):
+    elif path != ("views", "verify"):
         for each in command.params:
             if not getattr(each, "is_flag", False) and each.name not in {"wait", "store", "config"}:
                 yield path, command, each

@@ -189,7 +189,7 @@ async def export(page: Page) -> Response:
     """Download all messages that match."""
     queries = _queries(page)
     if queries is None:
-        raise NotFound("Exports need read models, which this store lacks; run `postroom project rebuild`.")
+        raise NotFound("Exports need read models, which this store lacks; run `postroom views rebuild`.")
     return await download(page, queries)
 
 

@@ -90,5 +90,5 @@ async def test_without_read_models_the_dead_letters_of_the_mailbox_are_shown(
     async with opened_desk(store) as desk:
         page = await desk.browser.get("/dead-letters?topics=payments")
     assert page.status == 200
-    assert "postroom project rebuild" in page.text
+    assert "postroom views rebuild" in page.text
     assert page.text.count("max_attempts") == 4

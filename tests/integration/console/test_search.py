@@ -151,7 +151,7 @@ async def test_without_read_models_unsettled_messages_are_searched(tmp_path: Pat
         async with served_console(mailbox, store=store) as browser:
             page = await browser.get("/search?topics=sh*")
             assert len(messages(page.text)) == 1
-            assert "postroom project rebuild" in page.text
+            assert "postroom views rebuild" in page.text
             assert (await browser.get("/search/export?format=csv")).status == 404
 
 

@@ -61,8 +61,8 @@ READS = (
     "anchor {folder}/{schema}-anchors",
     "mailbox list",
     "topic list",
-    "project status",
-    "project verify --engine local",
+    "views status",
+    "views verify --engine local",
     "report traffic --engine local",
     "outbox backlog",
     "outbox list",
@@ -265,7 +265,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_commands_read_the_store_that_is_named(filled: list[str], run: Run, tmp_path: Path) -> None:
     for url in filled:
-        run("project follow --once", url)
+        run("views follow --once", url)
     for schema, other, url in zip(SCHEMAS, reversed(SCHEMAS), filled, strict=True):
         printed = "".join(run(command, url) for command in READS)
         printed += "".join(file.read_text() for file in (tmp_path / schema).rglob("*") if file.is_file())

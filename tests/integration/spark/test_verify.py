@@ -107,7 +107,7 @@ def test_what_retention_removed_since_is_not_missed_and_what_counts_it_is_told(s
 
 def test_without_read_models_there_is_nothing_to_verify(tmp_path: Path) -> None:
     send(tmp_path / "store.db", MAILBOX, [NewMessage(topic="shop", payload=b"")])
-    with pytest.raises(NotFound, match="postroom project rebuild"):
+    with pytest.raises(NotFound, match="postroom views rebuild"):
         verify(str(tmp_path / "store.db"))
 
 

@@ -93,9 +93,16 @@ def test_the_help_names_every_command_and_group_with_its_purpose(show_help: Call
 
     root = build()
     names = root.list_commands(typer.Context(root))
-    assert {"send", "recv", "project"} <= set(names)
+    assert {"send", "recv", "views"} <= set(names)
     for name in names:
         assert re.search(rf"│ {name}  +\S+", shown), name
+
+
+def test_the_former_name_of_a_group_works_and_is_not_listed(show_help: Callable[..., str]) -> None:
+    assert "views status" in show_help("project", "status")
+    assert show_help("project") == show_help("views")
+    assert "project" not in build().list_commands(typer.Context(build()))
+    assert not re.search(r"│ project ", show_help(columns=200))
 
 
 def test_the_help_ends_with_the_exit_codes(show_help: Callable[..., str]) -> None:

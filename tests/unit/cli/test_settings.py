@@ -6,11 +6,11 @@ from postroom.adapters.cli.config import all_settings
 from postroom.adapters.cli.lease import open_control_plane
 from postroom.adapters.cli.mailbox import parse_changes
 from postroom.adapters.cli.output import Output
-from postroom.adapters.cli.project import body_rules
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, load_settings, make_policy
 from postroom.adapters.cli.streams import read_definitions
 from postroom.adapters.cli.values import WrongUsage, parse_pairs
+from postroom.adapters.cli.views import body_rules
 from postroom.adapters.compose.console import ConsoleSettings
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.search import BodyRules
@@ -274,7 +274,7 @@ async def test_without_a_section_cluster_no_admin_is_asked(folder):
 
 
 def session(settings=None):
-    return Session("project rebuild", settings or load_settings({}, {}), Output(as_json=True))
+    return Session("views rebuild", settings or load_settings({}, {}), Output(as_json=True))
 
 
 def read_all():

@@ -1,4 +1,4 @@
-"""`postroom project`: rebuild, follow, verify and roll back the read models."""
+"""`postroom views`: rebuild, follow, verify and roll back the read models."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -199,9 +199,7 @@ def _show_status(session: Session, current: "ProjectionStatus") -> None:
     )
     for lag in current.lags:
         if not lag.is_same_log:
-            out.line(
-                f"{lag.mailbox}: the log was replaced or cut since; rebuild with postroom project rebuild"
-            )
+            out.line(f"{lag.mailbox}: the log was replaced or cut since; rebuild with postroom views rebuild")
     if current.active is not None:
         out.line("followed: " + ("yes" if current.is_following else "no"))
     if current.parked:
@@ -225,7 +223,7 @@ def _show_status(session: Session, current: "ProjectionStatus") -> None:
         ],
     )
     if current.active is None:
-        out.note("There is no version yet; run postroom project rebuild.")
+        out.note("There is no version yet; run postroom views rebuild.")
 
 
 Database = Annotated[
@@ -240,7 +238,7 @@ Context = Annotated[
 def contexts(session: Session, database: Database = None, context: Context = None) -> None:
     """Show the backlog of the outbox and the inbox of each context, as of the last count.
 
-    The configured context is counted now; `postroom project follow` counts it every few seconds.
+    The configured context is counted now; `postroom views follow` counts it every few seconds.
     """
     from postroom.adapters.cli.output import Time
     from postroom.adapters.compose.projections import context_backlogs
