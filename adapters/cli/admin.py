@@ -1,10 +1,11 @@
 """`postroom admin`: serve the control plane of a cluster (RFC-049)."""
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 from typer import Option
 
+from postroom.adapters.cli.filters import SectionFlags, takes_section
 from postroom.adapters.cli.lease import DEFAULT_ADMIN, ClusterSettings, ListenSettings
 from postroom.adapters.cli.running import Reload, monitoring, running
 from postroom.adapters.cli.session import Session
@@ -87,59 +88,32 @@ class AdminSettings(ListenSettings, frozen=True, kw_only=True):
         return store
 
 
-def admin(
-    session: Session,
-    standalone: Annotated[
-        bool, Option("--standalone", help="Keep leases in the SQLite file --store, without replication.")
-    ] = False,
-    jetstream: Annotated[
-        str | None, Option(metavar="URL,...", help="Keep leases in JetStream of these NATS servers.")
-    ] = None,
-    store: Annotated[
-        str | None,
-        Option(
-            "--store",
-            "--storage-path",
-            metavar="PATH",
-            help=f"SQLite file, or postgresql:// URL; default {DEFAULT_STORE}.",
-        ),
-    ] = None,
-    listen: Annotated[
-        str | None, Option(metavar="ADDRESS", help=f"gRPC address; default {DEFAULT_ADMIN}.")
-    ] = None,
-    namespaces: Annotated[
-        str | None, Option(metavar="FILE", help="Namespace file (YAML) with lease policies.")
-    ] = None,
-    monitoring_urls: Annotated[
-        str | None,
-        Option(
-            "--monitoring",
-            metavar="URL,...",
-            help="Monitoring of all NATS servers, such as http://host:8222.",
-        ),
-    ] = None,
-    metrics_port: MetricsPort = None,
-) -> None:
+@takes_section(
+    "admin",
+    AdminSettings,
+    standalone=Option("--standalone", help="Keep leases in the SQLite file --store, without replication."),
+    jetstream=Option(metavar="URL,...", help="Keep leases in JetStream of these NATS servers."),
+    store=Option(
+        "--store",
+        "--storage-path",
+        metavar="PATH",
+        help=f"SQLite file, or postgresql:// URL; default {DEFAULT_STORE}.",
+    ),
+    listen=Option(metavar="ADDRESS", help="gRPC address."),
+    namespaces=Option(metavar="FILE", help="Namespace file (YAML) with lease policies."),
+    monitoring=Option(metavar="URL,...", help="Monitoring of all NATS servers, such as http://host:8222."),
+)
+def admin(session: Session, options: SectionFlags[AdminSettings], metrics_port: MetricsPort = None) -> None:
     """Serve the control plane of a cluster, which grants the leases of mailboxes, until interrupted.
 
     Several admins may serve one PostgreSQL database or JetStream. A settings file is named before the
     command: postroom --config postroom.toml admin.
     """
-    flags: dict[str, object] = {
-        "standalone": standalone or None,
-        "jetstream": jetstream,
-        "store": store,
-        "listen": listen,
-        "namespaces": namespaces,
-        "monitoring": monitoring_urls,
-    }
-    settings = session.settings.section("admin", AdminSettings, flags)
-    asyncio.run(_serve(session, settings, flags, metrics_port))
+    asyncio.run(_serve(session, options, metrics_port))
 
 
-async def _serve(
-    session: Session, settings: AdminSettings, flags: dict[str, object], metrics_port: int | None
-) -> None:
+async def _serve(session: Session, options: SectionFlags[AdminSettings], metrics_port: int | None) -> None:
+    settings = options.read(session.settings)
     stop = asyncio.Event()
     protection = settings.protection("admin")
     access = session.settings.section("cluster", ClusterSettings).access()
@@ -158,7 +132,7 @@ async def _serve(
             policies=policies,
             settings=ControlPlaneSettings(member_ttl_ms=settings.member_ttl_ms),
         ) as served:
-            reloads = [_lease_policies(served, flags)]
+            reloads = [_lease_policies(served, options)]
             if protection.tls is not None:
                 from postroom.adapters.cli.serve import tls_certificates
 
@@ -194,11 +168,11 @@ def _report(session: Session, served: "RunningAdmin") -> None:
     session.out.flush()
 
 
-def _lease_policies(served: "RunningAdmin", flags: dict[str, Any]) -> Reload:
+def _lease_policies(served: "RunningAdmin", options: SectionFlags[AdminSettings]) -> Reload:
     """Return the reload of the lease policies, which apply to acquisitions from then on."""
 
     async def apply(settings: Settings) -> None:
-        section = settings.section("admin", AdminSettings, flags)
+        section = options.read(settings)
         served.control_plane.set_policies(await asyncio.to_thread(section.policies))
 
     names = [name for each in _POLICY for name in (each, each.removesuffix("_ms"))]

@@ -2,16 +2,17 @@
 
 import asyncio
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from typer import Option
 
-from postroom.adapters.cli.lease import DEFAULT_ADMIN, ClusterSettings, ListenSettings
+from postroom.adapters.cli.filters import SectionFlags, takes_section
+from postroom.adapters.cli.lease import Admin, ClusterSettings, ListenSettings
 from postroom.adapters.cli.running import MAILBOX_SETTINGS, Reload, monitoring, running
 from postroom.adapters.cli.serve import cache_ttl_ms, checked_access, principal_quotas, tls_certificates
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
-from postroom.adapters.cli.values import MetricsPort
+from postroom.adapters.cli.values import Dev, MetricsPort
 from postroom.adapters.compose.access import Access, CheckedAccess
 from postroom.adapters.compose.control_plane import check_admins, connect_control_plane
 from postroom.adapters.compose.proxy import LocalRunner, ServedProxy, serve_proxy
@@ -43,53 +44,28 @@ class ProxySettings(ListenSettings, frozen=True, kw_only=True):
     mailboxes: tuple[str, ...] = ()
 
 
+@takes_section(
+    "proxy",
+    ProxySettings,
+    proxy_id=Option("--proxy-id", metavar="ID", help="Name of the proxy, unique in the cluster."),
+    listen=Option(metavar="ADDRESS", help="gRPC address: host:port or unix:path."),
+    address=Option(metavar="HOST:PORT", help="Address at which others reach the proxy; default: --listen."),
+    runner_id=Option("--runner-id", metavar="ID", help="Own mailboxes of --store here, too, as this runner."),
+    mailboxes=Option("--mailbox", metavar="NAME@PROXY", help="Mailbox that the runner owns; repeatable."),
+)
 def proxy(
     session: Session,
-    admin: Annotated[
-        str | None,
-        Option(
-            "--admin",
-            "--admin-endpoint",
-            metavar="HOST:PORT,...",
-            help=f"Admins of the cluster; default {DEFAULT_ADMIN}. [cluster.admin]",
-        ),
-    ] = None,
-    proxy_id: Annotated[
-        str | None, Option("--proxy-id", metavar="ID", help="Name of the proxy, unique in the cluster.")
-    ] = None,
-    listen: Annotated[
-        str | None,
-        Option(metavar="ADDRESS", help=f"gRPC address: host:port or unix:path; default {DEFAULT_LISTEN}."),
-    ] = None,
-    address: Annotated[
-        str | None,
-        Option(metavar="HOST:PORT", help="Address at which others reach the proxy; default: --listen."),
-    ] = None,
-    runner_id: Annotated[
-        str | None,
-        Option("--runner-id", metavar="ID", help="Own mailboxes of --store here, too, as this runner."),
-    ] = None,
-    mailbox: Annotated[
-        list[str] | None,
-        Option("--mailbox", metavar="NAME@PROXY", help="Mailbox that the runner owns; repeatable."),
-    ] = None,
-    dev: Annotated[
-        bool, Option("--dev", help="Let every process of this machine use the runner without tokens.")
-    ] = False,
+    options: SectionFlags[ProxySettings],
+    admin: Admin = None,
+    dev: Dev = False,
     metrics_port: MetricsPort = None,
 ) -> None:
     """Forward calls to the owners of mailboxes, by the routes that admins report, until interrupted.
 
-    Callers name the mailbox in the metadata postroom-mailbox; their tokens are verified by its owner.
+    Callers name the mailbox in the metadata postroom-mailbox; their tokens are verified by its owner. With
+    --dev, the runner takes calls without tokens.
     """
-    flags: dict[str, object] = {
-        "proxy_id": proxy_id,
-        "listen": listen,
-        "address": address,
-        "runner_id": runner_id,
-        "mailboxes": tuple(mailbox) if mailbox else None,
-    }
-    settings = session.settings.section("proxy", ProxySettings, flags)
+    settings = options.read(session.settings)
     if settings.proxy_id is None:
         raise InvalidSettings("[proxy] needs a proxy_id; set it, or pass --proxy-id ID.")
     check_member("proxy_id", settings.proxy_id)
@@ -182,41 +158,23 @@ class RunnerSection(ListenSettings, frozen=True, kw_only=True):
     namespaces: str | None = None
 
 
+@takes_section(
+    "runner",
+    RunnerSection,
+    runner_id=Option("--runner-id", metavar="ID", help="Name of the runner, unique in the cluster."),
+    proxy_id=Option("--proxy-id", metavar="ID", help="Proxy that the runner belongs to."),
+    mailboxes=Option(
+        "--mailbox", metavar="NAME@PROXY", help="Mailbox to own whenever its lease is free; repeatable."
+    ),
+    listen=Option(metavar="ADDRESS", help="gRPC address."),
+    address=Option(metavar="HOST:PORT", help="Address at which others reach the runner; default: --listen."),
+    namespaces=Option(metavar="FILE", help="Namespace file (YAML) to ingest by."),
+)
 def runner(
     session: Session,
-    admin: Annotated[
-        str | None,
-        Option(
-            "--admin",
-            metavar="HOST:PORT,...",
-            help=f"Admins of the cluster; default {DEFAULT_ADMIN}. [cluster.admin]",
-        ),
-    ] = None,
-    runner_id: Annotated[
-        str | None, Option("--runner-id", metavar="ID", help="Name of the runner, unique in the cluster.")
-    ] = None,
-    proxy_id: Annotated[
-        str | None, Option("--proxy-id", metavar="ID", help="Proxy that the runner belongs to.")
-    ] = None,
-    mailbox: Annotated[
-        list[str] | None,
-        Option(
-            "--mailbox", metavar="NAME@PROXY", help="Mailbox to own whenever its lease is free; repeatable."
-        ),
-    ] = None,
-    listen: Annotated[
-        str | None, Option(metavar="ADDRESS", help=f"gRPC address; default {RUNNER_LISTEN}.")
-    ] = None,
-    address: Annotated[
-        str | None,
-        Option(metavar="HOST:PORT", help="Address at which others reach the runner; default: --listen."),
-    ] = None,
-    namespaces: Annotated[
-        str | None, Option(metavar="FILE", help="Namespace file (YAML) to ingest by.")
-    ] = None,
-    dev: Annotated[
-        bool, Option("--dev", help="Let every process of this machine do everything, without tokens.")
-    ] = False,
+    options: SectionFlags[RunnerSection],
+    admin: Admin = None,
+    dev: Dev = False,
     metrics_port: MetricsPort = None,
 ) -> None:
     """Own and serve mailboxes by leases of the control plane, until interrupted.
@@ -224,15 +182,7 @@ def runner(
     Every runner of a mailbox needs the same store. On SIGTERM, the runner finishes what it began and releases
     its leases within 5 s.
     """
-    flags: dict[str, object] = {
-        "runner_id": runner_id,
-        "proxy_id": proxy_id,
-        "mailboxes": tuple(mailbox) if mailbox else None,
-        "listen": listen,
-        "address": address,
-        "namespaces": namespaces,
-    }
-    section = session.settings.section("runner", RunnerSection, flags)
+    section = options.read(session.settings)
     protection = section.protection("runner")
     settings = runner_settings(session, section, protection, dev=dev)
     opening: AbstractAsyncContextManager[Access] = (

@@ -1,18 +1,22 @@
-"""Search options, shared by every command that selects messages."""
+"""Options that commands share: those of searches, and those that are settings of a section."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import wraps
-from inspect import signature
-from typing import TYPE_CHECKING, Annotated, Any
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, TypeVar
 
+import msgspec
 from typer import Argument, Option
 
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import parse_pairs, parse_time
 
 if TYPE_CHECKING:
+    from postroom.adapters.cli.settings import Settings
     from postroom.domain.search import EventFilter
+
+Section = TypeVar("Section", bound=msgspec.Struct)
 
 
 From = Annotated[
@@ -104,3 +108,53 @@ def takes(source: Callable[..., Any]) -> Callable[[Callable[..., int | None]], C
 
 takes_filter = takes(search_filter)
 """Adds the options of `search_filter` to a command."""
+
+
+class SectionFlags(NamedTuple, Generic[Section]):
+    """Options of a command that are settings of a section.
+
+    Arguments:
+        flags: their values by field; None for omitted ones.
+    """
+
+    section: str
+    kind: type[Section]
+    flags: dict[str, Any]
+
+    def read(self, settings: "Settings") -> Section:
+        """Return the section in which the options take precedence; see `Settings.section`."""
+        return settings.section(self.section, self.kind, self.flags)
+
+
+def takes_section(
+    section: str, kind: type[Section], **options: Any
+) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
+    """Return a decorator that adds options to a command, which is called with their `SectionFlags`.
+
+    Arguments:
+        options: by field of `kind`, which has their types and defaults. The help text gets the default.
+    """
+    fields = {each.name: each for each in msgspec.structs.fields(kind)}
+    parameters = [Parameter("session", Parameter.POSITIONAL_OR_KEYWORD, annotation=Session)]
+    names = {}
+    for name, option in options.items():
+        field = fields[name]
+        if isinstance(field.default, str | int) and not isinstance(field.default, bool):
+            shown = f"{field.default:,}" if isinstance(field.default, int) else field.default
+            option.help = f"{option.help.removesuffix('.')}; default {shown}."
+        is_list = field.default == ()
+        hint: Any = bool if field.default is False else list[str] | None if is_list else field.type | None
+        declared = next(iter(option.param_decls or ()), name).strip("-").replace("-", "_")
+        names[declared] = name
+        default = False if hint is bool else None
+        parameters.append(
+            Parameter(
+                declared, Parameter.POSITIONAL_OR_KEYWORD, annotation=Annotated[hint, option], default=default
+            )
+        )
+
+    def read(session: Session, **values: Any) -> SectionFlags[Section]:
+        return SectionFlags(section, kind, {names[each]: value or None for each, value in values.items()})
+
+    read.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return takes(read)

@@ -105,7 +105,10 @@ ENDED = ("released", "expired")
 Admin = Annotated[
     str | None,
     Option(
-        "--admin", metavar="HOST:PORT,...", help=f"Admins to ask; default {DEFAULT_ADMIN}. [cluster.admin]"
+        "--admin",
+        "--admin-endpoint",
+        metavar="HOST:PORT,...",
+        help=f"Admins of the cluster; default {DEFAULT_ADMIN}. [cluster.admin]",
     ),
 ]
 

@@ -3,17 +3,19 @@
 import asyncio
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
 from typer import Option
 
+from postroom.adapters.cli.filters import SectionFlags, takes_section
 from postroom.adapters.cli.lease import open_control_plane
 from postroom.adapters.cli.mailbox import Apply, use_applied
 from postroom.adapters.cli.restrictions import AccessSection
 from postroom.adapters.cli.running import Reload, mailbox_settings, opened, running
 from postroom.adapters.cli.session import MEMORY, Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
+from postroom.adapters.cli.values import Dev
 from postroom.adapters.compose.access import (
     Access,
     AuditSettings,
@@ -116,35 +118,23 @@ class ServeSettings(HttpSettings, frozen=True, kw_only=True):
         return Protection(tls, self.behind_proxy, self.allowed_hosts)
 
 
+@takes_section(
+    "serve",
+    ServeSettings,
+    http=Option(metavar="ADDRESS", help="HTTP address: host:port or unix:path."),
+    grpc=Option(metavar="ADDRESS", help="gRPC address; none by default."),
+    max_connections=Option(metavar="N", min=1, help="Connections at a time."),
+    amnesia=Option("--amnesia", help="Write nothing to disk; all messages are lost when the server stops."),
+)
 def serve(
-    session: Session,
-    http: Annotated[
-        str | None,
-        Option(metavar="ADDRESS", help=f"HTTP address: host:port or unix:path; default {DEFAULT_HTTP}."),
-    ] = None,
-    grpc: Annotated[str | None, Option(metavar="ADDRESS", help="gRPC address; none by default.")] = None,
-    max_connections: Annotated[
-        int | None, Option(metavar="N", min=1, help="Connections at a time; default 1,024.")
-    ] = None,
-    dev: Annotated[
-        bool, Option("--dev", help="Let every process of this machine do everything, without tokens.")
-    ] = False,
-    amnesia: Annotated[
-        bool,
-        Option(
-            "--amnesia",
-            help="Write nothing to disk; all messages are lost when the server stops.",
-        ),
-    ] = False,
-    apply: Apply = False,
+    session: Session, options: SectionFlags[ServeSettings], dev: Dev = False, apply: Apply = False
 ) -> None:
     """Serve the mailbox over HTTP and gRPC, until interrupted.
 
     Addresses beyond loopback need TLS, by tls_certificate and tls_key of [serve], or a proxy in front. The
     contract is at /openapi.json. Limits and timeouts are settings of [serve].
     """
-    flags = {"http": http, "grpc": grpc, "max_connections": max_connections, "amnesia": amnesia or None}
-    settings = session.settings.section("serve", ServeSettings, flags)
+    settings = options.read(session.settings)
     for name in HttpSettings.__struct_fields__:
         if type(value := getattr(settings, name)) is int and value < 1:
             raise InvalidSettings(f"[serve]: {name} must be at least 1; it was {value}.")

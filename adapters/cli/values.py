@@ -342,6 +342,9 @@ Outboxes = Annotated[
 ]
 
 
+Dev = Annotated[
+    bool, Option("--dev", help="Let every process of this machine do everything, without tokens.")
+]
 MetricsPort = Annotated[
     int | None,
     Option(

@@ -21,7 +21,7 @@ from postroom.adapters.compose import (
     socket_path,
 )
 from postroom.adapters.compose.process import trace_if_used
-from postroom.adapters.compose.store import CLUSTER_SCHEMES, SERVER_SCHEMES, is_remote, open_protection
+from postroom.adapters.compose.store import SERVER_SCHEMES, is_remote, open_protection
 from postroom.adapters.local.mailbox import SharedMailbox
 from postroom.adapters.local.owner_thread import OwnerThread
 from postroom.adapters.local.shared import SharedOwner
@@ -41,7 +41,6 @@ from postroom.domain.policy import MAX_DURATION_MS, MailboxLimits, TopicPolicy
 __all__ = ["Connection", "SharedMailbox", "connect", "share_mailbox"]
 
 
-TLS_SCHEMES = ("https", "grpcs", "postrooms")
 MAX_URL_CHARS = 2_000
 MAX_TOKEN_CHARS = 4_000
 _TOKEN = re.compile(rf"[!-~]{{1,{MAX_TOKEN_CHARS}}}")
@@ -94,39 +93,62 @@ async def connect_remote(
     """
     check_int("timeout_ms", timeout_ms, 1, MAX_DURATION_MS)
     scheme = check_text("The URL", url, 1, MAX_URL_CHARS).partition(":")[0].lower()
-    address = "" if scheme in CLUSTER_SCHEMES else _parse(url)[1]
+    if scheme not in SERVER_SCHEMES:
+        raise _malformed_url(url)
     if token is not None:
         _check_token(token)
+    has_tls = SERVER_SCHEMES[scheme]
     if tls is not None:
         check_type("tls", tls, ClientTls).check()
-        if scheme not in TLS_SCHEMES:
+        if not has_tls:
             raise InvalidRequest(
                 f"tls is for https://, grpcs:// and postrooms:// URLs, not for {scheme}; change one of them."
             )
-    if scheme in CLUSTER_SCHEMES:
-        with explain_missing_extra("grpc"):
-            from postroom.adapters.compose.cluster_client import connect_cluster
-        trace_if_used()
-        credentials = (tls or ClientTls()) if scheme == "postrooms" else None
-        async with connect_cluster(
-            url, mailbox, timeout_ms=timeout_ms, token=token, tls=credentials
-        ) as cluster:
-            yield cluster
-        return
-    if scheme.startswith("grpc"):
-        with explain_missing_extra("grpc"):
-            from postroom.adapters.grpc.client import connect_grpc
-        credentials = (tls or ClientTls()) if scheme == "grpcs" else None
-        client = connect_grpc(address, timeout_ms=timeout_ms, token=token, tls=credentials, mailbox=mailbox)
-    else:
-        with explain_missing_extra("http"):
-            from postroom.adapters.http_client.client import connect_http
-        client = connect_http(address, timeout_ms=timeout_ms, token=token, tls=tls or ClientTls())
+    client = _CLIENTS[scheme](url, mailbox, timeout_ms, token, (tls or ClientTls()) if has_tls else None)
     trace_if_used()
     async with client as opened:
         if mailbox not in (None, opened.name):
             raise NotFound(f"The server at {url} serves the mailbox {opened.name}, not {mailbox}.")
         yield opened
+
+
+_Client = AbstractAsyncContextManager[Mailbox]
+
+
+def _http(url: str, _: str | None, timeout_ms: int, token: str | None, tls: ClientTls | None) -> _Client:
+    address = _parse(url)
+    with explain_missing_extra("http"):
+        from postroom.adapters.http_client.client import connect_http
+    return connect_http(address, timeout_ms=timeout_ms, token=token, tls=tls or ClientTls())
+
+
+def _grpc(
+    url: str, mailbox: str | None, timeout_ms: int, token: str | None, tls: ClientTls | None
+) -> _Client:
+    address = _parse(url)
+    with explain_missing_extra("grpc"):
+        from postroom.adapters.grpc.client import connect_grpc
+    return connect_grpc(address, timeout_ms=timeout_ms, token=token, tls=tls, mailbox=mailbox)
+
+
+def _cluster(
+    url: str, mailbox: str | None, timeout_ms: int, token: str | None, tls: ClientTls | None
+) -> _Client:
+    with explain_missing_extra("grpc"):
+        from postroom.adapters.compose.cluster_client import connect_cluster
+    return connect_cluster(url, mailbox, timeout_ms=timeout_ms, token=token, tls=tls)
+
+
+_CLIENTS: dict[str, Callable[[str, str | None, int, str | None, ClientTls | None], _Client]] = {
+    "http": _http,
+    "https": _http,
+    "http+unix": _http,
+    "grpc": _grpc,
+    "grpcs": _grpc,
+    "grpc+unix": _grpc,
+    "postroom": _cluster,
+    "postrooms": _cluster,
+}
 
 
 def _check_token(token: object) -> None:
@@ -138,8 +160,8 @@ def _check_token(token: object) -> None:
         )
 
 
-def _parse(url: str) -> tuple[str, str]:
-    """Return the scheme of a URL, and the address as the client of the scheme takes it."""
+def _parse(url: str) -> str:
+    """Return the address in a URL, as the client of its scheme takes it."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -150,15 +172,15 @@ def _parse(url: str) -> tuple[str, str]:
     if parts.scheme.endswith("+unix"):
         if host or not parts.path.startswith("/"):
             raise _malformed_url(url)
-        return parts.scheme, f"unix:{parts.path}"
-    if parts.scheme not in SERVER_SCHEMES or not host or parts.path not in ("", "/"):
+        return f"unix:{parts.path}"
+    if not host or parts.path not in ("", "/"):
         raise _malformed_url(url)
     shown = f"[{host}]" if ":" in host else host
     if parts.scheme in ("grpc", "grpcs"):
         if port is None:
             raise _malformed_url(url)
-        return parts.scheme, f"{shown}:{port}"
-    return parts.scheme, f"{parts.scheme}://{shown}" + ("" if port is None else f":{port}")
+        return f"{shown}:{port}"
+    return f"{parts.scheme}://{shown}" + ("" if port is None else f":{port}")
 
 
 def _malformed_url(url: str) -> InvalidRequest:

@@ -14,9 +14,8 @@ import msgspec
 
 from postroom.adapters.compose.connect import ClientTls
 from postroom.adapters.compose.process import trace_if_used
-from postroom.adapters.compose.store import MEMORY
+from postroom.adapters.compose.store import DATABASE_SCHEMES, scheme_of
 from postroom.adapters.jetstream.settings import LeaseStreamSettings
-from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sockets.address import Address
 from postroom.adapters.sockets.protection import Protection
 from postroom.adapters.system.clock import SystemClock
@@ -68,18 +67,17 @@ def open_lease_store(address: str, *, durability: "Durability" = "full") -> Leas
         MissingExtra when a package is not installed.
     """
     check_path("The lease store", address)
-    with explain_missing_extra("cluster"):
-        if address == MEMORY:
-            from postroom.adapters.memory.lease_store import (
-                MemoryLeaseStore,
-            )  # eventsourcing is slow to import
+    scheme = scheme_of(address)
+    with explain_missing_extra("cluster"):  # eventsourcing is slow to import
+        if scheme == "memory":
+            from postroom.adapters.memory.lease_store import MemoryLeaseStore
 
             return MemoryLeaseStore()
-        if is_url(address):
+        if scheme in DATABASE_SCHEMES:
             from postroom.adapters.postgres.lease_store import PostgresLeaseStore
 
             return PostgresLeaseStore(address)
-        _refuse_other_urls(address)
+        _check_file(scheme)
         from postroom.adapters.sqlite.lease_store import SqliteLeaseStore
 
         return SqliteLeaseStore(address, durability=durability)
@@ -95,22 +93,22 @@ def open_lease_tables(address: str) -> LeaseTables | None:
     Raises: as `open_lease_store`.
     """
     check_path("The store of lease tables", address)
-    if address == MEMORY:
+    scheme = scheme_of(address)
+    if scheme == "memory":
         return None
     with explain_missing_extra("cluster"):
-        if is_url(address):
+        if scheme in DATABASE_SCHEMES:
             from postroom.adapters.postgres.lease_tables import PostgresLeaseTables
 
             return PostgresLeaseTables(address)
-        _refuse_other_urls(address)
+        _check_file(scheme)
         from postroom.adapters.sqlite.lease_tables import SqliteLeaseTables
 
         return SqliteLeaseTables(address)
 
 
-def _refuse_other_urls(address: str) -> None:
-    scheme, separator, _ = address.partition("://")
-    if separator:
+def _check_file(scheme: str) -> None:
+    if scheme:
         raise InvalidRequest(
             f"The lease store begins with {scheme}://; a lease store is a file, memory: or "
             "postgresql://user@host/database. A store on JetStream has a setting of its own."

@@ -132,10 +132,6 @@ def _export(job: ExportJob, put: Callable[[ExportPart], None]) -> None:
         export.finish()
 
 
-if __name__ == "__main__":
-    main()
-
-
 MAX_EXPORTS = 2
 """Number of exports at a time."""
 RETRY_MS = 5_000
@@ -246,3 +242,7 @@ def _error(failure: ExportFailure) -> PostroomError:
     return next(
         (kind(failure.message) for kind in kinds if kind.code == failure.code), InternalError(failure.message)
     )
+
+
+if __name__ == "__main__":
+    main()

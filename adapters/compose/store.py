@@ -1,7 +1,7 @@
 """Stores: what their addresses mean, and the keys that protect their data."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -30,8 +30,18 @@ if TYPE_CHECKING:
 
 
 MEMORY = "memory:"
-CLUSTER_SCHEMES = ("postroom", "postrooms")
-SERVER_SCHEMES = ("http", "https", "http+unix", "grpc", "grpcs", "grpc+unix", *CLUSTER_SCHEMES)
+DATABASE_SCHEMES = ("postgresql", "postgres")
+SERVER_SCHEMES = {
+    "http": False,
+    "https": True,
+    "http+unix": False,
+    "grpc": False,
+    "grpcs": True,
+    "grpc+unix": False,
+    "postroom": False,
+    "postrooms": True,
+}
+"""Schemes of the URLs of servers, and whether they use TLS."""
 
 
 class Store(Protocol):
@@ -112,20 +122,38 @@ def open_store(address: str) -> Store:
         installed.
     """
     check_path("store", address)
-    if address == MEMORY:
-        from postroom.adapters.memory.store import MemoryStore  # as below, for one kind of store
-
-        return MemoryStore()
-    if is_url(address):
-        from postroom.adapters.postgres.store import PostgresStore  # psycopg is slow to import
-
-        return PostgresStore(address)
-    scheme, separator, _ = address.partition("://")
-    if separator:
+    scheme = scheme_of(address)
+    if scheme not in _STORES:
         raise InvalidRequest(
             f"The store begins with {scheme}://; a store is a file, memory: or postgresql://user@host/database."
         )
-    return SqliteStore(address)
+    return _STORES[scheme](address)
+
+
+def _memory_store(_: str) -> Store:
+    from postroom.adapters.memory.store import MemoryStore  # as below, for one kind of store
+
+    return MemoryStore()
+
+
+def _postgres_store(address: str) -> Store:
+    from postroom.adapters.postgres.store import PostgresStore  # psycopg is slow to import
+
+    return PostgresStore(address)
+
+
+_STORES: dict[str, Callable[[str], Store]] = {
+    "": SqliteStore,
+    "memory": _memory_store,
+    **dict.fromkeys(DATABASE_SCHEMES, _postgres_store),
+}
+"""Constructors of stores by the scheme of their addresses."""
+
+
+def scheme_of(address: str) -> str:
+    """Return the scheme of an address; empty for that of a file."""
+    scheme, separator, _ = address.partition("://")
+    return "memory" if address == MEMORY else scheme if separator else ""
 
 
 def is_remote(address: object) -> bool:
