@@ -62,13 +62,10 @@ class MailboxTransport(Protocol):
     can't be reached. A call that is cancelled may have taken effect.
     """
 
-    @property
-    def where(self) -> str:
-        """Return the server's address, for errors."""
-
-    @property
-    def max_batch_bytes(self) -> int:
-        """Return the size of the payloads and attributes that one batch may have."""
+    where: str
+    """Address of the server, for errors."""
+    max_batch_bytes: int
+    """Size of the payloads and attributes that one batch may have."""
 
     async def get_name(self) -> str:
         """Return the name of the mailbox that the server serves."""
@@ -155,14 +152,12 @@ class MailboxClient(Mailbox):
         return self._name
 
     async def send_message(self, message: NewMessage, /) -> Sent:
-        """Send a message; see `Mailbox.send_message`."""
         outgoing = self._messages.prepare(message)
         new = outgoing.message
         with tracer().span(REMOTE_SEND, (new.topic,), message_id=new.message_id):
             return outgoing.result(await self._repeat(lambda: self._transport.send(new)))
 
     async def send_batch(self, messages: Sequence[NewMessage], /) -> list[Sent | Rejected]:
-        """Send messages; see `Mailbox.send_batch`."""
         items = check_items("messages", messages)
         return await send_outgoing(items, self._messages.prepare, self._send)
 
@@ -177,7 +172,6 @@ class MailboxClient(Mailbox):
         consumer: str | None = None,
         wait_ms: int = 0,
     ) -> list[ReceivedMessage]:
-        """Receive messages; see `Mailbox.receive_messages`."""
         end = asyncio.get_running_loop().time() + check_int("wait_ms", wait_ms, 0, MAX_WAIT_MS) / 1_000
         topics = (topic,) if isinstance(topic, str) else check_items("topic", topic)
         command = make_receive(topics, max_messages, max_bytes, visibility_ms, consumer)
@@ -203,34 +197,29 @@ class MailboxClient(Mailbox):
         heartbeat_ms: int = HEARTBEAT_MS,
         wait_ms: int | None = None,
     ) -> AbstractAsyncContextManager[MessageStream]:
-        """Receive messages for the length of a context; see `Mailbox.stream_messages`."""
         check_stream(max_messages, heartbeat_ms, wait_ms)
         topics = (topic,) if isinstance(topic, str) else check_items("topic", topic)
         command = make_receive(topics, max_messages, max_bytes, visibility_ms, consumer)
         return MessageStream(self._stream(command, heartbeat_ms), max_messages, wait_ms)
 
     async def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:
-        """Settle deliveries; see `Mailbox.ack_messages`."""
         return await self._settle(ACK, receipts, self._transport.ack)
 
     async def nack_messages(
         self, receipts: Sequence[Receipt], /, *, reason: str | None = None, delay_ms: int | None = None
     ) -> list[Rejected | None]:
-        """Fail deliveries; see `Mailbox.nack_messages`."""
         error = check_nack(reason, delay_ms)
         return await self._settle(NACK, receipts, lambda valid: self._transport.nack(valid, error, delay_ms))
 
     async def extend_visibility(
         self, receipts: Sequence[Receipt], visibility_ms: int, /
     ) -> list[Rejected | None]:
-        """Extend deliveries; see `Mailbox.extend_visibility`."""
         check_visibility(visibility_ms)
         return await self._settle(
             EXTEND, receipts, lambda valid: self._transport.extend(valid, visibility_ms)
         )
 
     async def search_messages(self, filter_: EventFilter, /) -> SearchPage:
-        """Return a page of the messages that match; see `Mailbox.search_messages`."""
         arguments = {"filter_": filter_of_mailbox(filter_, self._name)}
         page: SearchPage = await self._call(OPERATIONS["search_messages"], arguments)
         return page

@@ -17,7 +17,7 @@ from postroom.adapters.grpc.status import error_of, read_error
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.adapters.sockets.client_tls import ClientFiles
 from postroom.adapters.sockets.peers import check_socket_owner
-from postroom.application.mailbox_client import MailboxClient
+from postroom.application.mailbox_client import MailboxClient, MailboxTransport
 from postroom.application.messages import MessageDelivery, NewMessage, Sent, write_receipt
 from postroom.application.operations.operation import Arguments, Operation
 from postroom.application.tracing import current_corr_id, outgoing_headers
@@ -74,7 +74,7 @@ class CallFactory(Protocol):
         """Return the calls of a method with a stream of answers."""
 
 
-class GrpcTransport:
+class GrpcTransport(MailboxTransport):
     """`MailboxTransport` over a gRPC channel.
 
     Arguments:
@@ -111,19 +111,16 @@ class GrpcTransport:
         }
 
     async def get_name(self) -> str:
-        """Return the name of the mailbox that answers."""
         response = await self._call("info", pb.InfoRequest())
         return str(response.mailbox)
 
     async def send(self, message: NewMessage) -> Sent:
-        """Send a message."""
         request = pb.SendRequest()
         messages.write_new_message(message, request.message)
         response = await self._call("send", request)
         return Sent(response.message_id, response.duplicate)
 
     async def send_batch(self, batch: Sequence[NewMessage]) -> list[Sent | Rejected]:
-        """Send messages."""
         request = pb.SendBatchRequest()
         for message in batch:
             messages.write_new_message(message, request.messages.add())
@@ -134,7 +131,6 @@ class GrpcTransport:
         ]
 
     async def receive(self, command: Receive, wait_ms: int) -> list[MessageDelivery]:
-        """Receive messages."""
         request = pb.RecvRequest(
             topics=command.topics,
             max_messages=min(command.max_messages, MAX_INT32),  # the server's limit is far below
@@ -149,7 +145,6 @@ class GrpcTransport:
     async def stream(
         self, command: Receive, heartbeat_ms: int
     ) -> AsyncGenerator[list[MessageDelivery], None]:
-        """Receive messages until the generator is closed."""
         call = self._recv_stream(
             pb.RecvStreamRequest(
                 topics=command.topics,
@@ -170,18 +165,15 @@ class GrpcTransport:
         raise Unavailable(f"{self.where} ended the stream; connect again.")
 
     async def ack(self, receipts: Sequence[Receipt]) -> list[Rejected | None]:
-        """Settle deliveries."""
         return await self._settle("ack", pb.AckRequest(receipts=_tokens(receipts)))
 
     async def nack(
         self, receipts: Sequence[Receipt], reason: str | None, delay_ms: int | None
     ) -> list[Rejected | None]:
-        """Fail deliveries."""
         request = pb.NackRequest(receipts=_tokens(receipts), reason=reason, delay_ms=delay_ms)
         return await self._settle("nack", request)
 
     async def extend(self, receipts: Sequence[Receipt], visibility_ms: int) -> list[Rejected | None]:
-        """Extend deliveries."""
         request = pb.ExtendRequest(receipts=_tokens(receipts), visibility_ms=visibility_ms)
         return await self._settle("extend", request)
 

@@ -17,7 +17,7 @@ from yarl import URL
 from postroom.adapters.http_client import answers
 from postroom.adapters.sockets.client_tls import ClientFiles, explain_tls_failure, make_client_context
 from postroom.adapters.sockets.peers import check_socket_owner
-from postroom.application.mailbox_client import MailboxClient
+from postroom.application.mailbox_client import MailboxClient, MailboxTransport
 from postroom.application.messages import MessageDelivery, NewMessage, Sent, write_receipt
 from postroom.application.operations.operation import Arguments, Operation
 from postroom.application.remote_errors import DEFAULT_RETRY_MS
@@ -91,7 +91,7 @@ BODIES = ("set_topic_policy", "preview_redrive")
 """Operations whose only argument is the body."""
 
 
-class HttpTransport:
+class HttpTransport(MailboxTransport):
     """`MailboxTransport` over a session of an HTTP client.
 
     Arguments:
@@ -105,21 +105,17 @@ class HttpTransport:
         self.where = where
 
     async def get_name(self) -> str:
-        """Return the name of the mailbox that the server serves."""
         return (await self._call("GET", "/v1/mailbox", answers.Info)).mailbox
 
     async def send(self, message: NewMessage) -> Sent:
-        """Send a message."""
         answer = await self._post("/v1/send", _body(message), answers.SendResult)
         return Sent(answer.msg_id, answer.duplicate)
 
     async def send_batch(self, messages: Sequence[NewMessage]) -> list[Sent | Rejected]:
-        """Send messages."""
         answer = await self._post("/v1/send", [_body(each) for each in messages], answers.SendResults)
         return [result.to_result() for result in answer.results]
 
     async def receive(self, command: Receive, wait_ms: int) -> list[MessageDelivery]:
-        """Receive messages."""
         body = _receive_body(command) | {"wait_ms": wait_ms}
         answer = await self._post("/v1/recv", body, answers.Deliveries)
         return [message.to_delivery() for message in answer.messages]
@@ -127,7 +123,6 @@ class HttpTransport:
     async def stream(
         self, command: Receive, heartbeat_ms: int
     ) -> AsyncGenerator[list[MessageDelivery], None]:
-        """Receive messages until the generator is closed."""
         body = _receive_body(command) | {"heartbeat_ms": heartbeat_ms}
         try:
             async with self._request("POST", "/v1/recv/stream", body) as response:
@@ -149,17 +144,14 @@ class HttpTransport:
         raise Unavailable(f"{self.where} ended the stream; connect again.")
 
     async def ack(self, receipts: Sequence[Receipt]) -> list[Rejected | None]:
-        """Settle deliveries."""
         return await self._settle("/v1/ack", receipts, {})
 
     async def nack(
         self, receipts: Sequence[Receipt], reason: str | None, delay_ms: int | None
     ) -> list[Rejected | None]:
-        """Fail deliveries."""
         return await self._settle("/v1/nack", receipts, {"reason": reason, "delay_ms": delay_ms})
 
     async def extend(self, receipts: Sequence[Receipt], visibility_ms: int) -> list[Rejected | None]:
-        """Extend deliveries."""
         return await self._settle("/v1/extend", receipts, {"visibility_ms": visibility_ms})
 
     async def ask(self, operation: Operation, arguments: Arguments) -> Any:

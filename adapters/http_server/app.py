@@ -8,10 +8,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from postroom.adapters.http_server.bodies import Bodies, ClientGone
-from postroom.adapters.http_server.call import CLOSE, Call, Reply
 from postroom.adapters.http_server.connection import Connection
-from postroom.adapters.http_server.parameters import parse_query
 from postroom.adapters.http_server.problems import (
     TYPE,
     MethodNotAllowed,
@@ -20,9 +17,8 @@ from postroom.adapters.http_server.problems import (
     retry_after,
     retry_after_ms,
 )
-from postroom.adapters.http_server.routes import Route, Router
-from postroom.adapters.http_server.site import Site
-from postroom.adapters.http_server.strict_json import decode
+from postroom.adapters.http_server.requests import Bodies, ClientGone, Site, decode, parse_query
+from postroom.adapters.http_server.routes import CLOSE, Call, Reply, Route, Router
 from postroom.application.caller import read_bearer
 from postroom.application.cloudevents.message import read_message
 from postroom.application.cloudevents.new_message import new_message

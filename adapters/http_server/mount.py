@@ -6,9 +6,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
 from postroom.adapters.http_server.app import describe, refusal, send_reply
-from postroom.adapters.http_server.bodies import Bodies, ClientGone
-from postroom.adapters.http_server.call import CLOSE
-from postroom.adapters.http_server.site import Site
+from postroom.adapters.http_server.requests import Bodies, ClientGone, Site
+from postroom.adapters.http_server.routes import CLOSE
 from postroom.application.metrics import SurfaceMetrics
 from postroom.application.service import Service
 from postroom.application.telemetry import logger

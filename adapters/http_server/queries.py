@@ -5,7 +5,7 @@ from datetime import datetime
 import msgspec
 
 from postroom.adapters.http_server import query_schemas, schemas
-from postroom.adapters.http_server.call import CLOSE, Call, Reply, json_reply
+from postroom.adapters.http_server.routes import CLOSE, Call, Reply, json_reply
 from postroom.adapters.prometheus.text import write_metrics
 from postroom.application.access.dead_letters import read_dead_letters
 from postroom.application.messages import rfc3339

@@ -52,7 +52,7 @@ class Endpoint(Protocol):
         """Return whether the owner's host answers, so that an owner that does not is one that hangs."""
 
 
-class LocalEndpoint:
+class LocalEndpoint(Endpoint):
     """The Unix socket of an owner on this host."""
 
     def __init__(self, path: Path, mailbox: str, ownership: Ownership) -> None:
@@ -65,7 +65,6 @@ class LocalEndpoint:
         return str(self._path)
 
     async def dial(self) -> socket.socket | None:
-        """Connect to the socket; see `Endpoint.dial`."""
         connected = socket.socket(socket.AF_UNIX)
         try:
             connected.setblocking(False)
@@ -84,7 +83,6 @@ class LocalEndpoint:
         return connected
 
     async def open(self, protocol: asyncio.Protocol, connected: socket.socket) -> None:
-        """Use the socket; see `Endpoint.open`."""
         await asyncio.get_running_loop().create_unix_connection(lambda: protocol, sock=connected)
 
     def is_owner(self, connected: Any) -> bool:
@@ -104,7 +102,7 @@ class LocalEndpoint:
         return True
 
 
-class RemoteEndpoint:
+class RemoteEndpoint(Endpoint):
     """The address of an owner on another host, from the database (ADR 0064)."""
 
     def __init__(
@@ -119,7 +117,6 @@ class RemoteEndpoint:
         return self._owner.address
 
     async def dial(self) -> socket.socket | None:
-        """Connect to host and port; see `Endpoint.dial`."""
         loop = asyncio.get_running_loop()
         try:
             host, port = split_address(self._owner.address)

@@ -34,7 +34,6 @@ class SharedMailbox(CommandHandlers, Mailbox):
         return count
 
     async def search_messages(self, filter_: EventFilter, /) -> SearchPage:
-        """Return a page of the messages that match; see `Mailbox.search_messages`."""
         return await self._search(filter_of_mailbox(filter_, self.name))
 
     async def search_unsettled(self, filter_: EventFilter, /) -> SearchPage:

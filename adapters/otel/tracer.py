@@ -9,7 +9,7 @@ from opentelemetry import baggage, context, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-from postroom.application.tracing import PROCESS, MessagingOperation, TraceContext
+from postroom.application.tracing import PROCESS, MessagingOperation, TraceContext, Tracer
 
 SYSTEM: Final = "postroom"
 MAX_LINKS: Final = 128
@@ -23,7 +23,7 @@ _KINDS: Final = {
 }
 
 
-class OtelTracer:
+class OtelTracer(Tracer):
     """`Tracer` over OpenTelemetry.
 
     Arguments:
@@ -44,7 +44,6 @@ class OtelTracer:
         parent: TraceContext | None = None,
         links: Iterable[TraceContext | None] = (),
     ) -> "Iterator[OtelSpan]":
-        """Record an operation; see `Tracer.span`."""
         name, attributes = _describe(operation, destinations, count)
         if message_id is not None:
             attributes["messaging.message.id"] = message_id
@@ -66,7 +65,6 @@ class OtelTracer:
         count: int,
         links: Iterable[TraceContext | None],
     ) -> None:
-        """Record an operation that ends now; see `Tracer.record`."""
         name, attributes = _describe(operation, destinations, count)
         self._tracer.start_span(
             name, None, _KINDS[operation.kind], attributes, _links(links), started_ns
@@ -74,7 +72,6 @@ class OtelTracer:
 
     @contextmanager
     def serve(self, name: str, system: str, parent: TraceContext | None) -> "Iterator[OtelSpan]":
-        """Record a request to a server; see `Tracer.serve`."""
         around = Context() if parent is None else _to_context(parent)
         attributes: Attributes = {"rpc.system": system, "rpc.method": name} if system == "grpc" else {}
         span = self._tracer.start_span(name, around, SpanKind.SERVER, attributes, record_exception=False)
@@ -82,7 +79,6 @@ class OtelTracer:
             yield opened
 
     def current(self) -> TraceContext | None:
-        """Return the context of the current span; see `Tracer.current`."""
         span = trace.get_current_span().get_span_context()
         if not span.is_valid:
             return None

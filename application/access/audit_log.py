@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from itertools import islice
 
-from postroom.application.access.audit import AuditEntry
+from postroom.application.access.audit import AuditEntry, AuditLog
 from postroom.application.access.audit_records import AuditEvent, EntriesRemoved, to_commit
 from postroom.application.mailbox.commit_ends import last_commit_through
 from postroom.application.ports.event_log import Clock, EventLog, Head, Seal
@@ -24,7 +24,7 @@ ATTEMPTS = 100
 """Maximum number of attempts to append while other processes append first."""
 
 
-class StoredAuditLog:
+class StoredAuditLog(AuditLog):
     """The audit log of a store, which any number of processes append to; see `AuditLog`.
 
     Entries that arrive while an append is in progress are appended together.
@@ -51,7 +51,6 @@ class StoredAuditLog:
         self._is_closed = False
 
     async def record(self, entries: Sequence[AuditEntry], /) -> None:
-        """Record accesses; see `AuditLog.record`."""
         if not entries:
             return
         if self._is_closed:

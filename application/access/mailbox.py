@@ -42,7 +42,7 @@ CRITERIA = {
 
 
 @derive(Mailbox)
-class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedReads, Mailbox):
+class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedReads):
     """`Mailbox` that checks each call against a capability before the mailbox itself gets it.
 
     A capability that is limited to topics gets one answer, Forbidden, for unknown messages and for messages
@@ -84,7 +84,6 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
 
     @audit_refusals(Right.SEND)
     async def send_message(self, message: NewMessage, /) -> Sent:
-        """Send a message; see `Mailbox.send_message`."""
         await self._guard.check(Right.SEND)
         if isinstance(message, NewMessage):
             message = self._begin_send(message)
@@ -127,7 +126,6 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
         consumer: str | None = None,
         wait_ms: int = 0,
     ) -> list[ReceivedMessage]:
-        """Receive messages; see `Mailbox.receive_messages`."""
         await self._guard.check(Right.RECV)
         topics = self._check_topics(topic)
         self._guard.charge()
@@ -187,7 +185,6 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
         reason: str | None = None,
         message_ids: Sequence[str] | None = None,
     ) -> int:
-        """Redrive dead letters of a topic; see `Mailbox.redrive_dead_letters`."""
         return await self._change_topic(
             Right.REDRIVE,
             topic,
@@ -201,7 +198,6 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
     async def preview_settings(
         self, changes: SettingsChanges, /, *, replace: bool = False
     ) -> SettingsPreview:
-        """Return what a change of settings would do; see `Mailbox.preview_settings`."""
         return await self._change_mailbox(
             lambda: self._mailbox.preview_settings(changes, replace=replace),
             "preview_settings",
@@ -210,7 +206,6 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
         )
 
     async def set_settings(self, changes: SettingsChanges, /, *, replace: bool = False) -> bool:
-        """Change the settings; see `Mailbox.set_settings`."""
         return await self._change_mailbox(
             lambda: self._mailbox.set_settings(changes, replace=replace),
             "set_settings",

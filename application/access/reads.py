@@ -35,7 +35,7 @@ PAGE = 1_000
 """Number of past dead letters that are read at a time to find those of covered topics."""
 
 
-class AuthorizedReads:
+class AuthorizedReads(Mailbox):
     """The queries of `AuthorizedMailbox`; reads of messages and of errors are audited, and refusals.
 
     Answers about all topics contain only those that the capability covers.
@@ -50,11 +50,9 @@ class AuthorizedReads:
         self._search = search
 
     async def search_messages(self, filter_: EventFilter, /) -> SearchPage:
-        """Return a page of the messages that match; see `Mailbox.search_messages`."""
         return await self._search(filter_)
 
     async def get_message(self, id_: str, /) -> MessageDetail:
-        """Return a message with its history and envelope; see `Mailbox.get_message`."""
         return await self._auditor.run(
             READ_PAYLOAD, partial(self._get_message, id_), lambda _: 1, target=_target(id_)
         )
@@ -69,13 +67,11 @@ class AuthorizedReads:
         )
 
     async def explain_message(self, id_: str, /) -> Explanation:
-        """Return the explanation of a message; see `Mailbox.explain_message`."""
         return await self._auditor.run(
             READ_HEADERS, partial(self._explain_message, id_), lambda _: 1, target=_target(id_)
         )
 
     async def peek_messages(self, topic: str, /, *, limit: int = 10) -> list[PeekedMessage]:
-        """Return ready messages with their payloads; see `Mailbox.peek_messages`."""
         check_topic(topic)
         return await self._auditor.run(
             READ_PAYLOAD, partial(self._peek_messages, topic, limit), len, topics=(topic,)
@@ -83,7 +79,6 @@ class AuthorizedReads:
 
     @audit_refusals(READ_HEADERS)
     async def get_backlog(self, topic: str | None = None, /, *, at: Moment | None = None) -> Backlog:
-        """Return the unsettled messages; see `Mailbox.get_backlog`."""
         await self._begin_read(topic)
         backlog = await self._mailbox.get_backlog(topic, at=at)
         if self._guard.covers_all_topics:
@@ -105,7 +100,6 @@ class AuthorizedReads:
         cursor: int = 0,
         at: Moment | None = None,
     ) -> list[DeadLetter]:
-        """Return a page of dead letters, with errors of consumers; see `Mailbox.list_dead_letters`."""
         return await self._auditor.run(
             READ_HEADERS,
             lambda: self._list_dead_letters(topic, reason, limit, cursor, at),
@@ -146,7 +140,6 @@ class AuthorizedReads:
 
     @audit_refusals(READ_HEADERS)
     async def list_topics(self) -> list[TopicSummary]:
-        """Return the topics; see `Mailbox.list_topics`."""
         await self._begin_read(None)
         return [each for each in await self._mailbox.list_topics() if self._guard.covers(each.topic)]
 

@@ -18,7 +18,7 @@ from postroom.domain.redrive.spec import JobAction, RedriveSpec
 _NO_CRITERIA = ("action", "topics", "rate", "delay_ms", "limit")
 
 
-class AuthorizedRedrives:
+class AuthorizedRedrives(Mailbox):
     """The redrive jobs of `AuthorizedMailbox`; each call but the lists is audited.
 
     Jobs that redrive need the right `redrive`, those that archive or purge `admin`. Criteria of headers need
@@ -33,7 +33,6 @@ class AuthorizedRedrives:
     _auditor: Auditor
 
     async def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
-        """Return the dead letters that a job would select; see `Mailbox.preview_redrive`."""
         checked = check_spec(spec)
         return await self._auditor.run(
             Right.READ_HEADERS,
@@ -58,14 +57,12 @@ class AuthorizedRedrives:
 
     @audit_refusals(Right.REDRIVE)
     async def list_redrives(self) -> list[RedriveReport]:
-        """Return the jobs; see `Mailbox.list_redrives`."""
         await self._guard.check(Right.REDRIVE)
         self._guard.charge()
         return [each for each in await self._mailbox.list_redrives() if self._covers(each.spec)]
 
     @audit_refusals(Right.REDRIVE)
     async def get_redrive(self, job_id: str, /) -> RedriveReport:
-        """Return a job; see `Mailbox.get_redrive`."""
         await self._guard.check(Right.REDRIVE)
         self._guard.charge()
         return await self._find(job_id)
@@ -74,7 +71,6 @@ class AuthorizedRedrives:
     async def list_redrive_messages(
         self, job_id: str, /, *, outcome: Outcome | None = None, cursor: str | None = None, limit: int = 100
     ) -> RedriveMessages:
-        """Return a page of the messages of a job; see `Mailbox.list_redrive_messages`."""
         await self._guard.check(Right.REDRIVE)
         self._guard.charge()
         await self._find(job_id)
@@ -85,7 +81,6 @@ class AuthorizedRedrives:
     async def change_redrive(
         self, job_id: str, action: JobAction, /, *, principal: str | None = None
     ) -> RedriveReport:
-        """Pause, resume, cancel or undo a job; see `Mailbox.change_redrive`."""
         return await self._auditor.run(
             Right.REDRIVE,
             partial(self._change, job_id, action),

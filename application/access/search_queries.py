@@ -20,7 +20,7 @@ T = TypeVar("T")
 READ_HEADERS, READ_PAYLOAD = Right.READ_HEADERS, Right.READ_PAYLOAD
 
 
-class AuthorizedSearchQueries:
+class AuthorizedSearchQueries(SearchQueries):
     """Facets, timelines, suggestions and exports under the rules of `AuthorizedSearch`; each is audited."""
 
     def __init__(self, queries: SearchQueries, guard: Guard, auditor: Auditor) -> None:
@@ -29,11 +29,9 @@ class AuthorizedSearchQueries:
         self._auditor = auditor
 
     async def facets(self, filter_: EventFilter, /) -> Facets:
-        """Count messages by the values of fields; see `SearchQueries.facets`."""
         return await self._count(filter_, "facets", self._queries.facets, lambda facets: facets.messages)
 
     async def timeline(self, filter_: EventFilter, bars: int = BARS, /) -> Timeline:
-        """Count messages by time; see `SearchQueries.timeline`."""
 
         async def read(own: EventFilter) -> Timeline:
             return await self._queries.timeline(own, bars)
@@ -41,7 +39,6 @@ class AuthorizedSearchQueries:
         return await self._count(filter_, "timeline", read, lambda timeline: sum(timeline.counts))
 
     async def search_unsettled(self, filter_: EventFilter, /) -> SearchPage:
-        """Return a page of unsettled messages; see `SearchQueries.search_unsettled`."""
         return await AuthorizedSearch(self._queries.search_unsettled, self._guard, self._auditor)(filter_)
 
     async def suggest(

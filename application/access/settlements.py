@@ -23,7 +23,7 @@ US_PER_MS = 1_000
 Settle = Callable[[list[Receipt]], Awaitable[list[Rejected | None]]]
 
 
-class AuthorizedSettlements:
+class AuthorizedSettlements(Mailbox):
     """The settlements of `AuthorizedMailbox`.
 
     What the capability received can be acked and nacked after it has expired or was revoked, until the
@@ -40,14 +40,12 @@ class AuthorizedSettlements:
 
     @audit_refusals(Right.ACK)
     async def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:
-        """Settle deliveries; see `Mailbox.ack_messages`."""
         return await self._settle(Right.ACK, receipts, self._mailbox.ack_messages)
 
     @audit_refusals(Right.NACK)
     async def nack_messages(
         self, receipts: Sequence[Receipt], /, *, reason: str | None = None, delay_ms: int | None = None
     ) -> list[Rejected | None]:
-        """Fail deliveries; see `Mailbox.nack_messages`."""
         settle = partial(self._mailbox.nack_messages, reason=reason, delay_ms=delay_ms)
         return await self._settle(Right.NACK, receipts, settle)
 
@@ -55,7 +53,6 @@ class AuthorizedSettlements:
     async def extend_visibility(
         self, receipts: Sequence[Receipt], visibility_ms: int, /
     ) -> list[Rejected | None]:
-        """Hide received messages for longer; see `Mailbox.extend_visibility`."""
         await self._guard.check(Right.EXTEND)
         self._guard.charge()
         items = check_items("receipts", receipts)

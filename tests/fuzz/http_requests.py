@@ -9,9 +9,9 @@ import msgspec
 
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.http_server.app import App
+from postroom.adapters.http_server.requests import decode
 from postroom.adapters.http_server.server import make_app
 from postroom.adapters.http_server.settings import HttpSettings
-from postroom.adapters.http_server.strict_json import decode
 from postroom.domain.errors import InvalidRequest
 from tests.fuzz.services import INPUTS_PER_MAILBOX, stopping_service
 from tests.fuzz.target import Check

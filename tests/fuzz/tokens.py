@@ -5,8 +5,8 @@ from contextlib import contextmanager, suppress
 
 from postroom.adapters.http_server.api import make_routes
 from postroom.adapters.http_server.handlers import MessageHandlers
-from postroom.adapters.http_server.parameters import parse_query
 from postroom.adapters.http_server.queries import QueryHandlers, StateHandlers
+from postroom.adapters.http_server.requests import parse_query
 from postroom.adapters.sockets.address import is_loopback_name
 from postroom.application.messages import read_receipt, write_receipt
 from postroom.domain.capability.access import combine

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from postroom.adapters.http_server import query_schemas, schemas
 from postroom.adapters.http_server.api import make_routes
 from postroom.adapters.http_server.handlers import MessageHandlers
-from postroom.adapters.http_server.parameters import parse_query
 from postroom.adapters.http_server.queries import QueryHandlers, StateHandlers
-from postroom.adapters.http_server.strict_json import decode
+from postroom.adapters.http_server.requests import decode, parse_query
 from postroom.adapters.sockets.address import is_loopback_name
 from postroom.domain.errors import InvalidRequest
 
