@@ -93,19 +93,15 @@ def show(
         if section not in names:
             raise WrongUsage(f"There is no section {section}; {describe_choices(section, names)}")
         settings = [each for each in settings if each.name.partition(".")[0] == section]
-    if session.out.as_json:
-        session.out.json({"file": session.settings.file, "settings": [each._asdict() for each in settings]})
-        return
-    session.out.table(
+    session.out.records(
+        {"file": session.settings.file, "settings": [each._asdict() for each in settings]},
         ("setting", "value", "source"),
-        [
-            (
-                Prose(each.name.removesuffix("_ms")),
-                _shown(each.name, each.value),
-                Prose(each.source),
-            )
-            for each in settings
-        ],
+        settings,
+        lambda each: (
+            Prose(each.name.removesuffix("_ms")),
+            _shown(each.name, each.value),
+            Prose(each.source),
+        ),
     )
 
 

@@ -217,11 +217,11 @@ def _show_next_steps(session: Session, facts: dict[str, Any]) -> None:
 
 async def _show_console(session: Session) -> None:
     try:
-        from postroom.adapters.cli.console import DEFAULT_HTTP, local_access, serve_console
+        from postroom.adapters.cli.serve import CONSOLE_HTTP, local_access, serve_console
         from postroom.adapters.compose.console import ConsoleSettings
 
         _heading(session, "The same in a browser, until you press Ctrl-C: postroom console")
-        await serve_console(session, DEFAULT_HTTP, ConsoleSettings(), local_access(session))
+        await serve_console(session, CONSOLE_HTTP, ConsoleSettings(), local_access(session))
     except MissingExtra as error:
         _print(session, f"Skipped: {error}")
 

@@ -1,14 +1,12 @@
 """`postroom dlq`: list, group, show, redrive and purge dead letters."""
 
-import sys
-from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, cast
 
-import typer
 from typer import Argument, Option
 
+from postroom.adapters.cli.dead_letters import Cause, Row, report, show_dead_letters
 from postroom.adapters.cli.filters import From
 from postroom.adapters.cli.inspect import find_message, show_detail
 from postroom.adapters.cli.remote import use_mailbox
@@ -20,6 +18,7 @@ from postroom.adapters.cli.values import (
     Archive,
     At,
     WrongUsage,
+    Yes,
     parse_moment,
     parse_position,
     parse_time,
@@ -39,7 +38,7 @@ Topic = Annotated[str, Argument(help="Topic.")]
 def list_dead_letters(
     session: Session,
     topic: Annotated[str | None, Argument(help="Only this topic.")] = None,
-    reason: Annotated[str | None, Option(help="Only this reason, such as max_attempts.")] = None,
+    reason: Cause = None,
     limit: Annotated[int, Option(help="Dead letters per page, up to 1000.")] = 100,
     cursor: Annotated[str | None, Option(help="Continue after the page that printed this cursor.")] = None,
     at: At = None,
@@ -64,10 +63,7 @@ def list_dead_letters(
         if topic is not None and not letters:
             note_unknown_topic(session, topic, reader.list_topics())
     next_cursor = letters[-1].position if len(letters) == limit else None
-    if session.out.as_json:
-        session.out.json({"dead_letters": letters, "next_cursor": next_cursor, "dlq_profile": "durable"})
-        return
-    _show_letters(session, letters)
+    show_dead_letters(session, letters, _row, next_cursor=next_cursor, dlq_profile="durable")
     if next_cursor is not None:
         session.out.note(f"There may be more; continue with --cursor {next_cursor}.")
 
@@ -87,31 +83,21 @@ def _list_stored(
     )
     with closing(open_read_models(session.existing_store(), source)) as models:
         page = models.dead_letters(criteria)
-    if session.out.as_json:
-        session.out.json({"dead_letters": page.items, "next_cursor": page.next_cursor})
-        return
-    _show_letters(session, page.items)
+    show_dead_letters(session, page.items, _row, next_cursor=page.next_cursor)
     if page.next_cursor is not None:
         session.out.note(f"There is more; continue with --cursor {page.next_cursor}.")
 
 
-def _show_letters(session: Session, letters: "Sequence[DeadLetter | StoredDeadLetter]") -> None:
+def _row(letter: "DeadLetter | StoredDeadLetter") -> Row:
     from postroom.adapters.cli.output import Id, Time
 
-    session.out.table(
-        ("message", "topic", "reason", "attempts", "last error", "age"),
-        [
-            (
-                Id(each.message_id),
-                each.topic,
-                each.reason,
-                each.attempt,
-                each.last_error if session.out.wide else each.last_error or each.reason,
-                Time(each.last_seen),
-            )
-            for each in letters
-        ],
-        only_wide=("reason", "attempts"),
+    return Row(
+        Id(letter.message_id),
+        letter.topic,
+        letter.reason,
+        letter.attempt,
+        letter.last_error,
+        Time(letter.last_seen),
     )
 
 
@@ -134,34 +120,28 @@ async def redrive_dead_letters(
     session: Session,
     topic: Topic,
     limit: Annotated[int, Option(help="Maximum number of dead letters.")] = 100,
-    reason: Annotated[str | None, Option(help="Only this reason, such as max_attempts.")] = None,
+    reason: Cause = None,
     id_: Annotated[list[str] | None, Option("--id", help="Only this message; may be repeated.")] = None,
 ) -> None:
     """Redrive dead letters to their topic, oldest first, with their attempts reset."""
     async with use_mailbox(session) as postroom:
         count = await postroom.redrive_dead_letters(topic, limit=limit, reason=reason, message_ids=id_)
-    _report(session, "redriven", count, f"{count:,} redriven to {topic}")
+    report(session, "redriven", count, f" to {topic}")
 
 
 async def purge_dead_letters(
     session: Session,
     topic: Topic,
-    yes: Annotated[bool, Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
 ) -> int | None:
     """Remove all dead letters of a topic; their history stays in the log."""
-    if not yes:
-        if session.out.as_json or not sys.stdin.isatty():
-            raise WrongUsage(f"Purging the dead letters of {topic} can't be undone; add --yes to confirm.")
-        if not typer.confirm(f"Remove all dead letters of {topic}?", err=True):
-            return REFUSED
+    refusal = WrongUsage(f"Purging the dead letters of {topic} can't be undone; add --yes to confirm.")
+    if not yes and not session.out.confirm(f"Remove all dead letters of {topic}?", refusal):
+        return REFUSED
     async with use_mailbox(session) as postroom:
         count = await postroom.purge_topic(topic)
-    _report(session, "purged", count, f"{count:,} purged from {topic}")
+    report(session, "purged", count, f" from {topic}")
     return None
-
-
-def _report(session: Session, name: str, count: int, text: str) -> None:
-    session.out.result({name: count}, text)
 
 
 US = 1_000
@@ -171,7 +151,7 @@ def group_dead_letters(
     session: Session,
     text: Annotated[str | None, Argument(help="Part of the last error.")] = None,
     topic: Annotated[list[str] | None, Option(help="Topic or glob; may be repeated.")] = None,
-    reason: Annotated[str | None, Option(help="Only this reason, such as max_attempts.")] = None,
+    reason: Cause = None,
     fingerprint: Annotated[str | None, Option(help="Only this fingerprint of the error.")] = None,
     since: Annotated[
         str | None, Option(metavar="TIME", help="Dead-lettered at or after: RFC 3339, ms, or an age.")

@@ -9,6 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from typer import Argument, Option
 
+from postroom.adapters.cli.dead_letters import (
+    DISCARDED,
+    DryRun,
+    Remark,
+    Row,
+    check_selection,
+    report,
+    show_dead_letters,
+)
 from postroom.adapters.cli.output import show_backlog, show_cleanup
 from postroom.adapters.cli.running import monitoring, opened, running
 from postroom.adapters.cli.session import Session
@@ -203,7 +212,7 @@ async def list_dead_letters(
 
 async def redrive(
     session: Session,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be redriven.")] = False,
+    dry_run: DryRun = False,
     subject: Subject = ">",
     consumer: ConsumerName = None,
     limit: Annotated[int | None, Option(min=1, help="Maximum number of dead letters.")] = None,
@@ -244,9 +253,7 @@ async def discard(
         list[str] | None, Argument(metavar="[ID]...", help="Message ids as listed, or Nats-Msg-Ids.")
     ] = None,
     every: Annotated[bool, Option("--all", help="Discard all that match --subject and --consumer.")] = False,
-    reason: Annotated[
-        str, Option(help="Why; recorded in the message's history.")
-    ] = "discarded by an operator",
+    reason: Remark = DISCARDED,
     subject: Subject = ">",
     consumer: ConsumerName = None,
     database: Database = None,
@@ -254,15 +261,11 @@ async def discard(
     nats: Nats = None,
 ) -> None:
     """Remove dead letters without processing them; each remains in the history of its message."""
-    if bool(ids) == every:
-        raise WrongUsage("Name the dead letters to discard, or pass --all; see postroom inbox dlq list.")
+    check_selection(ids, every, "dead letters to discard", "inbox dlq list")
     async with _open_admin(session, database, context, nats) as admin:
         letters = await admin.list(subject, consumer, ids or ())
         await admin.discard(letters, reason)
-    session.out.result(
-        {"discarded": len(letters)},
-        f"{pluralize(len(letters), 'dead letter')} discarded; kept in the history, table aggregate_events",
-    )
+    report(session, "discarded", len(letters), "; kept in the history, table aggregate_events")
 
 
 @asynccontextmanager
@@ -356,24 +359,19 @@ def _stop_or_cancel(stop: asyncio.Event) -> Callable[[], None]:
 
 
 def _show(session: Session, letters: "list[InboxDeadLetter]") -> None:
-    if session.out.as_json:
-        session.out.json({"dead_letters": [letter.record for letter in letters]})
-        return
     from postroom.adapters.cli.output import Id, time_or_text
 
-    session.out.table(
-        ("message", "subject", "sequence", "reason", "attempts", "last error", "age"),
-        [
-            (
-                Id(record.message_id),
-                record.original_subject,
-                record.sequence,
-                record.reason,
-                record.attempts,
-                record.last_error,
-                time_or_text(record.at),
-            )
-            for record in (letter.record for letter in letters)
-        ],
-        only_wide=("sequence", "attempts"),
+    show_dead_letters(
+        session,
+        [letter.record for letter in letters],
+        lambda each: Row(
+            Id(each.message_id),
+            each.original_subject,
+            each.reason,
+            each.attempts,
+            each.last_error,
+            time_or_text(each.at),
+            {"sequence": each.sequence},
+        ),
+        origin="subject",
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from typer import Argument, Option
 
+from postroom.adapters.cli.dead_letters import DryRun, Row, report, show_dead_letters
 from postroom.adapters.cli.running import Reload, mailbox_settings, monitoring, opened, running
 from postroom.adapters.cli.session import ARCHIVE_MAILBOX, Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
@@ -311,7 +312,7 @@ async def redrive(
     session: Session,
     numbers: Numbers = None,
     limit: Limit = 100,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be redriven.")] = False,
+    dry_run: DryRun = False,
     config: Config = None,
     namespace: NamespaceName = None,
     subject: Subject = None,
@@ -332,7 +333,7 @@ async def redrive(
             async for _ in admin.redrive(letters):
                 count += 1
         finally:
-            session.out.result({"redriven": count}, f"{count:,} redriven")
+            report(session, "redriven", count)
 
 
 async def discard(
@@ -349,7 +350,7 @@ async def discard(
     async with _open_admin(session, config, namespace, subject, url) as admin:
         letters = await admin.find(*numbers)
         await admin.discard(letters)
-    session.out.result({"discarded": len(letters)}, f"{len(letters):,} discarded")
+    report(session, "discarded", len(letters))
 
 
 @asynccontextmanager
@@ -392,9 +393,23 @@ def _facts(letter: "IngestDeadLetter") -> dict[str, Any]:
 
 
 def _show_list(session: Session, letters: "Sequence[IngestDeadLetter]") -> None:
-    if session.out.as_json:
-        session.out.json({"dead_letters": [_facts(letter) for letter in letters]})
-        return
-    columns = ("number", "subject", "sequence", "consumer", "reason", "bytes")
-    rows = [tuple(_facts(letter).values()) for letter in letters]
-    session.out.table(columns, rows, only_wide=("consumer",))
+    show_dead_letters(
+        session,
+        letters,
+        lambda each: Row(
+            each.sequence,
+            each.original_subject,
+            each.reason,
+            None,
+            None,
+            None,
+            {
+                "sequence": each.original_sequence,
+                "consumer": each.consumer,
+                "bytes": len(each.message.data),
+            },
+        ),
+        id_="number",
+        origin="subject",
+        as_json=_facts,
+    )

@@ -129,19 +129,15 @@ def _show_stored_backlog(session: Session, topic: str | None, source: str) -> No
             if page.next_cursor is None:
                 break
             criteria = msgspec.structs.replace(criteria, cursor=page.next_cursor)
-    if session.out.as_json:
-        session.out.json({"shards": shards})
-        return
-    session.out.table(
+    session.out.records(
+        {"shards": shards},
         BACKLOG_COLUMNS,
-        [
-            (
-                *(each.mailbox, each.topic, each.shard),
-                *(each.ready, each.delayed, each.in_flight, each.dead),
-                None if each.oldest_at is None else Time(each.oldest_at),
-            )
-            for each in shards
-        ],
+        shards,
+        lambda each: (
+            *(each.mailbox, each.topic, each.shard),
+            *(each.ready, each.delayed, each.in_flight, each.dead),
+            None if each.oldest_at is None else Time(each.oldest_at),
+        ),
     )
 
 

@@ -101,6 +101,10 @@ class ListenSettings(ConnectionLimits, frozen=True, kw_only=True):
 
 
 ENDED = ("released", "expired")
+LEASE_COLUMNS = (
+    "mailbox", "runner", "status", "epoch", "remaining", "renewed", "health",
+    "partition", "address", "ttl", "grace", "events", "queries", "bytes",
+)  # fmt: skip
 
 Admin = Annotated[
     str | None,
@@ -117,35 +121,28 @@ async def list_leases(session: Session, admin: Admin = None) -> None:
     """List the leases of the mailboxes of a cluster, also those that ended."""
     async with _connect(session, admin) as control_plane:
         leases = await control_plane.list_leases()
-    if session.out.as_json:
-        session.out.json({"leases": leases})
-        return
-    session.out.table(
-        (
-            "mailbox", "runner", "status", "epoch", "remaining", "renewed", "health", "partition", "address",
-            "ttl", "grace", "events", "queries", "bytes",
+    session.out.records(
+        {"leases": leases},
+        LEASE_COLUMNS,
+        leases,
+        lambda each: (
+            Id(each.mailbox),
+            each.runner,
+            each.status,
+            each.epoch,
+            None if each.status in ENDED else _signed_duration(each.remaining_ms),
+            Time(each.renewed_at),
+            each.health or None,
+            each.partition,
+            Id(each.address),
+            exact_duration(each.ttl_ms),
+            exact_duration(each.grace_ms),
+            each.events_stored,
+            each.queries_served,
+            each.storage_size_bytes,
         ),
-        [
-            (
-                Id(each.mailbox),
-                each.runner,
-                each.status,
-                each.epoch,
-                None if each.status in ENDED else _signed_duration(each.remaining_ms),
-                Time(each.renewed_at),
-                each.health or None,
-                each.partition,
-                Id(each.address),
-                exact_duration(each.ttl_ms),
-                exact_duration(each.grace_ms),
-                each.events_stored,
-                each.queries_served,
-                each.storage_size_bytes,
-            )
-            for each in leases
-        ],
-        only_wide=("partition", "address", "ttl", "grace", "events", "queries", "bytes"),
-    )  # fmt: skip
+        only_wide=LEASE_COLUMNS[7:],
+    )
 
 
 async def release(
@@ -186,23 +183,19 @@ async def list_routes(session: Session, admin: Admin = None) -> None:
     """List the routes to the runners of mailboxes."""
     async with _connect(session, admin) as control_plane:
         table = await control_plane.list_routes()
-    if session.out.as_json:
-        session.out.json(msgspec.to_builtins(table))
-        return
-    session.out.table(
+    session.out.records(
+        msgspec.to_builtins(table),
         ("mailbox", "proxy", "runner", "address", "partition", "epoch", "position"),
-        [
-            (
-                Id(each.mailbox),
-                each.proxy,
-                each.runner,
-                Id(each.address),
-                each.partition,
-                each.epoch,
-                each.position,
-            )
-            for each in table.routes
-        ],
+        table.routes,
+        lambda each: (
+            Id(each.mailbox),
+            each.proxy,
+            each.runner,
+            Id(each.address),
+            each.partition,
+            each.epoch,
+            each.position,
+        ),
         only_wide=("position",),
     )
 

@@ -1,12 +1,10 @@
 """`postroom mailbox` and `apply`: list mailboxes, show and change their settings."""
 
-import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import typer
 from typer import Argument, Option
 
 from postroom.adapters.cli.output import Prose
@@ -44,15 +42,18 @@ async def list_mailboxes(session: Session) -> None:
 
     names = session.mailboxes()
     mailboxes = [each for each in await describe_mailboxes(session.store) if each.mailbox in names]
-    if session.out.as_json:
-        session.out.json({"mailboxes": mailboxes})
-        return
-    session.out.table(
+    session.out.records(
+        {"mailboxes": mailboxes},
         ("mailbox", "mode", "owner", "epoch", "records", "size"),
-        [
-            (each.mailbox, each.mode, each.owner or "none", each.epoch, each.records, _size(each.bytes))
-            for each in mailboxes
-        ],
+        mailboxes,
+        lambda each: (
+            each.mailbox,
+            each.mode,
+            each.owner or "none",
+            each.epoch,
+            each.records,
+            _size(each.bytes),
+        ),
     )
 
 
@@ -281,9 +282,8 @@ def confirm(session: Session, preview: SettingsPreview, *, yes: bool) -> bool:
     """
     if preview.losses and not yes:
         losses = "; ".join(map(describe_effect, preview.losses))
-        if session.out.as_json or not sys.stdin.isatty():
-            raise LosesData(f"Nothing was changed, as this would lose data: {losses}. To confirm, add --yes.")
-        if not typer.confirm(f"{losses}. Apply these changes?", err=True):
+        refusal = LosesData(f"Nothing was changed, as this would lose data: {losses}. To confirm, add --yes.")
+        if not session.out.confirm(f"{losses}. Apply these changes?", refusal):
             session.out.note("Nothing was changed.")
             return False
     return True

@@ -6,6 +6,7 @@ from uuid import UUID
 import msgspec
 from typer import Argument, Option
 
+from postroom.adapters.cli.dead_letters import DISCARDED, Remark, check_selection, report
 from postroom.adapters.cli.outbox_target import (
     EXTRAS,
     EventSource,
@@ -126,22 +127,18 @@ async def list_events(
     messaging, settings = _settings(session, database)
     async with open_outbox(messaging, settings) as outbox:
         events = await outbox.list_failed_events(limit, only_parked=parked)
-    if session.out.as_json:
-        session.out.json({"events": events})
-        return
-    session.out.table(
+    session.out.records(
+        {"events": events},
         ("event", "type", "aggregate", "attempts", "retry", "last error"),
-        [
-            (
-                Id(each.id),
-                f"{each.event_type} v{each.event_version}",
-                f"{each.aggregate_type} {each.aggregate_id}",
-                each.attempts,
-                "parked" if each.retry_at is None else Time(each.retry_at),
-                each.error,
-            )
-            for each in events
-        ],
+        events,
+        lambda each: (
+            Id(each.id),
+            f"{each.event_type} v{each.event_version}",
+            f"{each.aggregate_type} {each.aggregate_id}",
+            each.attempts,
+            "parked" if each.retry_at is None else Time(each.retry_at),
+            each.error,
+        ),
         only_wide=("aggregate", "attempts"),
     )
 
@@ -158,10 +155,7 @@ async def retry(
     """
     from postroom.adapters.compose.outbox import CaptureSettings, open_outbox
 
-    if bool(ids) == every:
-        raise WrongUsage(
-            "Name the events to retry, or pass --all for all parked ones; see postroom outbox list."
-        )
+    check_selection(ids, every, "events to retry", "outbox list")
     messaging, settings = _settings(session, database)
     has_capture = bool(session.settings.sections.get("capture"))
     capture = session.settings.section("capture", CaptureSettings) if has_capture else None
@@ -173,7 +167,7 @@ async def retry(
 async def discard(
     session: Session,
     ids: EventId,
-    reason: Annotated[str, Option(help="Why; recorded in the event's history.")] = "discarded by an operator",
+    reason: Remark = DISCARDED,
     database: Database = None,
 ) -> None:
     """Remove events without publishing them; this unblocks the later events of their aggregates."""
@@ -182,10 +176,7 @@ async def discard(
     messaging, settings = _settings(session, database)
     async with open_outbox(messaging, settings) as outbox:
         count = await outbox.discard_events(_ids(ids), reason)
-    session.out.result(
-        {"discarded": count},
-        f"{pluralize(count, 'event')} discarded; payloads are kept in table aggregate_events",
-    )
+    report(session, "discarded", count, "; payloads are kept in table aggregate_events", "event")
 
 
 async def cleanup(

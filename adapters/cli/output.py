@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from postroom.application.inbox.metrics import InboxBacklog
     from postroom.application.outbox.operate import OutboxBacklog
 
+T = TypeVar("T")
 GAP = "  "
 MIN_WIDTH = 4
 """Minimum width of a shortened column."""
@@ -317,6 +318,21 @@ class Output:
         for line in render([columns[n] for n in visible], shown, self._width):
             self.line(line)
 
+    def records(
+        self,
+        document: Any,
+        columns: Sequence[str],
+        records: Iterable[T],
+        row: Callable[[T], Sequence[object]],
+        *,
+        only_wide: Iterable[str] = (),
+    ) -> None:
+        """Write a JSON document for machines, its records as a table for people; see `table`."""
+        if self.as_json:
+            self.json(document)
+        else:
+            self.table(columns, map(row, records), only_wide=only_wide)
+
     def facts(self, pairs: Iterable[tuple[str, object]]) -> None:
         """Write names and values, one pair a line; pairs without a value are omitted.
 
@@ -341,6 +357,14 @@ class Output:
     def _width(self) -> int | None:
         """Return the maximum length of a line, or None for any."""
         return None if self.wide else shutil.get_terminal_size(FALLBACK_SIZE).columns
+
+    def confirm(self, question: str, refusal: Exception) -> bool:
+        """Ask on stderr, and return whether the answer is yes; raise `refusal` if nobody can be asked."""
+        if self.as_json or not sys.stdin.isatty():
+            raise refusal
+        import typer
+
+        return typer.confirm(question, err=True)
 
     @contextmanager
     def progress(self, label: str, total: float | None = None) -> Iterator[Callable[[float, str], None]]:

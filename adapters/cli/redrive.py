@@ -1,20 +1,26 @@
 """`postroom redrive`: jobs that redrive, archive or purge the dead letters of a query."""
 
 import asyncio
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import msgspec
-import typer
 from typer import Argument, Option
 
 from postroom.adapters.cli.output import Id
 from postroom.adapters.cli.output import Time as Age
 from postroom.adapters.cli.remote import use_mailbox
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.values import NOTHING, REFUSED, WrongUsage, parse_duration, parse_pairs, parse_time
+from postroom.adapters.cli.values import (
+    NOTHING,
+    REFUSED,
+    WrongUsage,
+    Yes,
+    parse_duration,
+    parse_pairs,
+    parse_time,
+)
 
 if TYPE_CHECKING:
     from postroom.application.operations.mailbox import Mailbox
@@ -75,7 +81,7 @@ async def start(
     job_id: Annotated[str | None, Option(help="Id of the job; repeating a start has no effect.")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Only show the dead letters that match.")] = False,
     detach: Annotated[bool, Option("--detach", help="Do not wait until the job has ended.")] = False,
-    yes: Annotated[bool, Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
 ) -> int | None:
     """Start a job that redrives, archives or purges the current dead letters that match a query.
 
@@ -110,8 +116,12 @@ async def start(
     async with use_mailbox(session) as postroom:
         if dry_run:
             return _show_preview(session, await postroom.preview_redrive(spec))
-        if spec.action == "purge" and not yes and not _confirm(session):
-            return REFUSED
+        if spec.action == "purge" and not yes:
+            refusal = WrongUsage(
+                "A purge can't be undone; add --yes to confirm, or --dry-run to see it first."
+            )
+            if not session.out.confirm("Remove the dead letters that the query selects?", refusal):
+                return REFUSED
         report = await postroom.start_redrive(spec, job_id=job_id)
         if not detach:
             report = await _follow(session, postroom, report)
@@ -123,23 +133,19 @@ async def list_jobs(session: Session) -> None:
     """List the redrive jobs of a mailbox, newest first."""
     async with use_mailbox(session) as postroom:
         reports = await postroom.list_redrives()
-    if session.out.as_json:
-        session.out.json({"jobs": reports})
-        return
-    session.out.table(
+    session.out.records(
+        {"jobs": reports},
         ("job", "action", "status", "matched", "done", "skipped", "age"),
-        [
-            (
-                Id(each.job_id),
-                each.spec.action,
-                each.status,
-                each.matched,
-                each.moved,
-                each.skipped,
-                Age(each.started_at),
-            )
-            for each in reports
-        ],
+        reports,
+        lambda each: (
+            Id(each.job_id),
+            each.spec.action,
+            each.status,
+            each.matched,
+            each.moved,
+            each.skipped,
+            Age(each.started_at),
+        ),
         only_wide=("skipped",),
     )
 
@@ -163,15 +169,17 @@ async def show(
         page = await postroom.list_redrive_messages(
             job, outcome=cast("Outcome | None", outcome), cursor=cursor, limit=limit
         )
-    if session.out.as_json:
-        session.out.json(page)
-        return
-    session.out.table(
+    session.out.records(
+        page,
         ("message", "topic", "outcome", "reason", "copy"),
-        [
-            (Id(each.message_id), each.topic, each.outcome, each.reason, each.copy_id and Id(each.copy_id))
-            for each in page.messages
-        ],
+        page.messages,
+        lambda each: (
+            Id(each.message_id),
+            each.topic,
+            each.outcome,
+            each.reason,
+            each.copy_id and Id(each.copy_id),
+        ),
     )
     if page.next_cursor is not None:
         session.out.note(f"more: --cursor '{page.next_cursor}'")
@@ -227,12 +235,6 @@ def _read_patch(text: str | None) -> str | None:
         return Path(text[1:]).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise WrongUsage(f"--merge-patch: the file {text[1:]} can't be read: {error}.") from None
-
-
-def _confirm(session: Session) -> bool:
-    if session.out.as_json or not sys.stdin.isatty():
-        raise WrongUsage("A purge can't be undone; add --yes to confirm, or --dry-run to see it first.")
-    return typer.confirm("Remove the dead letters that the query selects?", err=True)
 
 
 def _show_preview(session: Session, preview: "RedrivePreview") -> int | None:

@@ -1,11 +1,9 @@
 """`postroom streams`: streams and consumers of the settings file, compared and applied."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
-import typer
 from typer import Option
 
 from postroom.adapters.cli.session import Session
@@ -68,9 +66,13 @@ async def apply(
         can_apply = not any(each.refusal for each in plan.differences)
         if not session.out.as_json:
             _show(session, plan)
-        if plan.differences and can_apply and not yes and not _confirm(session):
-            session.out.note("Nothing was changed.")
-            return REFUSED
+        if plan.differences and can_apply and not yes:
+            refusal = InvalidRequest(
+                "This needs confirmation; check with postroom streams diff, then add --yes."
+            )
+            if not session.out.confirm("Apply these changes?", refusal):
+                session.out.note("Nothing was changed.")
+                return REFUSED
         await apply_plan(streams, plan)
     if session.out.as_json:
         session.out.json({"changed": plan.differences})
@@ -211,12 +213,6 @@ def format_value(field: str, value: Value) -> str:
     if field.endswith("_ms"):
         return exact_duration(value)
     return exact_size(value) if field in _SIZES else str(value)
-
-
-def _confirm(session: Session) -> bool:
-    if session.out.as_json or not sys.stdin.isatty():
-        raise InvalidRequest("This needs confirmation; check with postroom streams diff, then add --yes.")
-    return typer.confirm("Apply these changes?", err=True)
 
 
 def _rows(stream: StreamStatus) -> list[tuple[object, ...]]:

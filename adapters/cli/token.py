@@ -1,12 +1,10 @@
 """`postroom token`: mint, attenuate, inspect, revoke and list capabilities, and rotate signing keys."""
 
 import re
-import sys
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import typer
 from typer import Argument, Option
 
 from postroom.adapters.cli.remote import TokenFile, read_token_text
@@ -31,7 +29,7 @@ from postroom.adapters.cli.restrictions import (
     writing_token,
 )
 from postroom.adapters.cli.session import MEMORY, Session
-from postroom.adapters.cli.values import NOTHING, REFUSED, WrongUsage, exact_duration, parse_duration
+from postroom.adapters.cli.values import NOTHING, REFUSED, WrongUsage, Yes, exact_duration, parse_duration
 from postroom.application.text import pluralize
 from postroom.domain.capability.access import combine
 from postroom.domain.capability.rights import (
@@ -125,7 +123,7 @@ def revoke(
         int | None, Option(min=0, help="Revoke all capabilities of this epoch and of those before it.")
     ] = None,
     every: Annotated[bool, Option("--all", help="Revoke all capabilities issued so far.")] = False,
-    yes: Annotated[bool, Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
 ) -> int | None:
     """Revoke capabilities and all attenuated from them; servers refuse their tokens within cap_cache_ttl.
 
@@ -140,7 +138,8 @@ def revoke(
             )
     is_epoch = every or epoch is not None
     what = "all capabilities issued so far" if every else f"the capabilities of epoch {epoch} and before"
-    if is_epoch and not yes and not _confirm(session, what):
+    refusal = WrongUsage(f"Revoking {what} can't be undone; add --yes to confirm.")
+    if is_epoch and not yes and not session.out.confirm(f"Revoke {what}?", refusal):
         return REFUSED
     from postroom.adapters.compose.access import open_capabilities
 
@@ -241,12 +240,6 @@ def _as_json(capability: "IssuedCapability", status: str) -> dict[str, Any]:
     for name in ("issued_at", "expires", "revoked_at"):
         facts[name] = None if facts[name] is None else str(show_time(facts[name]))
     return facts | {"status": status}
-
-
-def _confirm(session: Session, what: str) -> bool:
-    if session.out.as_json or not sys.stdin.isatty():
-        raise WrongUsage(f"Revoking {what} can't be undone; add --yes to confirm.")
-    return typer.confirm(f"Revoke {what}?", err=True)
 
 
 def _key_file(session: Session, flag: str | None) -> str | None:

@@ -252,22 +252,18 @@ def contexts(session: Session, database: Database = None, context: Context = Non
         backlogs = models.contexts()
     if context is not None and context not in (names := {each.context for each in backlogs}):
         raise NotFound(f"There is no context {context}; {describe_choices(context, names)}")
-    if session.out.as_json:
-        session.out.json({"contexts": backlogs})
-        return
-    session.out.table(
+    session.out.records(
+        {"contexts": backlogs},
         ("context", "box", "waiting", "parked", "oldest", "counted"),
-        [
-            (
-                each.context,
-                each.box,
-                each.count,
-                each.parked,
-                None if each.oldest_at is None else Time(each.oldest_at, each.as_of),
-                Time(each.as_of),
-            )
-            for each in backlogs
-        ],
+        backlogs,
+        lambda each: (
+            each.context,
+            each.box,
+            each.count,
+            each.parked,
+            None if each.oldest_at is None else Time(each.oldest_at, each.as_of),
+            Time(each.as_of),
+        ),
     )
 
 

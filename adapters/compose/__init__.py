@@ -22,14 +22,13 @@ from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sqlite.store import SqliteStore
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.cluster.lease_follower import LeaseTerm, own_by_lease
 from postroom.application.erasure.erase_subject import ErasureSettings, as_stored
 from postroom.application.erasure.protection import Protection
 from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.administer import CommandHandlers, EraseMessages
 from postroom.application.mailbox.command_enricher import CACHE_BYTES
 from postroom.application.mailbox.engine import MailboxEngine
-from postroom.application.mailbox.owner_tasks import MemoryBound, watch_ownership
+from postroom.application.mailbox.owner_tasks import LeaseTerm, MemoryBound, own_by_lease, watch_ownership
 from postroom.application.mailbox.retention import DeleteOldEvents, Retention
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.ports.event_log import Clock, EventLog, LogArchive

@@ -14,10 +14,10 @@ from postroom.adapters.compose.serve import Protection, make_service, unrestrict
 from postroom.adapters.compose.store import MEMORY, Store, open_store
 from postroom.adapters.sockets.protection import check_access
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.cluster.lease_follower import LeaseTerm
 from postroom.application.cluster.leased_mailbox import RunnerIdentity
 from postroom.application.cluster.runner import Runner, ServedMailboxes
 from postroom.application.extras import explain_missing_extra
+from postroom.application.mailbox.owner_tasks import LeaseTerm
 from postroom.application.metrics import Metric, Monitor, SurfaceMetrics, label
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.ports.control_plane import LeaseAdmin, MailboxReport

@@ -1,23 +1,21 @@
 """An admin's view of the log of leases: terms, statistics, and the expiry of leases that were not renewed."""
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar, get_args
+from typing import Protocol, TypeVar, get_args
 
 from postroom.application.cluster.control_plane_metrics import ControlPlaneCounts, ControlPlaneSettings
 from postroom.application.leases.lease_table import LeaseTable, RouteRemoval
 from postroom.application.leases.leases import PAGE, Leases, LoggedEvent
-from postroom.application.metrics import Metric, Progress, gauge, histogram, new_histogram
+from postroom.application.metrics import Progress
 from postroom.application.ports.control_plane import Health, Heartbeat, LeaseState, LeaseSummary, RouteChange
-from postroom.application.ports.lease_store import LeaseStore, Ownership
+from postroom.application.ports.lease_store import LeaseStore
 from postroom.application.telemetry import logger
 from postroom.application.threads import DaemonExecutor, background_task, wait_at_most
 from postroom.domain.arguments import check_choice, check_int
-from postroom.domain.errors import MailboxOwned, PostroomError, Unavailable
+from postroom.domain.errors import PostroomError, Unavailable
 from postroom.domain.lease.lease import ExpireLease, Lease, LeaseAcquired, LeaseExpired, LeaseReleased
 from postroom.domain.lease.routing import ExpireProxy, Proxy, Route
 
@@ -222,46 +220,6 @@ def _route_change(change: Route | RouteRemoval) -> RouteChange:
     return RouteChange(change.mailbox, change.position, route)
 
 
-class LeaseMetrics:
-    """What became of the requests of a runner for leases."""
-
-    def __init__(self) -> None:
-        self.acquisitions: Counter[str] = Counter()
-        """By result: `granted`, `held` by another runner, or `failed`."""
-        self.renewals: Counter[str] = Counter()
-        """By result: `renewed`, `refused` or `failed`."""
-        self.acquire_seconds = new_histogram()
-        self.heartbeat_seconds = new_histogram()
-
-    def collect(self, remaining: dict[str, float]) -> list[Metric]:
-        """Return the metrics.
-
-        Arguments:
-            remaining: seconds until the deadline of each lease that the runner has, by mailbox.
-        """
-        return [
-            gauge("postroom_runner_leases", "Leases that the runner has.", len(remaining)),
-            Metric(
-                "postroom_runner_lease_remaining_seconds",
-                "gauge",
-                "Time until the runner stops to append, unless it renews the lease.",
-                [({"mailbox": mailbox}, seconds) for mailbox, seconds in sorted(remaining.items())],
-            ),
-            _by_result("postroom_runner_acquisitions", "Requests for leases by result.", self.acquisitions),
-            _by_result("postroom_runner_heartbeats", "Heartbeats by result.", self.renewals),
-            histogram(
-                "postroom_runner_acquire_seconds", "Time until leases were granted.", self.acquire_seconds
-            ),
-            histogram(
-                "postroom_runner_heartbeat_seconds", "Time until leases were renewed.", self.heartbeat_seconds
-            ),
-        ]
-
-
-def _by_result(name: str, text: str, numbers: Counter[str]) -> Metric:
-    return Metric(name, "counter", text, [({"result": each}, numbers[each]) for each in sorted(numbers)])
-
-
 class LeaseStatistics:
     """The last heartbeat of each mailbox that this admin received; another admin has others."""
 
@@ -302,46 +260,3 @@ class LeaseStatistics:
             storage_size_bytes=heartbeat.storage_size_bytes,
             health=heartbeat.status if heartbeat.runner else "",
         )
-
-
-RETRY_MS = 1_000
-
-
-class LeaseTerm(NamedTuple):
-    """The term of a lease: its epoch, and whether it lasts."""
-
-    epoch: int
-    may_append: Callable[[], bool]
-
-
-@asynccontextmanager
-async def own_by_lease(
-    ownership: Ownership, mailbox: str, owner: str, wait_ms: int, term: LeaseTerm
-) -> AsyncIterator[None]:
-    """Own a mailbox in its store while the context lasts; evict a former owner that does not release it.
-
-    The lease says who owns the mailbox, so whoever has the lock of the store hangs or has no lease. The log
-    refuses what it appends, as soon as this owner has taken the log over (ADR 0042).
-
-    Arguments:
-        wait_ms: time for the former owner to release it.
-
-    Raises: Unavailable when the lease has ended, or the store can't be used.
-    """
-    async with AsyncExitStack() as owned:
-        while True:
-            incumbent = await ownership.incumbent(mailbox)  # before the wait: a later owner is not evicted
-            try:
-                await owned.enter_async_context(ownership.acquire(mailbox, owner, wait_ms))
-                break
-            except MailboxOwned as error:
-                if not term.may_append():
-                    raise Unavailable(
-                        f"The lease of mailbox {mailbox} ended before its former owner was replaced; retry "
-                        "shortly.",
-                        RETRY_MS,
-                    ) from error
-                if incumbent is not None:
-                    logger().warning("mailbox.owner_evicted", mailbox=mailbox, owner=error.owner)
-                    await ownership.evict(mailbox, incumbent)
-        yield

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
-from postroom.application.cluster.lease_follower import LeaseMetrics
+from postroom.application.cluster.control_plane_metrics import LeaseMetrics
 from postroom.application.ports.control_plane import (
     Heartbeat,
     HostedMailbox,

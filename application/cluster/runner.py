@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from postroom.application.cluster.lease_follower import LeaseMetrics
+from postroom.application.cluster.control_plane_metrics import LeaseMetrics
 from postroom.application.cluster.leased_mailbox import (
     CANCEL_SECONDS,
     CLOSE_SECONDS,

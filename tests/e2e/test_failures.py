@@ -102,7 +102,7 @@ def test_every_command_that_changes_a_mailbox_works_beside_the_process_that_owns
     _, said = holder.communicate(timeout=TIMEOUT_SECONDS)
 
     assert [extended.out, nacked.out, acked.out] == ["1 extended\n", "1 nacked\n", "1 acked\n"]
-    assert redriven.out == "1 redriven to orders\n"
+    assert redriven.out == "1 dead letter redriven to orders\n"
     assert f"postroom recv, process {holder.pid} " in read["mailboxes"][0]["owner"]
     assert (holder.returncode, said) == (130, b"postroom: Interrupted.\n")
 

@@ -126,8 +126,8 @@ def test_redriven_dead_letters_are_ingested_in_their_order_and_gone(ingestion: I
 def test_some_dead_letters_are_redriven_and_some_discarded(ingestion: Ingestion) -> None:
     ingestion.ingest()
     ingestion.configure("warn")
-    assert ingestion("redrive", "3").out == "1 redriven\n"
-    assert ingestion("discard", "2", "1").out == "2 discarded\n"
+    assert ingestion("redrive", "3").out == "1 dead letter redriven\n"
+    assert ingestion("discard", "2", "1").out == "2 dead letters discarded\n"
     assert ingestion.dead_letters() == []
     assert ingestion.ingest() == {"stored": 1}
     assert ingestion.stored_topics() == ["third", "second"]
@@ -144,7 +144,7 @@ def test_a_redrive_that_no_stream_takes_leaves_the_dead_letters_where_they_are(i
     asyncio.run(change_subjects())
     refused = ingestion("redrive")
     assert refused.code != 0
-    assert refused.out == "1 redriven\n"
+    assert refused.out == "1 dead letter redriven\n"
     assert "No stream has the subject acme.b" in refused.err
     assert ingestion.dead_letters() == [("acme.b", 2), ("acme.a", 3)]
 
