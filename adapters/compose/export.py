@@ -17,7 +17,13 @@ from postroom.adapters.compose.queries import open_read_models
 from postroom.adapters.export.file import LimitReached, StreamedExport, whole_file
 from postroom.application.extras import explain_missing_extra
 from postroom.application.ports.facets import BARS, Facets, SuggestionField, Timeline
-from postroom.application.ports.read_models import ExportFormat, ExportOptions, ExportPart, ReadModels
+from postroom.application.ports.read_models import (
+    ExportFormat,
+    ExportOptions,
+    ExportPart,
+    ReadModels,
+    SearchQueries,
+)
 from postroom.application.queries.export_messages import ExportMessages, ExportSource
 from postroom.application.service import Search
 from postroom.application.threads import in_query_thread, wait_uncancelled
@@ -137,7 +143,7 @@ MAX_EXPORTS = 2
 RETRY_MS = 5_000
 
 
-class StoreSearchQueries:
+class StoreSearchQueries(SearchQueries):
     """The queries of `SearchQueries` on the read models of a store.
 
     Arguments:
@@ -156,16 +162,13 @@ class StoreSearchQueries:
         self._exports = 0
 
     async def facets(self, filter_: EventFilter, /) -> Facets:
-        """Count messages by the values of fields; see `SearchQueries.facets`."""
         return await in_query_thread(self._read_models.facets, filter_of_mailbox(filter_, self._mailbox))
 
     async def timeline(self, filter_: EventFilter, bars: int = BARS, /) -> Timeline:
-        """Count messages by time; see `SearchQueries.timeline`."""
         own = filter_of_mailbox(filter_, self._mailbox)
         return await in_query_thread(self._read_models.timeline, own, bars)
 
     async def search_unsettled(self, filter_: EventFilter, /) -> SearchPage:
-        """Return a page of unsettled messages; see `SearchQueries.search_unsettled`."""
         if self._search_unsettled is None:
             raise NotFound("There are no read models yet; build them with `postroom views rebuild`.")
         return await self._search_unsettled(filter_of_mailbox(filter_, self._mailbox))
@@ -173,7 +176,6 @@ class StoreSearchQueries:
     async def suggest(
         self, field: SuggestionField, start: str, /, *, covers: Callable[[str], bool] = lambda value: True
     ) -> tuple[str, ...]:
-        """Return values of a field; see `SearchQueries.suggest`."""
         return await in_query_thread(
             self._read_models.suggest, field, start, mailbox=self._mailbox, covers=covers
         )

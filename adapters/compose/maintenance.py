@@ -20,7 +20,7 @@ from postroom.adapters.sqlite.store_file import check_reader, is_frozen
 from postroom.application.backup.former_records import FormerLog
 from postroom.application.backup.manifest import copy_store
 from postroom.application.extras import explain_missing_extra
-from postroom.application.ports.backup import MailboxHead, RecordedRow, StoreLoader
+from postroom.application.ports.backup import MailboxHead, RecordedRow, StoreLoader, StoreSnapshot
 from postroom.application.ports.event_log import Seal, StoredSnapshot
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry
@@ -73,7 +73,7 @@ Query = Callable[[str], Iterable[tuple[Any, ...]]]
 """Returns the rows of a statement."""
 
 
-class _FormerStore:
+class _FormerStore(StoreSnapshot):
     """The content of a store of the former format; see `StoreSnapshot`.
 
     Arguments:
@@ -88,12 +88,10 @@ class _FormerStore:
         self._logs: dict[str, FormerLog] = {}
 
     def heads(self) -> list[MailboxHead]:
-        """Return the logs with their last positions; see `StoreSnapshot.heads`."""
         lasts = {name: next(iter(self._rows("last", name)))[0] for name in sorted(self._ids)}
         return [MailboxHead(name, 1, last or 0, "", 0, 0) for name, last in lasts.items()]
 
     def commits(self, mailbox: str) -> Iterator[Commit]:
-        """Yield the commits of a log; see `StoreSnapshot.commits`."""
         self._logs[mailbox] = FormerLog(mailbox, self._rows("records", mailbox))
         return self._logs[mailbox].commits()
 
@@ -111,7 +109,6 @@ class _FormerStore:
         return Seal(log.last, log.chain) if log.last and list(self._rows("seal", mailbox)) else None
 
     def recorded_messages(self) -> Iterator[RecordedRow]:
-        """Yield the recorded messages; see `StoreSnapshot.recorded_messages`."""
         if self._has_outbox:
             yield from map(RecordedRow._make, self._query(_SQL["recorded_messages"]))
 

@@ -20,7 +20,7 @@ from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.owner_tasks import LeaseTerm
 from postroom.application.metrics import Metric, Monitor, SurfaceMetrics, label
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.ports.control_plane import LeaseAdmin, MailboxReport
+from postroom.application.ports.control_plane import HostedMailbox, LeaseAdmin, MailboxHost, MailboxReport
 from postroom.application.queries.preview_settings import check_losses
 from postroom.application.service import OpenSession, Search, Service
 from postroom.application.telemetry import logger, summarize
@@ -88,7 +88,7 @@ class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class StoreHost:
+class StoreHost(MailboxHost):
     """`MailboxHost` over a store, for the mailboxes that a server serves.
 
     Arguments:
@@ -110,14 +110,12 @@ class StoreHost:
         self._open: dict[str, _OwnedMailbox] = {}
 
     async def log_epoch(self, mailbox: str) -> int:
-        """Return the epoch of a mailbox's log; see `MailboxHost.log_epoch`."""
         return await asyncio.to_thread(_log_epoch, self._store, mailbox)
 
     @asynccontextmanager
     async def open(
         self, mailbox: str, epoch: int, may_append: Callable[[], bool]
     ) -> "AsyncIterator[_OwnedMailbox]":
-        """Open a mailbox and serve it; see `MailboxHost.open`."""
         namespace = self._settings.namespaces.get(mailbox)
         owner = self._settings.owner
         if namespace is not None:
@@ -166,7 +164,7 @@ class StoreHost:
         return label("mailbox", {name: await hosted.service.metrics.collect() for name, hosted in opened})
 
 
-class _OwnedMailbox:
+class _OwnedMailbox(HostedMailbox):
     """A mailbox that is open and served; see `HostedMailbox`."""
 
     def __init__(self, postroom: Postroom, service: Service) -> None:

@@ -26,7 +26,7 @@ from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.comparison import describe_changes
 from postroom.projections.fold import MESSAGES
 from postroom.projections.plan import Plan, Truncated
-from postroom.projections.ports.read_model_store import ActiveVersion, OnProgress
+from postroom.projections.ports.read_model_store import ActiveVersion, Build, OnProgress, ReadModelStore
 from postroom.projections.projection import Projection, load_projections, merge_rows
 
 
@@ -62,7 +62,7 @@ class Target(Protocol):
         """Make these versions of the models visible to readers."""
 
 
-class TargetReadModelStore:
+class TargetReadModelStore(ReadModelStore):
     """The read models in a target; see `ReadModelStore`."""
 
     def __init__(self, target: Target) -> None:
@@ -70,7 +70,6 @@ class TargetReadModelStore:
         self._target = target
 
     def active_version(self) -> ActiveVersion | None:
-        """Return the active version; see `ReadModelStore.active_version`."""
         if not self._target.exists():
             return None
         with self._target.catalog() as database:
@@ -80,7 +79,6 @@ class TargetReadModelStore:
     def build(
         self, plan: Callable[[ActiveVersion | None], Plan], *, restart: bool = False
     ) -> Iterator["TargetBuild"]:
-        """Begin a version or continue one; see `ReadModelStore.build`."""
         target = self._target
         try:
             target.staging.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -98,7 +96,6 @@ class TargetReadModelStore:
             yield TargetBuild(versions, target, version, planned, make_staging(target.staging, version))
 
     def roll_back(self, to: int | None = None) -> int:
-        """Make an earlier version active again; see `ReadModelStore.roll_back`."""
         if not self._target.exists():
             raise NotFound(
                 f"There are no read models in {self.where}; build them with `postroom views rebuild`."
@@ -112,7 +109,6 @@ class TargetReadModelStore:
             return version
 
     def rows(self, model: str, columns: Sequence[str] = ()) -> Iterator[pl.DataFrame]:
-        """Yield rows of the active version; see `ReadModelStore.rows`."""
         active = self.active_version()
         if active is not None and model in active.models:
             projection = load_projections()[model]
@@ -120,7 +116,7 @@ class TargetReadModelStore:
             yield from self._target.read(f"{model}_v{active.models[model]}", projection, names)
 
 
-class TargetBuild(CatalogBuild):
+class TargetBuild(CatalogBuild, Build):
     """A version that is being built; see `Build`."""
 
     def __init__(self, versions: Versions, target: Target, version: int, plan: Plan, staging: Path) -> None:
@@ -139,18 +135,17 @@ class TargetBuild(CatalogBuild):
         )
 
     def parts_done(self) -> frozenset[str]:
-        """Return the parts that are staged; see `Build.parts_done`."""
         return parts_staged(self._staging)
 
     def load(self, progress: OnProgress) -> None:
         """Do nothing: the staged files become the tables."""
 
     def remove_truncated(self, truncated: Truncated) -> None:
-        """Record truncated ranges, which `merge` omits; see `Build.remove_truncated`."""
+        """Record truncated ranges, which `merge` omits."""
         self._note_truncated(truncated)
 
     def merge(self) -> None:
-        """Create the tables from the staged files; see `Build.merge`."""
+        """Create the tables from the staged files."""
         for name, projection in self.plan.projections().items():
             mark = f"merge-{name}"
             if mark not in self._marks():
@@ -167,7 +162,7 @@ class TargetBuild(CatalogBuild):
             self._park(pl.read_parquet(file))
 
     def index(self, progress: OnProgress) -> None:
-        """Set the cursors: nothing is indexed; see `Build.index`."""
+        """Set the cursors: nothing is indexed."""
         with self._versions.database.transaction():
             self._note_indexed()
 
@@ -176,7 +171,6 @@ class TargetBuild(CatalogBuild):
         return {name: self._target.count(f"{name}_v{self.version}") for name in self.plan.models}
 
     def differences(self) -> list[str]:
-        """Compare with the active version; see `Build.differences`."""
         active = self._versions.active_version()
         differences = []
         for name, projection in self.plan.projections().items():
@@ -196,7 +190,6 @@ class TargetBuild(CatalogBuild):
         return differences
 
     def flip(self, counts: Mapping[str, int], seconds: Mapping[str, float]) -> None:
-        """Make this version the active one; see `Build.flip`."""
         super().flip(counts, seconds)
         active = self._versions.active_version()
         assert active is not None
@@ -204,7 +197,6 @@ class TargetBuild(CatalogBuild):
         shutil.rmtree(self._staging, ignore_errors=True)
 
     def fail(self, error: str) -> None:
-        """Drop this version; see `Build.fail`."""
         super().fail(error)
         shutil.rmtree(self._staging, ignore_errors=True)
 
