@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from msgspec.structs import replace
 
 from postroom.adapters.compose.reports import make_report, whatif_report
-from postroom.adapters.reports.charts import draw, draw_heat_maps
+from postroom.adapters.reports.page import draw, draw_heat_maps
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.domain.message import (
     Headers,

@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from math import ceil
+from typing import NamedTuple
 
 import msgspec
 
@@ -77,6 +78,19 @@ class Comparison(msgspec.Struct, frozen=True):
     best: Figures
     worst: Figures
     assumptions: str
+
+
+class Replay(NamedTuple):
+    """A comparison, and the part of the log that was replayed for it.
+
+    Arguments:
+        events: number of the latest events of the log that were replayed.
+        log_events: number of all of them.
+    """
+
+    comparison: Comparison
+    events: int
+    log_events: int
 
 
 class _Totals:
@@ -192,6 +206,19 @@ class SimulatePolicy:
                 progress(position)
         for history in histories.unsettled.values():
             simulation.add(history, head.at)
+
+    def replay_latest(self, changes: Changes, events: int, topics: Sequence[str] = ()) -> Replay:
+        """Compare the messages that were sent within the latest events of the log.
+
+        Arguments:
+            topics: names or globs; all when empty.
+        """
+        simulation = Simulation(changes)
+        head = self._log.head()
+        last = 0 if head is None else head.position
+        first = max(1, last - events + 1, self._log.first_position() or 1)
+        self(simulation, start=first, topics=topics)
+        return Replay(simulation.comparison(), max(0, last - first + 1), last)
 
     def _position_from(self, moment: Moment | None, default: int) -> int:
         """Return the first position at or after a moment."""

@@ -9,8 +9,7 @@ from starlette.responses import HTMLResponse, Response
 from postroom.adapters.console.charts import outcome_charts
 from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.adapters.console.values import parse_number
-from postroom.application.ports.event_log import EventLogReader
-from postroom.application.queries.simulate_policy import Comparison, SimulatePolicy, Simulation
+from postroom.application.queries.simulate_policy import Replay, SimulatePolicy
 from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Saturated
@@ -45,14 +44,6 @@ SLIDERS: Final = (
 )
 _busy: WeakSet[object] = WeakSet()
 """Consoles in which a simulation is running; each runs one at a time, as it is CPU-bound."""
-
-
-class Replay(NamedTuple):
-    """A simulation and the part of the log that it replayed."""
-
-    comparison: Comparison
-    events: int
-    log_events: int
 
 
 async def what_if(page: Page) -> Response:
@@ -106,7 +97,9 @@ async def _replay(page: Page, topic: str, changes: Changes, size: int) -> Replay
 
     async def read() -> Replay:
         await page.check(Right.READ_HEADERS)
-        return await page.blocking(_simulate, log, topic, changes, size)
+        return await page.blocking(
+            SimulatePolicy(log).replay_latest, changes, size, (topic,) if topic else ()
+        )
 
     _busy.add(page.console)
     try:
@@ -119,20 +112,6 @@ async def _replay(page: Page, topic: str, changes: Changes, size: int) -> Replay
         )
     finally:
         _busy.discard(page.console)
-
-
-def _simulate(
-    log: EventLogReader,
-    topic: str,
-    changes: Changes,
-    size: int,
-) -> Replay:
-    simulation = Simulation(changes)
-    head = log.head()
-    last = 0 if head is None else head.position
-    first = max(1, last - size + 1, log.first_position() or 1)
-    SimulatePolicy(log)(simulation, start=first, topics=(topic,) if topic else ())
-    return Replay(simulation.comparison(), max(0, last - first + 1), last)
 
 
 async def _policy(page: Page, topic: str) -> TopicPolicy:
