@@ -1,5 +1,7 @@
 """Errors that a server reported, as the exceptions they were."""
 
+import msgspec
+
 from postroom.domain.errors import (
     Forbidden,
     FrameTooLarge,
@@ -34,6 +36,7 @@ _REFUSALS: dict[str, type[PostroomError]] = {
     )
 }
 DEFAULT_RETRY_MS = 1_000
+_MAX_COUNT = (1 << 53) - 1
 
 
 def rebuild_error(code: str, message: str, retry_after_ms: int | None) -> PostroomError:
@@ -56,3 +59,42 @@ def rebuild_error(code: str, message: str, retry_after_ms: int | None) -> Postro
     error = Unavailable(message, retry_ms) if may_repeat else Rejected(message)
     error.code = code
     return error
+
+
+class ProblemBrief(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why one item of a request was refused; see `Problem`."""
+
+    status: int
+    code: str
+    message: str
+    retry_after_ms: int | None = None
+    reason: str | None = None
+
+    @classmethod
+    def of(cls, error: PostroomError) -> "ProblemBrief":
+        """Return the document of an error of one item."""
+        return cls(error.status, error.code, str(error), retry_after_ms(error), reason_of(error))
+
+    def to_error(self) -> PostroomError:
+        """Return it as the exception that it was.
+
+        Raises: ValueError for a time that nobody can wait for.
+        """
+        if self.retry_after_ms is not None and not 0 <= self.retry_after_ms <= _MAX_COUNT:
+            raise ValueError(f"retry_after_ms is {self.retry_after_ms}")
+        return rebuild_error(self.code, self.message, self.retry_after_ms)
+
+    def to_refusal(self) -> Rejected:
+        """Return it as the refusal of one part of a request; raises as `to_error`."""
+        error = self.to_error()
+        return error if isinstance(error, Rejected) else InvalidRequest(self.message)
+
+
+def retry_after_ms(error: PostroomError) -> int | None:
+    """Return when to retry; None if that can't help."""
+    return error.retry_after_ms if isinstance(error, Saturated | Unavailable) else None
+
+
+def reason_of(error: PostroomError) -> str | None:
+    """Return what is wrong with the capability of a refused call, if that is why it was refused."""
+    return (error.reason or None) if isinstance(error, Unauthenticated | Forbidden) else None

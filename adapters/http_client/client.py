@@ -1,9 +1,10 @@
 """HTTP client of a mailbox."""
 
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
+from functools import cache, partial
 from http import HTTPStatus
 from io import BytesIO
 from typing import Any, TypeVar
@@ -14,25 +15,27 @@ import uuid_utils
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector, UnixConnector
 from yarl import URL
 
-from postroom.adapters.http_client import answers
 from postroom.adapters.sockets.client_tls import ClientFiles, explain_tls_failure, make_client_context
 from postroom.adapters.sockets.peers import check_socket_owner
 from postroom.application.mailbox_client import MailboxClient, MailboxTransport
 from postroom.application.messages import MessageDelivery, NewMessage, Sent, write_receipt
+from postroom.application.operations import contract, query_contract
+from postroom.application.operations.contract import Delivery, Ok
 from postroom.application.operations.operation import Arguments, Operation
-from postroom.application.remote_errors import DEFAULT_RETRY_MS
+from postroom.application.remote_errors import DEFAULT_RETRY_MS, ProblemBrief
 from postroom.application.tracing import current_corr_id, outgoing_headers
 from postroom.domain.errors import FrameTooLarge, InvalidRequest, PostroomError, Rejected, Unavailable
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.message import Receipt
+from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 UNIX = "unix:"
 MAX_BATCH_BYTES = 1 << 19
 """Payloads and attributes of a batch: in base64 they fit into a body of 1 MiB."""
-MAX_RECEIVE_BYTES = 4 << 20
 MAX_LINE_BYTES = 512 << 20
 """Maximum size of a line of a stream: the largest message in base64, with its headers."""
 MAX_CONNECTIONS = 256
@@ -91,6 +94,19 @@ BODIES = ("set_topic_policy", "preview_redrive")
 """Operations whose only argument is the body."""
 
 
+class Info(msgspec.Struct, frozen=True):
+    """What the client needs of the mailbox that is served."""
+
+    mailbox: str
+
+
+class Line(msgspec.Struct, frozen=True):
+    """Line of a stream without a delivery: a heartbeat, or the error with which the server ends it."""
+
+    heartbeat: str | None = None
+    error: ProblemBrief | None = None
+
+
 class HttpTransport(MailboxTransport):
     """`MailboxTransport` over a session of an HTTP client.
 
@@ -105,25 +121,24 @@ class HttpTransport(MailboxTransport):
         self.where = where
 
     async def get_name(self) -> str:
-        return (await self._call("GET", "/v1/mailbox", answers.Info)).mailbox
+        return await self._call("GET", "/v1/mailbox", Info, lambda answer: answer.mailbox)
 
     async def send(self, message: NewMessage) -> Sent:
-        answer = await self._post("/v1/send", _body(message), answers.SendResult)
-        return Sent(answer.msg_id, answer.duplicate)
+        body, kind = contract.Send.of(message), contract.SendResult
+        return await self._call("POST", "/v1/send", kind, kind.to_sent, body=body)
 
     async def send_batch(self, messages: Sequence[NewMessage]) -> list[Sent | Rejected]:
-        answer = await self._post("/v1/send", [_body(each) for each in messages], answers.SendResults)
-        return [result.to_result() for result in answer.results]
+        body, kind = [contract.Send.of(each) for each in messages], contract.SendAnswers
+        return await self._call("POST", "/v1/send", kind, kind.to_results, body=body)
 
     async def receive(self, command: Receive, wait_ms: int) -> list[MessageDelivery]:
-        body = _receive_body(command) | {"wait_ms": wait_ms}
-        answer = await self._post("/v1/recv", body, answers.Deliveries)
-        return [message.to_delivery() for message in answer.messages]
+        body, kind = contract.Recv(**_receive_fields(command), wait_ms=wait_ms), contract.Deliveries
+        return await self._call("POST", "/v1/recv", kind, kind.to_deliveries, body=body)
 
     async def stream(
         self, command: Receive, heartbeat_ms: int
     ) -> AsyncGenerator[list[MessageDelivery], None]:
-        body = _receive_body(command) | {"heartbeat_ms": heartbeat_ms}
+        body = contract.RecvStream(**_receive_fields(command), heartbeat_ms=heartbeat_ms)
         try:
             async with self._request("POST", "/v1/recv/stream", body) as response:
                 if response.status != HTTPStatus.OK:
@@ -132,76 +147,73 @@ class HttpTransport(MailboxTransport):
                 async for chunk in response.content.iter_any():
                     *ends, rest = chunk.split(b"\n")
                     for end in ends:
-                        yield answers.read_line(line + end)
+                        yield read_line(line + end)
                         line.clear()
                     line += rest
                     if len(line) > MAX_LINE_BYTES:
                         raise self._unreadable(response.status, None)
         except (ClientError, OSError) as error:
             raise self._unreachable(error) from None  # it may contain the request's headers
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, ValueError):
             raise self._unreadable(HTTPStatus.OK, None) from None
         raise Unavailable(f"{self.where} ended the stream; connect again.")
 
     async def ack(self, receipts: Sequence[Receipt]) -> list[Rejected | None]:
-        return await self._settle("/v1/ack", receipts, {})
+        return await self._settle("/v1/ack", contract.AckMany(_tokens(receipts)))
 
     async def nack(
         self, receipts: Sequence[Receipt], reason: str | None, delay_ms: int | None
     ) -> list[Rejected | None]:
-        return await self._settle("/v1/nack", receipts, {"reason": reason, "delay_ms": delay_ms})
+        return await self._settle("/v1/nack", contract.NackMany(_tokens(receipts), reason, delay_ms))
 
     async def extend(self, receipts: Sequence[Receipt], visibility_ms: int) -> list[Rejected | None]:
-        return await self._settle("/v1/extend", receipts, {"visibility_ms": visibility_ms})
+        return await self._settle("/v1/extend", contract.ExtendMany(_tokens(receipts), visibility_ms))
 
     async def ask(self, operation: Operation, arguments: Arguments) -> Any:
         """Return the result of an operation; `search_messages` gets messages without their envelopes."""
         if operation.name == "search_messages":
             query = _search_query(arguments["filter_"])
-            return (await self._call("GET", operation.path, answers.FoundMessages, query=query)).to_page()
+            found = query_contract.FoundMessages
+            return await self._call("GET", operation.path, found, found.to_page, query=query)
         values = {each.sent_as: arguments[each.name] for each in operation.parameters if each.is_sent}
         path = "/".join(
             _segment(values.pop(each[1:-1])) if each.startswith("{") else each
             for each in operation.path.split("/")
         )
         if operation.name == "get_message":
-            return (await self._call("GET", path, answers.Detail)).to_detail()
-        kind = answers.answer_of(operation)
+            detail = query_contract.ReadDetail
+            return await self._call("GET", path, detail, detail.to_detail)
+        answer, read = answer_of(operation), partial(result_of, operation)
         if operation.verb == "GET":
-            return answers.result_of(operation, await self._call("GET", path, kind, query=values))
+            return await self._call("GET", path, answer, read, query=values)
         body: object = values or None
         if operation.name in BODIES:
             (body,) = values.values()
-        return answers.result_of(operation, await self._call(operation.verb, path, kind, body=body))
+        return await self._call(operation.verb, path, answer, read, body=body)
 
-    async def _settle(
-        self, path: str, receipts: Sequence[Receipt], options: Mapping[str, object]
-    ) -> list[Rejected | None]:
-        body = {"receipts": [write_receipt(receipt) for receipt in receipts], **options}
-        return [
-            result.to_result() for result in (await self._post(path, body, answers.SettleResults)).results
-        ]
-
-    async def _post(self, path: str, body: object, answer: type[T]) -> T:
-        return await self._call("POST", path, answer, body=body)
+    async def _settle(self, path: str, body: object) -> list[Rejected | None]:
+        kind = contract.SettleResults
+        return await self._call("POST", path, kind, kind.to_results, body=body)
 
     async def _call(
         self,
         method: str,
         path: str,
         answer: type[T],
+        read: Callable[[T], R],
         *,
         body: object = None,
         query: Mapping[str, object] | None = None,
-    ) -> T:
+    ) -> R:
+        """Return the result that `read` finds in an answer."""
         try:
             async with self._request(method, path, body, query) as response:
                 if response.status == HTTPStatus.OK:
-                    return answers.read_answer(await response.read(), answer)
+                    return read(read_answer(await response.read(), answer))
                 raise await self._error(response)
         except (ClientError, OSError) as error:
             raise self._unreachable(error) from None  # it may contain the request's headers
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, ValueError):
             raise self._unreadable(HTTPStatus.OK, None) from None
 
     def _request(
@@ -210,7 +222,7 @@ class HttpTransport(MailboxTransport):
         return self._session.request(
             method,
             URL(path, encoded=True),
-            params=[*_parameters(query or {})],
+            params=None if query is None else [*_parameters(query)],
             data=None if body is None else BytesIO(msgspec.json.encode(body)),  # bytes above 1 MiB warn
             headers=_headers(body),
             allow_redirects=False,
@@ -219,8 +231,8 @@ class HttpTransport(MailboxTransport):
     async def _error(self, response: ClientResponse) -> PostroomError:
         """Return the error that an answer describes."""
         try:
-            return answers.read_answer(await response.read(), answers.Problem).to_error()
-        except msgspec.DecodeError:
+            return read_answer(await response.read(), ProblemBrief).to_error()
+        except (msgspec.DecodeError, ValueError):
             return self._unreadable(response.status, response.headers.get("Retry-After"))
 
     def _unreachable(self, error: Exception) -> PostroomError:
@@ -251,28 +263,19 @@ def _headers(body: object) -> dict[str, str]:
     return headers | outgoing_headers()
 
 
-def _receive_body(command: Receive) -> dict[str, Any]:
+def _receive_fields(command: Receive) -> dict[str, Any]:
     return {
         "topic": command.topics,
         "max_messages": command.max_messages,
-        "max_bytes": min(command.max_bytes, MAX_RECEIVE_BYTES),
+        "max_bytes": min(command.max_bytes, contract.MAX_RECEIVE_BYTES),
         "visibility_ms": command.visibility_ms,
         "consumer": command.consumer,
         "with_envelope": True,
     }
 
 
-def _body(message: NewMessage) -> dict[str, Any]:
-    """Return the body of a send; fields with their default values are left out."""
-    body: dict[str, Any] = {
-        name: value
-        for name in NewMessage.__struct_fields__
-        if name not in ("payload", "attrs") and (value := getattr(message, name)) is not None
-    }
-    body["payload_b64"] = message.payload
-    body["attrs"] = {name: value for name, value in message.attrs.items() if isinstance(value, str)}
-    body["attrs_b64"] = {name: value for name, value in message.attrs.items() if isinstance(value, bytes)}
-    return body
+def _tokens(receipts: Sequence[Receipt]) -> list[str]:
+    return [write_receipt(each) for each in receipts]
 
 
 def _find_tls_error(error: Exception) -> ssl.SSLError | None:
@@ -305,3 +308,51 @@ def _search_query(filter_: EventFilter) -> dict[str, object]:
         **{f"headers[{name}]": value for name, value in filter_.headers.items()},
         **{name: getattr(filter_, name) for name in _PLAIN_CRITERIA},
     }
+
+
+@cache
+def answer_of(operation: Operation) -> Any:
+    """Return the type of the answer of an operation."""
+    if operation.result is type(None):
+        return Ok
+    if not operation.answer:
+        return operation.result
+    kind = operation.result
+    if kind is TopicPolicy:  # null from servers before ADR 0098 for a topic with the default policy
+        kind = TopicPolicy | None
+    return msgspec.defstruct("Answer", [(operation.answer, kind)], frozen=True)
+
+
+def result_of(operation: Operation, answer: Any) -> Any:
+    """Return the result in an answer of an operation."""
+    if isinstance(answer, Ok):
+        return None
+    result = getattr(answer, operation.answer) if operation.answer else answer
+    return TopicPolicy() if result is None else result
+
+
+def read_answer(content: bytes | bytearray, kind: type[T]) -> T:
+    """Return an answer.
+
+    Raises: DecodeError when it is not of the contract.
+    """
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
+
+
+def read_line(line: bytes | bytearray) -> list[MessageDelivery]:
+    """Return the delivery in a line of a stream; none of a heartbeat.
+
+    Raises: DecodeError or ValueError when it is not of the contract; the error with which the server ends
+        the stream.
+    """
+    if b'"receipt"' in line:
+        return [read_answer(line, Delivery).to_delivery()]
+    other = read_answer(line, Line)
+    if other.error is not None:
+        raise other.error.to_error()
+    if other.heartbeat is None:
+        raise msgspec.DecodeError("The line is neither a delivery nor a heartbeat nor an error.")
+    return []

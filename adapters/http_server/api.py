@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from postroom.adapters.http_server import query_schemas, schemas
 from postroom.adapters.http_server.handlers import MessageHandlers
 from postroom.adapters.http_server.operations import arguments_struct, derive_routes
-from postroom.adapters.http_server.queries import QueryHandlers, StateHandlers
+from postroom.adapters.http_server.queries import Backlog, QueryHandlers, StateHandlers
 from postroom.adapters.http_server.routes import Route
+from postroom.application.operations import contract, query_contract
 from postroom.application.operations.mailbox import OPERATIONS
 
 _ID = "0199d2c4-6f00-7a10-8c21-3b5b0f6f9e01"
@@ -44,8 +44,8 @@ def make_routes(messages: MessageHandlers, queries: QueryHandlers, state: StateH
             "/v1/send",
             messages.send,
             "Send a message, a list of messages, or a CloudEvent.",
-            (schemas.SendAnswer, schemas.SendAnswers),
-            schemas.SendBody,
+            (contract.SendAnswer, contract.SendAnswers),
+            contract.SendBody,
             refusals=(409,),
             examples=(_SEND, _SENT),
             takes_cloud_events=True,
@@ -55,8 +55,8 @@ def make_routes(messages: MessageHandlers, queries: QueryHandlers, state: StateH
             "/v1/recv",
             messages.recv,
             "Receive messages, and hide them until they are settled.",
-            schemas.Messages,
-            schemas.Recv,
+            contract.Messages,
+            contract.Recv,
             examples=(
                 {"topic": "orders", "visibility_ms": 5_000, "max_messages": 10},
                 {"messages": [_ENVELOPE]},
@@ -68,7 +68,7 @@ def make_routes(messages: MessageHandlers, queries: QueryHandlers, state: StateH
             messages.recv_stream,
             "Receive messages as lines of JSON, for as long as the client reads.",
             "application/x-ndjson",
-            schemas.RecvStream,
+            contract.RecvStream,
             examples=({"topic": "orders", "max_messages": 10}, None),
         ),
         *_settling(messages),
@@ -86,8 +86,8 @@ def _settling(messages: MessageHandlers) -> Sequence[Route]:
             "/v1/ack/{msg_id}",
             messages.ack,
             "Settle a delivery; idempotent.",
-            schemas.Ok,
-            schemas.Ack,
+            contract.Ok,
+            contract.Ack,
             examples=({"receipt": _RECEIPT}, _OK),
             **one,
         ),
@@ -96,8 +96,8 @@ def _settling(messages: MessageHandlers) -> Sequence[Route]:
             "/v1/nack/{msg_id}",
             messages.nack,
             "Fail a delivery: the message is retried, or dead-lettered after its last attempt.",
-            schemas.Ok,
-            schemas.Nack,
+            contract.Ok,
+            contract.Nack,
             examples=({"receipt": _RECEIPT, "reason": "out of stock", "delay_ms": 1_000}, _OK),
             **one,
         ),
@@ -106,8 +106,8 @@ def _settling(messages: MessageHandlers) -> Sequence[Route]:
             "/v1/extend/{msg_id}",
             messages.extend,
             "Hide a received message for longer.",
-            schemas.Ok,
-            schemas.Extend,
+            contract.Ok,
+            contract.Extend,
             refusals=(404, 409),
             examples=({"receipt": _RECEIPT, "visibility_ms": 30_000}, _OK),
         ),
@@ -116,8 +116,8 @@ def _settling(messages: MessageHandlers) -> Sequence[Route]:
             "/v1/ack",
             messages.ack_many,
             "Settle deliveries by their receipts.",
-            schemas.SettleResults,
-            schemas.AckMany,
+            contract.SettleResults,
+            contract.AckMany,
             examples=({"receipts": [_RECEIPT]}, _RESULTS),
         ),
         Route(
@@ -125,8 +125,8 @@ def _settling(messages: MessageHandlers) -> Sequence[Route]:
             "/v1/nack",
             messages.nack_many,
             "Fail deliveries by their receipts.",
-            schemas.SettleResults,
-            schemas.NackMany,
+            contract.SettleResults,
+            contract.NackMany,
             examples=({"receipts": [_RECEIPT], "reason": "out of stock"}, _RESULTS),
         ),
         Route(
@@ -134,8 +134,8 @@ def _settling(messages: MessageHandlers) -> Sequence[Route]:
             "/v1/extend",
             messages.extend_many,
             "Hide received messages for longer, by their receipts.",
-            schemas.SettleResults,
-            schemas.ExtendMany,
+            contract.SettleResults,
+            contract.ExtendMany,
             examples=({"receipts": [_RECEIPT], "visibility_ms": 30_000}, _RESULTS),
         ),
     )
@@ -148,8 +148,8 @@ def _queries(queries: QueryHandlers) -> Sequence[Route]:
             "/v1/messages",
             queries.search,
             "Search messages in the read models, in pages.",
-            query_schemas.Items,
-            query=query_schemas.MessagesQuery,
+            query_contract.Items,
+            query=query_contract.MessagesQuery,
             refusals=(404,),
         ),
         Route(
@@ -157,7 +157,7 @@ def _queries(queries: QueryHandlers) -> Sequence[Route]:
             "/v1/messages/{msg_id}",
             queries.get_message,
             "Return a message with its headers, envelope, state and history.",
-            query_schemas.Detail,
+            query_contract.Detail,
             refusals=(404,),
         ),
         Route(
@@ -165,7 +165,7 @@ def _queries(queries: QueryHandlers) -> Sequence[Route]:
             "/v1/backlog",
             queries.backlog,
             "Count unsettled messages by topic and shard, now or at a past moment.",
-            query_schemas.Backlog,
+            Backlog,
             query=arguments_struct(OPERATIONS["get_backlog"]),
             refusals=(404,),
         ),
@@ -174,7 +174,7 @@ def _queries(queries: QueryHandlers) -> Sequence[Route]:
             "/v1/dlq",
             queries.dead_letters,
             "List dead letters, oldest first, in pages.",
-            query_schemas.DeadLetters,
+            query_contract.DeadLetters,
             query=arguments_struct(OPERATIONS["list_dead_letters"]),
             refusals=(404,),
         ),
@@ -183,8 +183,8 @@ def _queries(queries: QueryHandlers) -> Sequence[Route]:
             "/v1/dlq/groups",
             queries.dead_letter_groups,
             "Group the dead letters in the read models by error, topic or reason, with trends.",
-            query_schemas.DeadLetterGroups,
-            query=query_schemas.DeadLetterGroupsQuery,
+            query_contract.DeadLetterGroups,
+            query=query_contract.DeadLetterGroupsQuery,
             refusals=(404,),
         ),
         Route(
@@ -192,21 +192,23 @@ def _queries(queries: QueryHandlers) -> Sequence[Route]:
             "/v1/topics",
             queries.topics,
             "List the topics with their policies, counts, and whether they are paused.",
-            query_schemas.Topics,
+            query_contract.Topics,
         ),
     )
 
 
 def _state(state: StateHandlers) -> Sequence[Route]:
     return (
-        Route("GET", "/v1/mailbox", state.info, "Return the mailbox that is served.", query_schemas.Info),
-        Route("GET", "/healthz", state.healthz, "Tell that the process answers.", schemas.Ok, is_public=True),
+        Route("GET", "/v1/mailbox", state.info, "Return the mailbox that is served.", query_contract.Info),
+        Route(
+            "GET", "/healthz", state.healthz, "Tell that the process answers.", contract.Ok, is_public=True
+        ),
         Route(
             "GET",
             "/readyz",
             state.readyz,
             "Tell whether the mailbox can be used.",
-            query_schemas.Ready,
+            query_contract.Ready,
             is_public=True,
         ),
         Route("GET", "/metrics", state.metrics, "Return metrics for Prometheus.", "text/plain"),

@@ -1,7 +1,8 @@
 """The ASGI application: it checks requests, calls their handlers, and answers errors as problem documents."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
@@ -15,7 +16,6 @@ from postroom.adapters.http_server.problems import (
     UnsupportedMediaType,
     problem,
     retry_after,
-    retry_after_ms,
 )
 from postroom.adapters.http_server.requests import Bodies, ClientGone, Site, decode, parse_query
 from postroom.adapters.http_server.routes import CLOSE, Call, Reply, Route, Router
@@ -23,7 +23,8 @@ from postroom.application.caller import read_bearer
 from postroom.application.cloudevents.message import read_message
 from postroom.application.cloudevents.new_message import new_message
 from postroom.application.metrics import SurfaceMetrics
-from postroom.application.service import OpenSession, Session
+from postroom.application.remote_errors import retry_after_ms
+from postroom.application.service import OpenSession
 from postroom.application.telemetry import logger
 from postroom.application.tracing import (
     MAX_CORR_ID_CHARS,
@@ -106,10 +107,7 @@ class App:
             self._site.check_api(scope["headers"], scope["scheme"].encode())
             route, path = self._router.find(scope["method"], _segments(scope["raw_path"]))
             token = None if route.is_public else read_bearer(_authorization(scope["headers"]))
-
-            def open_session() -> Awaitable[Session]:
-                return self._open_session(token)
-
+            open_session = partial(self._open_session, token)
             caller = None
             if not route.is_public:
                 caller = await open_session()

@@ -9,14 +9,15 @@ from uuid import UUID
 
 import msgspec
 
-from postroom.adapters.http_server import schemas
-from postroom.adapters.http_server.problems import DuplicateMessage, brief
+from postroom.adapters.http_server.problems import DuplicateMessage
 from postroom.adapters.http_server.routes import Call, Reply, json_reply
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.application.caller import call_as
 from postroom.application.delivery_window import DeliveryWindow, extended_receipts, finished_receipts
 from postroom.application.messages import NewMessage, ReceivedMessage, Sent, read_receipt, rfc3339
+from postroom.application.operations import contract
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.remote_errors import ProblemBrief
 from postroom.application.service import Service
 from postroom.application.threads import cancel_and_wait
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Rejected, Saturated, Unavailable
@@ -34,7 +35,7 @@ SETTLED_CHECK_SECONDS = 0.1
 async def receive_or_stop(
     service: Service,
     mailbox: Mailbox,
-    request: schemas.Recv,
+    request: contract.Recv,
     max_messages: int,
     wait_ms: int,
     closed: asyncio.Event,
@@ -77,7 +78,7 @@ class MessageStream:
     def __init__(self, service: Service, call: Call, heartbeat_ms: int) -> None:
         self._service = service
         self._open_session = call.open_session
-        self._request: schemas.Recv = call.body
+        self._request: contract.Recv = call.body
         self._closed = call.closed
         self._heartbeat_ms = heartbeat_ms
 
@@ -90,14 +91,16 @@ class MessageStream:
             finally:
                 await self._return_messages(window.unsettled)
 
-    async def _lines(self, window: DeliveryWindow) -> AsyncIterator[schemas.StreamLine]:
+    async def _lines(self, window: DeliveryWindow) -> AsyncIterator[contract.StreamLine]:
         request, loop = self._request, asyncio.get_running_loop()
         heartbeat = self._heartbeat_ms / 1_000
         heartbeat_at = loop.time() + heartbeat
         idle_until = None if request.wait_ms is None else loop.time() + request.wait_ms / 1_000
         while not self._closed.is_set():
             if self._service.stopping.is_set():
-                yield schemas.StreamError(brief(Unavailable("The service is stopping; connect again.")))
+                yield contract.StreamError(
+                    ProblemBrief.of(Unavailable("The service is stopping; connect again."))
+                )
                 return
             try:
                 messages = await self._next(window, _seconds_to_wait(heartbeat_at, idle_until))
@@ -106,10 +109,10 @@ class MessageStream:
                 await self._pause(window, min(error.retry_after_ms, self._heartbeat_ms) / 1_000)
                 continue
             except PostroomError as error:
-                yield schemas.StreamError(brief(error))
+                yield contract.StreamError(ProblemBrief.of(error))
                 return
             for message in messages:
-                yield schemas.to_envelope(message, with_envelope=request.with_envelope)
+                yield contract.to_envelope(message, with_envelope=request.with_envelope)
             now = loop.time()
             if messages:
                 heartbeat_at = now + heartbeat
@@ -165,8 +168,8 @@ def _seconds_to_wait(heartbeat_at: float, idle_until: float | None) -> float:
     return max(until - now, 0)
 
 
-def _heartbeat() -> schemas.Heartbeat:
-    return schemas.Heartbeat(rfc3339(time_ns() // 1_000) or "")
+def _heartbeat() -> contract.Heartbeat:
+    return contract.Heartbeat(rfc3339(time_ns() // 1_000) or "")
 
 
 class MessageHandlers:
@@ -178,28 +181,28 @@ class MessageHandlers:
 
     async def send(self, call: Call) -> Reply:
         """Send one message, a list, or what a CloudEvent has become."""
-        body: schemas.Send | list[schemas.Send] | NewMessage = call.body
+        body: contract.Send | list[contract.Send] | NewMessage = call.body
         as_conflict = _as_conflict(call)
         if isinstance(body, list):
             messages = [each.to_message(call.corr_id) for each in body]
             answers = await self._service.writes.watch(call.mailbox.send_batch(messages))
-            return json_reply(schemas.SendAnswers([_send_result(each, as_conflict) for each in answers]))
+            return json_reply(contract.SendAnswers([_send_result(each, as_conflict) for each in answers]))
         message = body if isinstance(body, NewMessage) else body.to_message(call.corr_id)
         sent = await self._service.writes.watch(call.mailbox.send_message(message))
         if sent.duplicate and as_conflict:
             raise DuplicateMessage(sent.message_id)
-        return json_reply(schemas.SendAnswer(sent.message_id, sent.duplicate, sent.message_id))
+        return json_reply(contract.SendAnswer(sent.message_id, sent.duplicate, sent.message_id))
 
     async def recv(self, call: Call) -> Reply:
         """Receive messages; what a client that has gone can't get is ready again at once."""
-        body: schemas.Recv = call.body
+        body: contract.Recv = call.body
         messages = await receive_or_stop(
             self._service, call.mailbox, body, body.max_messages, body.wait_ms or 0, call.closed
         )
         if call.closed.is_set():
             await self._return_messages([message.receipt for message in messages])
-        envelopes = [schemas.to_envelope(each, with_envelope=body.with_envelope) for each in messages]
-        return json_reply(schemas.Messages(envelopes))
+        envelopes = [contract.to_envelope(each, with_envelope=body.with_envelope) for each in messages]
+        return json_reply(contract.Messages(envelopes))
 
     async def recv_stream(self, call: Call) -> Reply:
         """Receive messages for as long as the client reads."""
@@ -212,7 +215,7 @@ class MessageHandlers:
         receipt = await self._receipt(call)
         _raise_refusal(await call.mailbox.ack_messages([receipt]))
         self._note([receipt])
-        return json_reply(schemas.Ok())
+        return json_reply(contract.Ok())
 
     async def nack(self, call: Call) -> Reply:
         """Fail a delivery."""
@@ -220,14 +223,14 @@ class MessageHandlers:
         answers = await call.mailbox.nack_messages([receipt], reason=body.reason, delay_ms=body.delay_ms)
         _raise_refusal(answers)
         self._note([receipt])
-        return json_reply(schemas.Ok())
+        return json_reply(contract.Ok())
 
     async def extend(self, call: Call) -> Reply:
         """Extend a delivery."""
         receipt = await self._receipt(call)
         _raise_refusal(await call.mailbox.extend_visibility([receipt], call.body.visibility_ms))
         self._note([receipt], call.body.visibility_ms)
-        return json_reply(schemas.Ok())
+        return json_reply(contract.Ok())
 
     async def ack_many(self, call: Call) -> Reply:
         """Settle deliveries."""
@@ -298,21 +301,15 @@ def _as_conflict(call: Call) -> bool:
     return mode is not None
 
 
-def _send_result(answer: Sent | Rejected, as_conflict: bool) -> schemas.SendResult:
-    if isinstance(answer, Rejected):
-        return schemas.SendResult(error=brief(answer))
-    if answer.duplicate and as_conflict:
-        error = brief(DuplicateMessage(answer.message_id))
-        return schemas.SendResult(answer.message_id, None, answer.message_id, error)
-    return schemas.SendResult(answer.message_id, answer.duplicate, answer.message_id)
+def _send_result(answer: Sent | Rejected, as_conflict: bool) -> contract.SendResult:
+    if isinstance(answer, Sent) and answer.duplicate and as_conflict:
+        error = ProblemBrief.of(DuplicateMessage(answer.message_id))
+        return contract.SendResult(answer.message_id, None, answer.message_id, error)
+    return contract.SendResult.of(answer)
 
 
 def _settle_results(answers: Sequence[Rejected | None]) -> Reply:
-    results = [
-        schemas.SettleResult(answer is None, brief(answer) if answer is not None else None)
-        for answer in answers
-    ]
-    return json_reply(schemas.SettleResults(results))
+    return json_reply(contract.SettleResults([contract.SettleResult.of(each) for each in answers]))
 
 
 def _raise_refusal(answers: Sequence[Rejected | None]) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-from postroom.adapters.http_server import problems, schemas
+from postroom.adapters.http_server import problems
 from postroom.adapters.http_server.routes import Route
 from postroom.application.cloudevents.message import STRUCTURED
+from postroom.application.operations import contract
 
 VERSION = "1.5.0"
 """Version of the contract: a new call or an optional field raises the middle number."""
@@ -28,7 +29,7 @@ def make_document(routes: Sequence[Route]) -> dict[str, Any]:
     """Return the document."""
     kinds = [kind for route in routes for kind in _kinds(route.answer)]
     kinds += [route.body for route in routes if route.body is not None]
-    kinds += [problems.Problem, schemas.Envelope, schemas.Heartbeat, schemas.StreamError]
+    kinds += [problems.Problem, contract.Envelope, contract.Heartbeat, contract.StreamError]
     shapes, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     for component in components.values():
         if "description" in component:  # Python removes the indentation from 3.13 on

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from postroom.adapters.http_server.routes import Call, Reply, Route, json_reply
-from postroom.adapters.http_server.schemas import MAX_BATCH, Name, Ok
+from postroom.application.operations.contract import MAX_BATCH, Name, Ok
 from postroom.application.operations.mailbox import OPERATIONS, Position, Text
 from postroom.application.operations.operation import Operation, Parameter
 from postroom.domain.policy import TopicPolicy

@@ -4,15 +4,8 @@ from http import HTTPStatus
 
 import msgspec
 
-from postroom.domain.errors import (
-    Forbidden,
-    InvalidRequest,
-    PostroomError,
-    Rejected,
-    Saturated,
-    Unauthenticated,
-    Unavailable,
-)
+from postroom.application.remote_errors import reason_of, retry_after_ms
+from postroom.domain.errors import InvalidRequest, PostroomError, Rejected
 
 TYPE = b"application/problem+json"
 
@@ -38,16 +31,6 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     retry_after_ms: int | None = None
     message_id: str | None = None
     msg_id: str | None = None
-    reason: str | None = None
-
-
-class ProblemBrief(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why one item of a request was refused; see `Problem`."""
-
-    status: int
-    code: str
-    message: str
-    retry_after_ms: int | None = None
     reason: str | None = None
 
 
@@ -106,22 +89,8 @@ def problem(error: PostroomError, corr_id: str) -> Problem:
         retry_after_ms=retry_after_ms(error),
         message_id=original,
         msg_id=original,
-        reason=_reason(error),
+        reason=reason_of(error),
     )
-
-
-def brief(error: PostroomError) -> ProblemBrief:
-    """Return the document of an error of one item."""
-    return ProblemBrief(error.status, error.code, str(error), retry_after_ms(error), _reason(error))
-
-
-def retry_after_ms(error: PostroomError) -> int | None:
-    """Return when to retry; None if that can't help."""
-    return error.retry_after_ms if isinstance(error, Saturated | Unavailable) else None
-
-
-def _reason(error: PostroomError) -> str | None:
-    return (error.reason or None) if isinstance(error, Unauthenticated | Forbidden) else None
 
 
 def retry_after(milliseconds: int) -> bytes:

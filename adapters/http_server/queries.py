@@ -4,12 +4,14 @@ from datetime import datetime
 
 import msgspec
 
-from postroom.adapters.http_server import query_schemas, schemas
 from postroom.adapters.http_server.routes import CLOSE, Call, Reply, json_reply
 from postroom.adapters.prometheus.text import write_metrics
+from postroom.application import query_results
 from postroom.application.access.dead_letters import read_dead_letters
 from postroom.application.messages import rfc3339
+from postroom.application.operations import contract, query_contract
 from postroom.application.operations.mailbox import OPERATIONS
+from postroom.application.outbox.events import RecordedMessages
 from postroom.application.ports.dead_letters import (
     DEFAULT_GROUP,
     DeadLetter,
@@ -26,6 +28,16 @@ from postroom.domain.search import EventFilter, FoundMessage, Order, parse_statu
 MS = 1_000
 
 
+class Backlog(query_results.Backlog, frozen=True):
+    """Unsettled messages by topic and shard, and messages that transactions recorded but no owner has sent.
+
+    Arguments:
+        outboxes: for callers of all topics who ask for all topics and for now; otherwise empty.
+    """
+
+    outboxes: list[RecordedMessages] = msgspec.field(default_factory=list)
+
+
 class QueryHandlers:
     """Handlers of searches, of the read models and of messages' details."""
 
@@ -36,7 +48,7 @@ class QueryHandlers:
 
     async def search(self, call: Call) -> Reply:
         """Return a page of the messages of this mailbox that match (RFC-037 `QueryEvents`)."""
-        query: query_schemas.MessagesQuery = call.query
+        query: query_contract.MessagesQuery = call.query
         fields = msgspec.structs.asdict(query)
         for name in ("start_time", "end_time"):
             if fields[name] is not None and not isinstance(fields[name], int):
@@ -53,7 +65,7 @@ class QueryHandlers:
                 }
             )
         )
-        return json_reply(query_schemas.Items([_item(each) for each in page.items], page.next_cursor))
+        return json_reply(query_contract.Items([_item(each) for each in page.items], page.next_cursor))
 
     async def get_message(self, call: Call) -> Reply:
         """Return a message with its history."""
@@ -65,7 +77,7 @@ class QueryHandlers:
             if name != "envelope_blob"
         }
         return json_reply(
-            query_schemas.Detail(**facts, envelope_b64=without_auth_token(detail.item.envelope_blob))
+            query_contract.Detail(**facts, envelope_b64=without_auth_token(detail.item.envelope_blob))
         )
 
     async def backlog(self, call: Call) -> Reply:
@@ -76,17 +88,17 @@ class QueryHandlers:
         if self._outboxes is not None and topic is at is None and call.session.grant.covers_all_topics:
             counted = await self._outboxes.count_messages()
             fields["outboxes"] = [each for each in counted if each.mailbox or each.problem]
-        return json_reply(query_schemas.Backlog(**fields))
+        return json_reply(Backlog(**fields))
 
     async def dead_letters(self, call: Call) -> Reply:
         """Return a page of dead letters."""
         letters = await OPERATIONS["list_dead_letters"].ask(call.mailbox, msgspec.structs.asdict(call.query))
         cursor = letters[-1].position if len(letters) == call.query.limit else None
-        return json_reply(query_schemas.DeadLetters(letters, cursor, self._dlq_profile))
+        return json_reply(query_contract.DeadLetters(letters, cursor, self._dlq_profile))
 
     async def dead_letter_groups(self, call: Call) -> Reply:
         """Return a page of groups of dead letters."""
-        query: query_schemas.DeadLetterGroupsQuery = call.query
+        query: query_contract.DeadLetterGroupsQuery = call.query
         fields = msgspec.structs.asdict(query)
         filter_ = DeadLetterGroupFilter(
             **fields
@@ -114,7 +126,7 @@ class QueryHandlers:
 
     async def topics(self, call: Call) -> Reply:
         """List the topics."""
-        return json_reply(query_schemas.Topics(await call.mailbox.list_topics(), self._dlq_profile))
+        return json_reply(query_contract.Topics(await call.mailbox.list_topics(), self._dlq_profile))
 
 
 class StateHandlers:
@@ -126,7 +138,7 @@ class StateHandlers:
 
     async def healthz(self, call: Call) -> Reply:
         """Tell that the process answers."""
-        return json_reply(schemas.Ok(), headers=(CLOSE,))
+        return json_reply(contract.Ok(), headers=(CLOSE,))
 
     async def readyz(self, call: Call) -> Reply:
         """Tell whether the mailbox can be used, and whether it takes messages (svc-mailbox P-2)."""
@@ -136,7 +148,7 @@ class StateHandlers:
         except PostroomError:
             missing.append("mailbox")
         writes = self._service.writes.takes_writes and not missing
-        ready = query_schemas.Ready(not writes, missing, writes)
+        ready = query_contract.Ready(not writes, missing, writes)
         return json_reply(ready, 503 if missing else 200, (CLOSE,))
 
     async def metrics(self, call: Call) -> Reply:
@@ -153,7 +165,7 @@ class StateHandlers:
 
     async def info(self, call: Call) -> Reply:
         """Return the name of the mailbox."""
-        return json_reply(query_schemas.Info(self._service.mailbox.name, self._service.dlq_profile))
+        return json_reply(query_contract.Info(self._service.mailbox.name, self._service.dlq_profile))
 
 
 def _to_us(moment: int | datetime | None) -> int | None:
@@ -161,10 +173,10 @@ def _to_us(moment: int | datetime | None) -> int | None:
     return None if moment is None else moment * MS if isinstance(moment, int) else to_us(moment)
 
 
-def _groups(page: DeadLetterGroupPage) -> query_schemas.DeadLetterGroups:
-    return query_schemas.DeadLetterGroups(
+def _groups(page: DeadLetterGroupPage) -> query_contract.DeadLetterGroups:
+    return query_contract.DeadLetterGroups(
         [
-            query_schemas.DeadLetterGroup(
+            query_contract.DeadLetterGroup(
                 each.topic,
                 each.reason,
                 each.fingerprint,
@@ -185,12 +197,12 @@ def _groups(page: DeadLetterGroupPage) -> query_schemas.DeadLetterGroups:
     )
 
 
-def _sample(letter: DeadLetter) -> query_schemas.DeadLetterSample:
-    facts = {name: getattr(letter, name) for name in query_schemas.DeadLetterSample.__struct_fields__}
+def _sample(letter: DeadLetter) -> query_contract.DeadLetterSample:
+    facts = {name: getattr(letter, name) for name in query_contract.DeadLetterSample.__struct_fields__}
     times = {name: rfc3339(facts[name]) or "" for name in ("first_seen", "last_seen")}
-    return query_schemas.DeadLetterSample(**facts | times)
+    return query_contract.DeadLetterSample(**facts | times)
 
 
-def _item(message: FoundMessage) -> query_schemas.Item:
-    facts = {name: getattr(message, name) for name in query_schemas.Item.__struct_fields__}
-    return query_schemas.Item(**facts | {"status": message.status.name.lower()})
+def _item(message: FoundMessage) -> query_contract.Item:
+    facts = {name: getattr(message, name) for name in query_contract.Item.__struct_fields__}
+    return query_contract.Item(**facts | {"status": message.status.name.lower()})

@@ -173,17 +173,12 @@ def _check_nack(nack: Nack) -> Nack:
     return Nack(check_receipt(nack.receipt), nack.jitter, reason, nack.delay_ms)
 
 
-def _check_redrive(redrive: Redrive) -> Redrive:
-    check_topic(redrive.topic)
-    check_int("limit", redrive.limit, 1, CHUNK)
-    check_optional_text("reason", redrive.reason)
-    return redrive
-
-
-def _check_purge(purge: Purge) -> Purge:
-    check_topic(purge.topic)
-    check_int("limit", purge.limit, 1, CHUNK)
-    return purge
+def _check_chunk(command: Redrive | Purge) -> Redrive | Purge:
+    check_topic(command.topic)
+    check_int("limit", command.limit, 1, CHUNK)
+    if isinstance(command, Redrive):
+        check_optional_text("reason", command.reason)
+    return command
 
 
 # The commands that a client may submit, and what an owner checks of them: a client built them of checked
@@ -194,8 +189,8 @@ _CHECKS: dict[type, Callable[[Any], Command]] = {
     Ack: lambda ack: Ack(check_receipt(ack.receipt)),
     Nack: _check_nack,
     Extend: lambda each: Extend(check_receipt(each.receipt), check_visibility(each.visibility_ms)),
-    Redrive: _check_redrive,
-    Purge: _check_purge,
+    Redrive: _check_chunk,
+    Purge: _check_chunk,
     SetPolicy: lambda each: SetPolicy(check_topic(each.topic), each.policy.validate()),
     SetSettings: lambda each: each,  # which the owner checks with the settings that it changes
     Pause: lambda each: Pause(check_topic(each.topic)),
@@ -244,15 +239,12 @@ def read_query(body: msgspec.Raw) -> Query:
         raise InvalidRequest(f"There is no query {query.name[:40]!r}.")
     struct = _argument_struct(query.name)
     if struct is not None and query.arguments:
-        query.arguments[0] = _read_struct(query.arguments[0], *struct)
+        kind, name = struct
+        try:
+            query.arguments[0] = msgspec.convert(query.arguments[0], kind)
+        except (msgspec.ValidationError, RecursionError) as error:
+            raise InvalidRequest(f"{name} is wrong: {error}.") from None
     return query
-
-
-def _read_struct(fields: object, kind: type[msgspec.Struct], name: str) -> msgspec.Struct:
-    try:
-        return msgspec.convert(fields, kind)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise InvalidRequest(f"{name} is wrong: {error}.") from None
 
 
 def read_stream(body: msgspec.Raw) -> bytes:

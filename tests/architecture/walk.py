@@ -54,7 +54,7 @@ LIMITS = {
     "send": Walk(28, 120, 4),
     "receive": Walk(28, 114, 3),
     "nack": Walk(29, 113, 3),
-    "HTTP receive": Walk(44, 210, 4),
+    "HTTP receive": Walk(43, 209, 4),
     "gRPC ack over a proxy": Walk(43, 167, 5),
     "console search": Walk(45, 186, 4),
     "CLI send": Walk(78, 441, 20),

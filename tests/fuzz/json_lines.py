@@ -5,7 +5,7 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
-from postroom.adapters.http_client import answers
+from postroom.adapters.http_client import client
 from postroom.application.ingest.file_import import (
     RecordMapping,
     TopicTemplate,
@@ -14,7 +14,9 @@ from postroom.application.ingest.file_import import (
     time_us,
 )
 from postroom.application.messages import DeliveredMessage
+from postroom.application.operations import contract, query_contract
 from postroom.application.operations.mailbox import OPERATIONS
+from postroom.application.remote_errors import ProblemBrief
 from postroom.domain.errors import InvalidRequest, PostroomError
 from tests.fuzz.target import Check
 
@@ -32,14 +34,14 @@ _DELIVERY = (
     b'"envelope_b64": "CAE="}'
 )
 _ANSWERS = (
-    answers.SendResult,
-    answers.SendResults,
-    answers.Deliveries,
-    answers.SettleResults,
-    answers.Detail,
-    answers.Problem,
+    contract.SendResult,
+    contract.SendAnswers,
+    contract.Deliveries,
+    contract.SettleResults,
+    query_contract.ReadDetail,
+    ProblemBrief,
     *(
-        answers.answer_of(OPERATIONS[name])
+        client.answer_of(OPERATIONS[name])
         for name in ("list_dead_letters", "peek_messages", "get_topic_policy")
     ),
 )
@@ -84,10 +86,10 @@ def check(data: bytes) -> None:
             assert record == read_record(data, 1, mapping)
     with suppress(InvalidRequest):
         time_us(data.decode("utf-8", "replace"))
-    with suppress(PostroomError, msgspec.DecodeError):
-        for delivery in answers.read_line(data):
+    with suppress(PostroomError, msgspec.DecodeError, ValueError):
+        for delivery in client.read_line(data):
             assert msgspec.msgpack.decode(msgspec.msgpack.encode(delivery), type=type(delivery)) == delivery
             DeliveredMessage(delivery).to_json()
     for kind in _ANSWERS:
         with suppress(msgspec.DecodeError):
-            answers.read_answer(data, kind)
+            client.read_answer(data, kind)

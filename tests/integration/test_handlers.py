@@ -7,9 +7,9 @@ from uuid import UUID
 import pytest
 
 from postroom.adapters.compose import Postroom, open_mailbox
-from postroom.adapters.http_server.schemas import to_envelope
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.messages import Sent, read_receipt, write_receipt
+from postroom.application.operations.contract import to_envelope
 from postroom.domain.commit import Commit
 from postroom.domain.envelope.validation import ValidationMode
 from postroom.domain.errors import (

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.adapters.http_server import query_schemas, schemas
 from postroom.adapters.http_server.api import make_routes
 from postroom.adapters.http_server.handlers import MessageHandlers
 from postroom.adapters.http_server.queries import QueryHandlers, StateHandlers
 from postroom.adapters.http_server.requests import decode, parse_query
 from postroom.adapters.sockets.address import is_loopback_name
+from postroom.application.operations import contract, query_contract
 from postroom.domain.errors import InvalidRequest
 
 # Routes know the types of bodies and parameters; their handlers are not called.
@@ -56,7 +56,7 @@ def test_a_document_that_is_cut_or_damaged_is_decoded_or_refused(
 ) -> None:
     start = data.draw(st.integers(0, len(document)))
     damage = data.draw(st.binary(max_size=4))
-    outcome(document[:start] + damage + document[start + 1 :], schemas.SendBody)
+    outcome(document[:start] + damage + document[start + 1 :], contract.SendBody)
 
 
 @given(
@@ -67,7 +67,7 @@ def test_a_document_that_is_cut_or_damaged_is_decoded_or_refused(
 )
 def test_what_is_decoded_is_what_was_sent(document: dict[str, Any]) -> None:
     body = json.dumps(document | {"payload_b64": "AP8="}).encode()
-    sent = outcome(body, schemas.SendBody)
+    sent = outcome(body, contract.SendBody)
     texts = [document["topic"], *document.get("attrs", {}), *document.get("attrs", {}).values()]
     assert (sent is None) == any("\0" in text for text in texts)
     if sent is not None:
@@ -88,8 +88,10 @@ def test_a_name_that_occurs_twice_is_refused(pairs: list[tuple[str, Any]], data:
 
 @given(st.sampled_from([b"[", b'{"a":', b'[{"a":']), st.integers(1, 20_000))
 def test_deep_nesting_is_refused(opening: bytes, depth: int) -> None:
-    assert outcome(opening * depth, schemas.SendBody) is None
-    assert outcome(b'{"topic": "t", "payload_b64": "", "attrs": ' + opening * depth, schemas.SendBody) is None
+    assert outcome(opening * depth, contract.SendBody) is None
+    assert (
+        outcome(b'{"topic": "t", "payload_b64": "", "attrs": ' + opening * depth, contract.SendBody) is None
+    )
 
 
 @given(
@@ -110,7 +112,7 @@ def test_any_query_string_is_parsed_or_refused(query: str, kind: Any) -> None:
 
 def test_lists_and_mappings_are_repeated_parameters() -> None:
     query = parse_query(
-        b"topics=a&topics=b%26c&headers[x]=1&headers[y%20]=2&limit=5", query_schemas.MessagesQuery
+        b"topics=a&topics=b%26c&headers[x]=1&headers[y%20]=2&limit=5", query_contract.MessagesQuery
     )
     assert (query.topics, query.headers, query.limit) == (["a", "b&c"], {"x": "1", "y ": "2"}, 5)
 

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from postroom.adapters.http_server.problems import brief, problem
+from postroom.adapters.http_server.problems import problem
+from postroom.application.remote_errors import ProblemBrief
 from postroom.domain.errors import Forbidden, NotFound, PostroomError, Unauthenticated
 
 
@@ -18,6 +19,6 @@ from postroom.domain.errors import Forbidden, NotFound, PostroomError, Unauthent
     ids=repr,
 )
 def test_a_refusal_by_access_control_has_its_reason(error: PostroomError, reason: dict[str, str]) -> None:
-    for document in (problem(error, "corr-1"), brief(error)):
+    for document in (problem(error, "corr-1"), ProblemBrief.of(error)):
         fields = msgspec.to_builtins(document)
         assert {name: fields[name] for name in ("reason",) if name in fields} == reason

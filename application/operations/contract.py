@@ -1,13 +1,26 @@
-"""Bodies and answers of the calls that send, receive and settle; OpenAPI is made from them."""
+"""Bodies and answers of the HTTP calls that send, receive and settle, which server and client share.
 
+OpenAPI is made from them. The client leaves out what has its default, and skips fields that it does not know.
+"""
+
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from postroom.adapters.http_server.problems import ProblemBrief
-from postroom.application.messages import NewMessage, ReceivedMessage, rfc3339
+from postroom.application.messages import (
+    MessageDelivery,
+    NewMessage,
+    ReceivedMessage,
+    Sent,
+    read_receipt,
+    rfc3339,
+)
 from postroom.application.operations.mailbox import Position, Text
+from postroom.application.remote_errors import ProblemBrief
+from postroom.domain.errors import Rejected
+from postroom.domain.names import external_id
 from postroom.domain.policy import (
     DEFAULT_MAX_BYTES,
     DEFAULT_MAX_MESSAGES,
@@ -30,8 +43,12 @@ Visibility = Annotated[int, Meta(ge=MIN_VISIBILITY_MS, le=MAX_VISIBILITY_MS)]
 Duration = Annotated[int, Meta(ge=0, le=MAX_DURATION_MS)]
 Base64 = Annotated[str, Meta(extra_json_schema={"contentEncoding": "base64"})]
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_HASH_PREFIX = "b3:"
+_HASH_CHARS = len(_HASH_PREFIX) + 64
 
-class Send(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+
+class Send(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Message to be sent; see `NewMessage` for its fields."""
 
     topic: Name
@@ -53,6 +70,20 @@ class Send(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     span_id: Text | None = None
     schema_url: Text | None = None
     schema_version: Text | None = None
+
+    @classmethod
+    def of(cls, message: NewMessage) -> "Send":
+        """Return the body that sends a message."""
+        values = ((name, getattr(message, name)) for name in _SAME_FIELDS)
+        fields = {name: value for name, value in values if value is not None}
+        return cls(
+            topic=message.topic,
+            payload_b64=message.payload,
+            attrs={name: value for name, value in message.attrs.items() if isinstance(value, str)},
+            attrs_b64={name: value for name, value in message.attrs.items() if isinstance(value, bytes)},
+            correlation_id=message.correlation_id,
+            **fields,
+        )
 
     def to_message(self, corr_id: str) -> NewMessage:
         """Return the message.
@@ -91,14 +122,33 @@ class SendResult(msgspec.Struct, frozen=True, omit_defaults=True):
     msg_id: str | None = None
     error: ProblemBrief | None = None
 
+    @classmethod
+    def of(cls, result: Sent | Rejected) -> "SendResult":
+        """Return the result that `Mailbox.send_batch` has for a message."""
+        if isinstance(result, Rejected):
+            return cls(error=ProblemBrief.of(result))
+        return cls(result.message_id, result.duplicate, result.message_id)
+
+    def to_sent(self) -> Sent:
+        """Return the result of the only message of a call."""
+        return Sent(self.msg_id or "", bool(self.duplicate))
+
+    def to_result(self) -> Sent | Rejected:
+        """Return it as `Mailbox.send_batch` does."""
+        return self.to_sent() if self.error is None else self.error.to_refusal()
+
 
 class SendAnswers(msgspec.Struct, frozen=True):
     """Results for a list of messages, in its order."""
 
     results: list[SendResult]
 
+    def to_results(self) -> list[Sent | Rejected]:
+        """Return them as `Mailbox.send_batch` does."""
+        return [each.to_result() for each in self.results]
 
-class Recv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+
+class Recv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What to receive, and how.
 
     Arguments:
@@ -129,7 +179,43 @@ class RecvStream(Recv, frozen=True, kw_only=True, forbid_unknown_fields=True):
     heartbeat_ms: Annotated[int, Meta(ge=MIN_HEARTBEAT_MS, le=MAX_HEARTBEAT_MS)] | None = None
 
 
-class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
+class Delivery(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a client needs of a delivery, with its envelope."""
+
+    msg_id: str
+    topic: str
+    shard: int
+    attempt: int
+    receipt: str
+    visible_at: Annotated[str, Meta(description="When the message reappears unless settled.")]
+    idem_key: str | None
+    payload_hash: str
+    hash_chain: str
+    envelope_b64: bytes | None = None
+
+    def to_delivery(self) -> MessageDelivery:
+        """Return it as the owner handed it over.
+
+        Raises: ValueError for a time, hash or envelope that is none; InvalidRequest for such a receipt.
+        """
+        receipt, visible_at = read_receipt(self.receipt), datetime.fromisoformat(self.visible_at)
+        if self.envelope_b64 is None or visible_at.tzinfo is None:
+            raise ValueError("the envelope, or the time zone, is missing")
+        return MessageDelivery(
+            receipt,
+            self.topic,
+            self.shard,
+            self.attempt,
+            (visible_at - _EPOCH) // timedelta(microseconds=1),
+            external_id(receipt.message, self.msg_id),
+            self.idem_key,
+            _read_hash(self.payload_hash),
+            _read_hash(self.hash_chain),
+            self.envelope_b64,
+        )
+
+
+class Envelope(Delivery, frozen=True, omit_defaults=True, kw_only=True):
     """A delivery of a message (svc-mailbox C-9).
 
     Arguments:
@@ -138,28 +224,28 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     message_id: str
-    msg_id: str
-    topic: str
     timestamp: int | None
     ts: str | None
-    idem_key: str | None
-    payload_hash: str
     attrs: dict[str, str]
     correlation_id: str
     corr_id: str
-    shard: int
-    attempt: int
-    hash_chain: str
-    receipt: str
-    visible_at: Annotated[str, Meta(description="When the message reappears unless settled.")]
     payload_b64: Base64 | None = None
-    envelope_b64: bytes | None = None
 
 
 class Messages(msgspec.Struct, frozen=True):
     """Messages received; empty if none is ready."""
 
     messages: list[Envelope]
+
+
+class Deliveries(msgspec.Struct, frozen=True):
+    """What a client needs of messages received."""
+
+    messages: list[Delivery]
+
+    def to_deliveries(self) -> list[MessageDelivery]:
+        """Return them as the owner handed them over; raises as `Delivery.to_delivery`."""
+        return [each.to_delivery() for each in self.messages]
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -236,11 +322,24 @@ class SettleResult(msgspec.Struct, frozen=True, omit_defaults=True):
     ok: bool
     error: ProblemBrief | None = None
 
+    @classmethod
+    def of(cls, refusal: Rejected | None) -> "SettleResult":
+        """Return the result that `Mailbox.ack_messages` has for a receipt."""
+        return cls(refusal is None, None if refusal is None else ProblemBrief.of(refusal))
+
+    def to_result(self) -> Rejected | None:
+        """Return it as `Mailbox.ack_messages` does."""
+        return None if self.error is None else self.error.to_refusal()
+
 
 class SettleResults(msgspec.Struct, frozen=True):
     """Results for receipts, in their order."""
 
     results: list[SettleResult]
+
+    def to_results(self) -> list[Rejected | None]:
+        """Return them as `Mailbox.ack_messages` does."""
+        return [each.to_result() for each in self.results]
 
 
 def to_envelope(message: ReceivedMessage, *, with_envelope: bool) -> Envelope:
@@ -260,3 +359,10 @@ def to_envelope(message: ReceivedMessage, *, with_envelope: bool) -> Envelope:
         visible_at=rfc3339(message.visible_at_us) or "",
         envelope_b64=message.envelope if with_envelope else None,
     )
+
+
+def _read_hash(text: str) -> bytes:
+    """Return the bytes of a hash; raise ValueError if it is none."""
+    if not text.startswith(_HASH_PREFIX) or len(text) != _HASH_CHARS:
+        raise ValueError(f"{text[:80]!r} is not a hash")
+    return bytes.fromhex(text.removeprefix(_HASH_PREFIX))

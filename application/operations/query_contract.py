@@ -1,4 +1,4 @@
-"""Parameters and answers of queries, and of the calls for operators; OpenAPI is made from them."""
+"""Parameters and answers of queries over HTTP, and of the calls for operators; OpenAPI is made from them."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -6,22 +6,13 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from postroom.adapters.http_server.schemas import Name
-from postroom.application import query_results
+from postroom.application.operations.contract import Name
 from postroom.application.operations.mailbox import Limit, Position, Text
-from postroom.application.outbox.events import RecordedMessages
-from postroom.application.query_results import DeadLetter, DlqProfile
+from postroom.application.query_results import DeadLetter, DlqProfile, HistoryEntry, MessageDetail
+from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.mailbox.counts import TopicSummary
-
-
-class Backlog(query_results.Backlog, frozen=True):
-    """Unsettled messages by topic and shard, and messages that transactions recorded but no owner has sent.
-
-    Arguments:
-        outboxes: for callers of all topics who ask for all topics and for now; otherwise empty.
-    """
-
-    outboxes: list[RecordedMessages] = msgspec.field(default_factory=list)
+from postroom.domain.message import Status
+from postroom.domain.search import FoundMessage, SearchPage
 
 
 class MessagesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,6 +68,21 @@ class Item(msgspec.Struct, frozen=True):
     shard: int
 
 
+class FoundMessages(msgspec.Struct, frozen=True):
+    """What a client needs of a page of a search."""
+
+    items: list[dict[str, Any]]
+    next_cursor: str | None = None
+
+    def to_page(self) -> SearchPage:
+        """Return it as `Mailbox.search_messages` does; raises ValidationError for an item that is none."""
+        items = (
+            msgspec.convert(item | {"status": _status(item), "envelope_blob": b""}, FoundMessage)
+            for item in self.items
+        )
+        return SearchPage(tuple(items), self.next_cursor)
+
+
 class Items(msgspec.Struct, frozen=True):
     """Page of a search; `next_cursor` is null on the last page."""
 
@@ -84,18 +90,8 @@ class Items(msgspec.Struct, frozen=True):
     next_cursor: str | None
 
 
-class History(msgspec.Struct, frozen=True):
-    """One event of a message."""
-
-    position: int
-    at: str
-    event: str
-    epoch: int
-    facts: dict[str, Any]
-
-
-class Detail(msgspec.Struct, frozen=True):
-    """A message with its headers, envelope, state and history."""
+class ReadDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client needs of a message with its history, from servers of any version."""
 
     mailbox: str
     message_id: str
@@ -109,7 +105,20 @@ class Detail(msgspec.Struct, frozen=True):
     intact: bool
     item: dict[str, Any]
     envelope_b64: bytes
-    history: list[History]
+    history: list[HistoryEntry]
+    erased: bool = False
+    stream_id: str = ""
+
+    def to_detail(self) -> MessageDetail:
+        """Return it as `Mailbox.get_message` does; raises ValidationError for an item that is none."""
+        values = {name: getattr(self, name) for name in MessageDetail.__struct_fields__}
+        item = msgspec.convert(self.item | {"envelope_blob": self.envelope_b64}, MailboxItem)
+        return MessageDetail(**values | {"item": item})
+
+
+class Detail(ReadDetail, frozen=True, kw_only=True):
+    """A message with its headers, envelope, state and history."""
+
     erased: bool
     stream_id: str
 
@@ -226,3 +235,10 @@ class Info(msgspec.Struct, frozen=True):
 
     mailbox: str
     dlq_profile: DlqProfile
+
+
+def _status(item: dict[str, Any]) -> int:
+    try:
+        return Status[str(item.get("status")).upper()].value
+    except KeyError:
+        raise ValueError("unknown status") from None
