@@ -3,6 +3,7 @@
 #   postroom-spark.zip       the code, for --py-files
 #   postroom-env.tar.gz      the packages it needs, native ones included, for --archives
 #   rebuild.py, ...          the entry points: modules of projections/ that can be run
+# COMPRESS_LEVEL=0 makes it fast, and the second file large.
 # Everything comes from .venv as it is: nothing is fetched, so nodes run what was tested here.
 set -eu
 cd "$(dirname "$0")/.."
@@ -86,7 +87,7 @@ for package in {name: package for (name, _), package in packages.items()}.values
 PYTHON
 # Else every Python process of every job compiles them anew. What isn't meant to be imported may not compile.
 "$work/env/bin/python" -m compileall -qq -j 0 --invalidation-mode unchecked-hash "$work/env/lib" || true
-"$bin/venv-pack" --quiet --force --compress-level 1 --prefix "$work/env" --output "$dist/postroom-env.tar.gz"
+"$bin/venv-pack" --quiet --force --compress-level "${COMPRESS_LEVEL:-1}" --prefix "$work/env" --output "$dist/postroom-env.tar.gz"
 
 grep -l '^if __name__ == "__main__"' projections/*.py | while read -r entry; do cp "$entry" "$dist/"; done
 ls -sh "$dist"

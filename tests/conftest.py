@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from postroom.domain.errors import Unavailable
+from tests.support.fork_server import SHARED_IMPORTS
 from tests.support.servers.process import memory_folder
 from tests.support.servers.spark import archive_options
 
@@ -40,6 +41,9 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 
 # For every JVM that `spark-submit` starts, also in commands that tests run.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", archive_options())
+
+# Commands, servers and workers are forks of a process that imported what most of them need.
+SHARED_IMPORTS.append("tests.support.script_imports")
 
 # No example fails for being slow: the speed depends on the machine.
 settings.register_profile(

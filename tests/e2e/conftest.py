@@ -4,14 +4,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from postroom.adapters.sqlite.event_log import mailbox_names
-from tests.support.fork_server import ForkServer
+from tests.support.fork_server import popen, shared_server
 
 SCRIPT = Path(sys.executable).with_name("postroom")
 ROOT = Path(__file__).parents[2]
@@ -40,23 +39,18 @@ class Done(NamedTuple):
 
 
 class Postroom:
-    """The console script, run in a folder of its own.
+    """The console script, run in a folder of its own."""
 
-    Arguments:
-        server: forks the processes of commands that are waited for.
-    """
-
-    def __init__(self, folder: Path, server: ForkServer) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._server = server
         self.store = folder / "postroom.db"
         # What the developer has set must not reach the tests; Spark needs the rest.
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith("POSTROOM_")}
 
     def __call__(self, *arguments: str, stdin: bytes = b"", **environment: str) -> Done:
-        done = self._server.run(
-            arguments, self.folder, self.environment | environment, stdin, TIMEOUT_SECONDS
-        )
+        variables = self.environment | environment
+        command = [str(SCRIPT), *arguments]
+        done = shared_server().run(command, self.folder, variables, stdin, TIMEOUT_SECONDS)
         return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def ok(self, *arguments: str, stdin: bytes = b"", **environment: str) -> Done:
@@ -86,14 +80,9 @@ class Postroom:
         return done.stdout.decode()
 
     def start(self, *arguments: str, piped: bool = False) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(
-            [SCRIPT, *arguments],
-            cwd=self.folder,
-            env=self.environment,
-            stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        stdin = subprocess.PIPE if piped else subprocess.DEVNULL
+        pipe = subprocess.PIPE
+        return popen([SCRIPT, *arguments], self.folder, self.environment, stdin, pipe, pipe)
 
     def wait_for_owner(self, process: "subprocess.Popen[bytes]", mailbox: str = "main@local") -> None:
         """Return once `process` owns the mailbox, as the lock file says, and has created its log."""
@@ -107,16 +96,9 @@ class Postroom:
             time.sleep(0.005)
 
 
-@pytest.fixture(scope="session")
-def script_server() -> Iterator[ForkServer]:
-    """A fork server of the console script, which has imported what most commands need."""
-    with ForkServer(SCRIPT, ["postroom.adapters.cli.main", "postroom.adapters.compose.connect"]) as server:
-        yield server
-
-
 @pytest.fixture
-def postroom(tmp_path: Path, script_server: ForkServer) -> Postroom:
-    return Postroom(tmp_path, script_server)
+def postroom(tmp_path: Path) -> Postroom:
+    return Postroom(tmp_path)
 
 
 WEBHOOKS = {

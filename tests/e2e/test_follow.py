@@ -43,7 +43,7 @@ def test_it_follows_serves_metrics_and_ends_on_sigterm(postroom: Postroom, store
         found = re.match(r"Metrics at (http://\S+)\.", process.stderr.readline())
         assert found is not None
         postroom.ok("send", "orders", "-", "--store", store, stdin=b"second")
-        while len(postroom.ok("search", "--store", store, "--json").lines) < 2:
+        while len(postroom("search", "--store", store, "--json").lines) < 2:  # none yet is an error
             pass
         request = urllib.request.Request(found[1], headers={"Accept": "application/openmetrics-text"})
         with urllib.request.urlopen(request) as answer:

@@ -18,7 +18,6 @@ from postroom.domain.message import MessageSent, Status
 from postroom.domain.search import EventFilter
 from tests.e2e.conftest import Postroom, read_lines
 from tests.support.exports import FORMATS, read_back
-from tests.support.fork_server import ForkServer
 
 MAPPING = (
     *("--topic", "github.{event}.{action}", "--time", "payload.repository.updated_at"),
@@ -140,11 +139,9 @@ def deliveries(webhooks: Path) -> list[Delivery]:
 
 
 @pytest.fixture(scope="module")
-def imported(
-    deliveries: list[Delivery], tmp_path_factory: pytest.TempPathFactory, script_server: ForkServer
-) -> Postroom:
+def imported(deliveries: list[Delivery], tmp_path_factory: pytest.TempPathFactory) -> Postroom:
     """A store into which the file was imported twice, once with a crash, with read models and exports."""
-    postroom = Postroom(tmp_path_factory.mktemp("webhooks"), script_server)
+    postroom = Postroom(tmp_path_factory.mktemp("webhooks"))
     lines = [delivery.line + b"\n" for delivery in deliveries]
     _import_until_killed(postroom, lines)
     survived = _stored(postroom.store)

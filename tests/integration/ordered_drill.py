@@ -12,6 +12,7 @@ import asyncio
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -32,6 +33,7 @@ from postroom.application.inbox.delivery import EventHandlers
 from postroom.application.ports.inbox import HandlerRequest
 from postroom.domain.errors import PoisonMessage
 from tests.integration.inbox_world import CONSUMER, SOON, Handler, World, opened_world
+from tests.support.fork_server import popen
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.postgres import PostgresServer, postgres_folder
 
@@ -130,18 +132,15 @@ class Crew:
         self._arguments = arguments
         self._count = count
         self._dice = dice
-        self._processes: list[asyncio.subprocess.Process] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
         self.happened: Counter[str] = Counter()
 
-    async def fill(self) -> None:
+    def fill(self) -> None:
         """Replace the workers that ended."""
-        self._processes = [each for each in self._processes if each.returncode is None]
+        self._processes = [each for each in self._processes if each.poll() is None]
         while len(self._processes) < self._count:
-            self._processes.append(
-                await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "tests.integration.ordered_drill", "work", *self._arguments
-                )
-            )
+            command = [sys.executable, "-m", "tests.integration.ordered_drill", "work", *self._arguments]
+            self._processes.append(popen(command))
 
     async def disturb(self) -> None:
         """Kill, pause or stop a worker."""
@@ -154,16 +153,16 @@ class Crew:
             process.send_signal(signal.SIGCONT)
         else:
             process.send_signal(signal.SIGKILL if what == "kill" else signal.SIGTERM)
-            await process.wait()
-        await self.fill()
+            await asyncio.to_thread(process.wait)
+        self.fill()
 
     async def end(self) -> None:
         """Stop all workers."""
         for process in self._processes:
-            if process.returncode is None:
+            if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
                 process.send_signal(signal.SIGTERM)
-        await asyncio.gather(*(process.wait() for process in self._processes))
+        await asyncio.gather(*(asyncio.to_thread(process.wait) for process in self._processes))
 
 
 async def drill(plan: Plan, nats_url: str, database: str) -> list[str]:
@@ -176,7 +175,7 @@ async def drill(plan: Plan, nats_url: str, database: str) -> list[str]:
         arguments = (nats_url, database, "by-type" if plan.by_type else "", str(plan.handler_ms))
         crew = Crew(arguments, plan.workers, random.Random(plan.seed))
         began = monotonic()
-        await crew.fill()
+        crew.fill()
         try:
             await settle(world, plan, crew)
         finally:

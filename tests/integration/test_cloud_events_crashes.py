@@ -16,6 +16,7 @@ from postroom.domain.envelope.headers import parse_envelope
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.domain.message import MessageSent
 from tests.integration.test_outbox_crashes import AGGREGATES, make_stream, record_orders
+from tests.support.fork_server import popen
 from tests.support.outboxes import column
 from tests.support.servers.nats import NatsServer
 from tests.support.waiting import wait_until
@@ -49,7 +50,7 @@ class Processes:
 
     def _start(self, *arguments: str) -> "subprocess.Popen[bytes]":
         command = [str(SCRIPT), *arguments, "--log-level", "error"]
-        return subprocess.Popen(command, cwd=self._folder, env=self._environment, stdout=subprocess.DEVNULL)
+        return popen(command, self._folder, self._environment, stdout=subprocess.DEVNULL)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ from tests.projections.histories import (
 )
 from tests.properties.test_follow_agrees import agree
 from tests.support.chdb import OpenFolder, open_folder
-from tests.support.fork_server import ForkServer
+from tests.support.fork_server import shared_server
 from tests.support.logs import capture_logs
 from tests.support.own_process import IS_OWN_PROCESS, run_own_process
 from tests.support.servers.clickhouse import ClickHouseServer, clickhouse_server
@@ -205,14 +205,6 @@ else:
         agree(store, [STORY, VARIED], most, few_events=1_000)
 
     @pytest.fixture(scope="module")
-    def worker_server() -> Iterator[ForkServer]:
-        """A fork server of followers that kill themselves."""
-        with ForkServer(
-            Path(follow_crash_worker.__file__), ["postroom.adapters.compose.projections"]
-        ) as server:
-            yield server
-
-    @pytest.fixture(scope="module")
     def past(tmp_path_factory: pytest.TempPathFactory) -> Path:
         """A store with a past and read models of its beginning, to be copied and left alone."""
         path = tmp_path_factory.mktemp("past") / "store.db"
@@ -226,7 +218,6 @@ else:
     def test_killed_at_any_step_of_a_batch_it_is_as_if_nothing_had_happened(
         past: Path,
         folder_of_chdb: OpenFolder,
-        worker_server: ForkServer,
         tmp_path: Path,
         method: str,
         when: str,
@@ -236,8 +227,15 @@ else:
         folder_of_chdb.close()
         shutil.copytree(past.parent, tmp_path, symlinks=True, dirs_exist_ok=True)
         store = tmp_path / past.name
-        arguments = [str(store), method, when, str(call), str(histories.into(store))]
-        worker = worker_server.run(arguments, tmp_path, os.environ, b"", SECONDS)
+        arguments = [
+            follow_crash_worker.__file__,
+            str(store),
+            method,
+            when,
+            str(call),
+            str(histories.into(store)),
+        ]
+        worker = shared_server().run(arguments, tmp_path, os.environ, b"", SECONDS)
         assert worker.returncode == -signal.SIGKILL, worker.stderr.decode()
         with closing(new_follower(store)) as follower:
             covered = sum(follower.positions().values())

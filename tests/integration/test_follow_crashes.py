@@ -15,7 +15,7 @@ from tests.integration import follow_crash_worker
 from tests.projections import following
 from tests.projections.histories import STORY, VARIED, Store, live, new_follower, reference, take_extents
 from tests.support.fixtures import CreateDatabase
-from tests.support.fork_server import ForkServer
+from tests.support.fork_server import shared_server
 from tests.support.servers.postgres import PostgresServer
 from tests.support.stores import copy_store
 from tests.support.waiting import SECONDS, wait_until
@@ -35,13 +35,6 @@ POINTS = [
     ("apply", "after", 1, 1),
 ]
 """Method, when, which call, and how many batches were committed by then."""
-
-
-@pytest.fixture(scope="module")
-def worker_server() -> Iterator[ForkServer]:
-    """A fork server of followers that kill themselves."""
-    with ForkServer(Path(follow_crash_worker.__file__), ["postroom.adapters.compose.projections"]) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -75,15 +68,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 )
 def test_killed_at_any_step_of_a_batch_it_is_as_if_nothing_had_happened(
     store: Store,
-    worker_server: ForkServer,
     tmp_path: Path,
     method: str,
     when: str,
     call: int,
     committed: int,
 ) -> None:
-    arguments = [str(store), method, when, str(call)]
-    worker = worker_server.run(arguments, tmp_path, os.environ, b"", SECONDS)
+    arguments = [follow_crash_worker.__file__, str(store), method, when, str(call)]
+    worker = shared_server().run(arguments, tmp_path, os.environ, b"", SECONDS)
     assert worker.returncode == -signal.SIGKILL, worker.stderr.decode()
     with closing(new_follower(store, max_events=5)) as follower:
         covered = sum(follower.positions().values())

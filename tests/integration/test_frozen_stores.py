@@ -3,7 +3,6 @@
 import lzma
 import os
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,8 @@ from postroom.application.mailbox.event_columns import AnyRun
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.errors import BrokenLog, InvalidRequest, PostroomError, UnusableServer, UnusableStore
 from tests.integration.frozen_stores.make_store import MESSAGES
+from tests.support.fork_server import shared_server
+from tests.support.waiting import SECONDS
 
 FOLDER = Path(__file__).with_name("frozen_stores")
 POSTROOM = Path(sys.executable).with_name("postroom")
@@ -99,8 +100,8 @@ async def use(store: str) -> None:
 
 
 def code_of(*command: str) -> tuple[int, str]:
-    result = subprocess.run([POSTROOM, *command], capture_output=True, text=True, check=False)
-    return result.returncode, result.stderr
+    result = shared_server().run([str(POSTROOM), *command], Path.cwd(), os.environ, b"", SECONDS)
+    return result.returncode, result.stderr.decode()
 
 
 # -- SQLite ---

@@ -16,6 +16,7 @@ from postroom.application.ports.inbox import HandlerRequest
 from tests.integration import inbox_crash_worker
 from tests.integration.inbox_crash_worker import ACK_WAIT_MS, order_handler
 from tests.integration.inbox_world import CONSUMER, EVENTS, SOON, World, opened_world
+from tests.support.fork_server import popen
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.postgres import PostgresServer
 from tests.support.waiting import until
@@ -47,15 +48,10 @@ async def world(nats_url: str, messaging_database: str) -> AsyncIterator[World]:
 
 async def crash(world: World, point: str, max_deliver: int) -> None:
     """Run a worker until it kills itself."""
-    worker = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(Path(inbox_crash_worker.__file__)),
-        world.nats.url,
-        world.messaging.database,
-        point,
-        str(max_deliver),
-    )
-    assert await asyncio.wait_for(worker.wait(), 240) == -signal.SIGKILL
+    script = Path(inbox_crash_worker.__file__)
+    arguments = [world.nats.url, world.messaging.database, point, str(max_deliver)]
+    worker = popen([sys.executable, script, *arguments])
+    assert await asyncio.to_thread(worker.wait, 240) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("point", POINTS)

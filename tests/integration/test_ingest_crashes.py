@@ -29,6 +29,7 @@ from postroom.adapters.compose.maintenance import migrate_store
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.domain.errors import NotFound, Unavailable
 from tests.integration.ingest_world import DURABLE, MAILBOX, STREAM, SUBJECT, namespace, stored
+from tests.support.fork_server import popen
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.postgres import PostgresServer
 from tests.support.stores import envelope
@@ -170,7 +171,7 @@ class IngesterProcess:
         self.start()
 
     def start(self) -> None:
-        self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=subprocess.DEVNULL)
+        self._process = popen(self._command, ROOT, stdout=subprocess.DEVNULL)
 
     def kill(self) -> None:
         assert self._process.poll() is None, "the ingester ended by itself"

@@ -27,6 +27,7 @@ from postroom.adapters.sql.mailbox_outbox import MailboxOutbox
 from postroom.application.messages import NewMessage
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.message import MessageSent
+from tests.support.fork_server import popen
 from tests.support.servers.postgres import PostgresServer
 
 TRANSACTIONS = 600
@@ -99,7 +100,7 @@ class Workers:
     def _start(self, role: str) -> "subprocess.Popen[bytes]":
         arguments = [role, self._store, self._shop, f"r{next(self._runs)}"]
         with self._log.open("ab") as log:
-            return subprocess.Popen([sys.executable, "-m", __spec__.name, *arguments], stdout=log)
+            return popen([sys.executable, "-m", __spec__.name, *arguments], stdout=log)
 
     def _end(self, process: "subprocess.Popen[bytes]") -> None:
         process.kill()

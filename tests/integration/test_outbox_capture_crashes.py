@@ -18,6 +18,7 @@ from postroom.adapters.compose.outbox import NatsSettings
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.postgres.migrate import migrate
 from tests.support.captures import LOGICAL, ServiceDatabase
+from tests.support.fork_server import popen, shared_server
 from tests.support.outboxes import SUBJECT, column, numbers
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.postgres import PostgresServer, postgres_folder
@@ -63,14 +64,14 @@ class Captures:
     def run(self, *arguments: str) -> bytes:
         """Return what a command prints."""
         command = [str(SCRIPT), *arguments]
-        return subprocess.run(
-            command, cwd=self._folder, env=self._environment, stdout=subprocess.PIPE, timeout=240, check=True
-        ).stdout
+        done = shared_server().run(command, self._folder, self._environment, b"", 240)
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout
 
     @contextmanager
     def start(self, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
         """Run a capture for as long as the context lasts, unless it ends earlier."""
-        process = subprocess.Popen(
+        process = popen(
             [SCRIPT, "outbox", "capture", "--json", "--log-level", "error", *arguments],
             cwd=self._folder,
             env=self._environment,

@@ -18,6 +18,7 @@ from postroom.adapters.compose.outbox import MessagingSettings, NatsSettings, op
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.postgres.messaging.outbox import Outbox
 from postroom.adapters.postgres.migrate import migrate
+from tests.support.fork_server import popen
 from tests.support.outboxes import SUBJECT, column, numbers, order_placed
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.postgres import PostgresServer
@@ -66,7 +67,7 @@ class Relays:
     @contextmanager
     def start(self) -> Iterator["subprocess.Popen[bytes]"]:
         """Run a relay for as long as the context lasts, unless it dies earlier."""
-        process = subprocess.Popen(
+        process = popen(
             [SCRIPT, "outbox", "relay", "--json", "--log-level", "error"],
             cwd=self._folder,
             env=self._environment,

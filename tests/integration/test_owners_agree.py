@@ -24,6 +24,7 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from tests.integration.sharing_process import Calls
 from tests.support.fixtures import CreateDatabase
+from tests.support.fork_server import popen
 from tests.support.waiting import SECONDS
 
 PROCESSES = 3
@@ -86,11 +87,10 @@ class Process:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            self._process = subprocess.Popen(
+            self._process = popen(
                 [sys.executable, "-m", "tests.integration.sharing_process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                bufsize=0,
             )
         return self._process
 

@@ -17,6 +17,7 @@ from postroom.adapters.sqlite.database import connect_reader
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.sqlite.store import SqliteStore
 from postroom.domain.errors import PostroomError, UnusableStore
+from tests.support.fork_server import popen
 
 MAILBOX = "main@local"
 SENDS = 40
@@ -50,11 +51,9 @@ MOUNTS = pytest.mark.skipif(not can_mount(), reason="mounting needs the rights o
 async def run(*command: str | Path, mounts: str = "") -> tuple[int, str]:
     """Run a program, for which other mounts may be visible; return its exit code and what it wrote."""
     words: list[str | Path] = ["unshare", "-m", "sh", "-ec", f'{mounts} exec "$@"', "sh"] if mounts else []
-    process = await asyncio.create_subprocess_exec(
-        *words, *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    output, _ = await process.communicate()
-    return process.returncode or 0, output.decode()
+    process = popen([*words, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    output, _ = await asyncio.to_thread(process.communicate)
+    return process.returncode, output.decode()
 
 
 async def send(store: Path, *, mounts: str = "") -> tuple[int, str]:

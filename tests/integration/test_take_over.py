@@ -37,6 +37,7 @@ from postroom.domain.envelope.build import open_envelope
 from postroom.domain.mailbox.commands import OwnershipTaken
 from postroom.domain.message import MessageSent
 from postroom.domain.names import mailbox_stream
+from tests.support.fork_server import popen
 from tests.support.servers.postgres import PostgresServer
 
 KILL_SECONDS = 2.0
@@ -105,8 +106,8 @@ class Processes:
             name,
         ]
         with (self.folder / f"{name}.log").open("ab") as log:
-            self._running[name] = subprocess.Popen(
-                [*command, str(self.count), self.stop], stdout=log, stderr=log, env=environment
+            self._running[name] = popen(
+                [*command, str(self.count), self.stop], env=environment, stdout=log, stderr=log
             )
 
     def kill_owner(self) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import clickhouse_connect
 import pytest
+from clickhouse_connect.driver._chdbclient import ChdbClient
 
 
 class OpenFolder:
@@ -15,6 +16,9 @@ class OpenFolder:
         self._create_client = clickhouse_connect.get_client
         self._path: str | None = None
         self._client: Any = None
+        self._ask = ChdbClient._init_common_settings
+        self._apply = ChdbClient._apply_init_result
+        self._answer: Any = None
 
     def close(self) -> None:
         """Close the folder, so that another process can open it, or it can be copied."""
@@ -30,6 +34,18 @@ class OpenFolder:
             self._client = self._create_client(interface="chdb", path=self._path)
         return self._create_client(**options)
 
+    def init_settings(self, client: ChdbClient, tz_source: Any) -> None:
+        """Give a client the settings that the first one read, which takes a twentieth of a second."""
+        if self._answer is None:
+            self._ask(client, tz_source)
+        else:
+            self._apply(client, self._answer)
+
+    def apply_settings(self, client: ChdbClient, answer: Any) -> None:
+        """Remember what the first client read."""
+        self._answer = answer
+        self._apply(client, answer)
+
 
 @contextmanager
 def open_folder() -> Iterator[OpenFolder]:
@@ -37,5 +53,7 @@ def open_folder() -> Iterator[OpenFolder]:
     folder = OpenFolder()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clickhouse_connect, "get_client", folder.get_client)
+        patch.setattr(ChdbClient, "_init_common_settings", lambda *given: folder.init_settings(*given))
+        patch.setattr(ChdbClient, "_apply_init_result", lambda *given: folder.apply_settings(*given))
         yield folder
         folder.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 from shutil import disk_usage
 
 from postroom.domain.errors import Unavailable
+from tests.support.fork_server import can_fork, popen
 
 LOOPBACK = "127.0.0.1"
 READY_SECONDS = 120.0
@@ -44,7 +45,7 @@ def listens(port: int) -> bool:
 
 
 class ServerProcess:
-    """Run a server; the kernel ends it when the thread that started it is gone."""
+    """Run a server; it ends with this process, and where it is no fork, with the thread that started it."""
 
     def __init__(self, name: str, command: Sequence[str | Path], log: Path, user: str | None = None) -> None:
         """Take the command line, the file its output goes to, and the user it runs as."""
@@ -69,17 +70,20 @@ class ServerProcess:
         Raises: Unavailable, with its last words, when it ends or takes longer.
         """
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                user=self._user,
-                group=self._user,
-                extra_groups=[] if self._user else None,
-                cwd="/" if self._user else None,
-                preexec_fn=end_with_parent,
-            )
+            if self._user is None and can_fork(self._command):
+                self._process = popen(self._command, stdout=log, stderr=subprocess.STDOUT)
+            else:
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    user=self._user,
+                    group=self._user,
+                    extra_groups=[] if self._user else None,
+                    cwd="/" if self._user else None,
+                    preexec_fn=end_with_parent,
+                )
         deadline = time.monotonic() + within
         while not is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
