@@ -144,7 +144,11 @@ def takes_section(
             option.help = f"{option.help.removesuffix('.')}; default {shown}."
         is_list = field.default == ()
         hint: Any = bool if field.default is False else list[str] | None if is_list else field.type | None
-        declared = next(iter(option.param_decls or ()), name).strip("-").replace("-", "_")
+        # Typer has the first name that an option is given as its default.
+        given = (
+            option.default if isinstance(option.default, str) else next(iter(option.param_decls or ()), name)
+        )
+        declared = given.partition("/")[0].strip("-").replace("-", "_")
         names[declared] = name
         default = False if hint is bool else None
         parameters.append(
