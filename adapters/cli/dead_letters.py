@@ -1,13 +1,21 @@
 """What the commands of dead letters have in common: of a mailbox, of ingestion, an inbox and an outbox."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from postroom.application.text import pluralize
+
+if TYPE_CHECKING:
+    from postroom.application.inbox.metrics import InboxBacklog
+    from postroom.application.outbox.operate import OutboxBacklog
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple
 
 from typer import Option
 
+from postroom.adapters.cli.output import Output, Time
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage
-from postroom.application.text import pluralize
 
 DISCARDED = "discarded by an operator"
 Cause = Annotated[str | None, Option("--reason", help="Only this reason, such as max_attempts.")]
@@ -29,9 +37,9 @@ class Row(NamedTuple):
     id: object
     origin: str
     reason: str | None
-    attempts: int | None
-    error: str | None
-    at: object
+    attempts: int | None = None
+    error: str | None = None
+    at: object = None
     more: Mapping[str, object] = {}
 
 
@@ -91,3 +99,18 @@ def report(session: Session, verb: str, count: int, more: str = "", noun: str = 
         more: continues the sentence.
     """
     session.out.result({verb: count}, f"{pluralize(count, noun)} {verb}{more}")
+
+
+def show_backlog(out: Output, backlog: "InboxBacklog | OutboxBacklog") -> None:
+    """Show the number of waiting rows, and the age of the oldest."""
+    if out.as_json:
+        out.json(backlog)
+        return
+    oldest = None if backlog.oldest_at is None else Time(backlog.oldest_at)
+    out.table(("context", "count", "oldest"), [(backlog.context, backlog.count, oldest)])
+
+
+def show_cleanup(out: Output, removed: int | None, noun: str) -> None:
+    """Show the number of rows that a cleanup removed; None if another one is running."""
+    text = "another cleanup is running" if removed is None else f"{pluralize(removed, noun)} removed"
+    out.result({"removed": removed}, text)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from postroom.domain.search import EventFilter
 
 Section = TypeVar("Section", bound=msgspec.Struct)
+Answer = TypeVar("Answer")
+"""The exit code of a command or None; of an asynchronous one, the coroutine that returns it."""
 
 
 From = Annotated[
@@ -80,7 +82,7 @@ def search_filter(
     )
 
 
-def takes(source: Callable[..., Any]) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
+def takes(source: Callable[..., Any]) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
     """Return a decorator that adds the options of a function to a command, which is called with its result.
 
     Arguments:
@@ -88,11 +90,11 @@ def takes(source: Callable[..., Any]) -> Callable[[Callable[..., int | None]], C
     """
     options = list(signature(source).parameters.values())[1:]
 
-    def add(command: Callable[..., int | None]) -> Callable[..., int | None]:
+    def add(command: Callable[..., Answer]) -> Callable[..., Answer]:
         session, _, *own = signature(command).parameters.values()
 
         @wraps(command)
-        def run(session: Session, **arguments: Any) -> int | None:
+        def run(session: Session, **arguments: Any) -> Answer:
             shared = {each.name: arguments.pop(each.name) for each in options if each.name in arguments}
             return command(session, source(session, **shared), **arguments)
 

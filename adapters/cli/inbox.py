@@ -16,9 +16,10 @@ from postroom.adapters.cli.dead_letters import (
     Row,
     check_selection,
     report,
+    show_backlog,
+    show_cleanup,
     show_dead_letters,
 )
-from postroom.adapters.cli.output import show_backlog, show_cleanup
 from postroom.adapters.cli.running import monitoring, opened, running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.streams import consumer_definition

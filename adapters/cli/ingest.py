@@ -3,13 +3,14 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from typer import Argument, Option
 
 from postroom.adapters.cli.dead_letters import DryRun, Row, report, show_dead_letters
+from postroom.adapters.cli.filters import takes
 from postroom.adapters.cli.running import Reload, mailbox_settings, monitoring, opened, running
 from postroom.adapters.cli.session import ARCHIVE_MAILBOX, Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
@@ -95,7 +96,6 @@ async def ingest(
     url: Annotated[
         str | None,
         Option(
-            "--url",
             metavar="URL",
             help="URL without --config: nats://, kafka[+ssl]://, amqp[s]:// or redis[s]://. [nats.url]",
         ),
@@ -103,18 +103,16 @@ async def ingest(
     subject: Annotated[
         str | None,
         Option(
-            "--subject",
-            metavar="SUBJECT",
-            help="Subject (* and > are wildcards), Kafka topic, queue or Redis stream.",
+            metavar="SUBJECT", help="Subject (* and > are wildcards), Kafka topic, queue or Redis stream."
         ),
     ] = None,
     durable: Annotated[
         str | None,
-        Option("--durable", metavar="NAME", help="Durable consumer or consumer group; created if missing."),
+        Option(metavar="NAME", help="Durable consumer or consumer group; created if missing."),
     ] = None,
     stream: Annotated[
         str | None,
-        Option("--stream", metavar="NAME", help="NATS stream; default: the one that has the subject."),
+        Option(metavar="NAME", help="NATS stream; default: the one that has the subject."),
     ] = None,
     topic: Annotated[
         str | None,
@@ -261,102 +259,21 @@ Subject = Annotated[
     str | None, Option("--dlq", metavar="SUBJECT", help="Dead-letter subject, without --config.")
 ]
 Url = Annotated[str | None, Option("--url", metavar="URL", help="NATS URL, without --config. [nats.url]")]
-Numbers = Annotated[
-    list[str] | None, Argument(metavar="NUMBER...", help="Numbers of dead letters, as in the list.")
-]
+NUMBERS = Argument(metavar="NUMBER...", help="Numbers of dead letters, as in the list.")
 Limit = Annotated[
     int, Option("--limit", min=1, max=10_000, help="Maximum number of dead letters, oldest first.")
 ]
 
 
-async def list_dead_letters(
-    session: Session,
-    limit: Limit = 100,
-    config: Config = None,
-    namespace: NamespaceName = None,
-    subject: Subject = None,
-    url: Url = None,
-) -> None:
-    """List messages that could not be stored, in the order of their original stream."""
-    async with _open_admin(session, config, namespace, subject, url) as admin:
-        _show_list(session, await admin.list(limit))
-
-
-async def show_dead_letter(
-    session: Session,
-    number: Annotated[str, Argument(metavar="NUMBER", help="Number of the dead letter, as in the list.")],
-    payload: Annotated[bool, Option("--payload", help="Write only the message, byte for byte.")] = False,
-    config: Config = None,
-    namespace: NamespaceName = None,
-    subject: Subject = None,
-    url: Url = None,
-) -> None:
-    """Show a dead letter: why it was not stored, its headers and its bytes."""
-    async with _open_admin(session, config, namespace, subject, url) as admin:
-        (letter,) = await admin.find(number)
-    data, out = letter.message.data, session.out
-    text, is_text = readable(data)
-    if payload:
-        out.bytes(data)
-    elif out.as_json:
-        out.json(_facts(letter) | {"headers": dict(letter.headers), "data" if is_text else "data_b64": text})
-    else:
-        out.facts(
-            [*_facts(letter).items(), *((f"  {name}", value) for name, value in letter.headers.items())]
-        )
-        out.line()
-        out.payload(text, is_text)
-
-
-async def redrive(
-    session: Session,
-    numbers: Numbers = None,
-    limit: Limit = 100,
-    dry_run: DryRun = False,
-    config: Config = None,
-    namespace: NamespaceName = None,
-    subject: Subject = None,
-    url: Url = None,
-) -> None:
-    """Publish dead letters, by default all, to their original subjects again, in their original order.
-
-    The ingester and every other consumer of the stream receive them like new messages. One that can't be
-    stored again becomes a new dead letter.
-    """
-    count = 0
-    async with _open_admin(session, config, namespace, subject, url) as admin:
-        letters = await admin.find(*numbers) if numbers else await admin.list(limit)
-        if dry_run:
-            _show_list(session, letters)
-            return
-        try:
-            async for _ in admin.redrive(letters):
-                count += 1
-        finally:
-            report(session, "redriven", count)
-
-
-async def discard(
-    session: Session,
-    numbers: Annotated[
-        list[str], Argument(metavar="NUMBER...", help="Numbers of dead letters, as in the list.")
-    ],
-    config: Config = None,
-    namespace: NamespaceName = None,
-    subject: Subject = None,
-    url: Url = None,
-) -> None:
-    """Remove dead letters permanently."""
-    async with _open_admin(session, config, namespace, subject, url) as admin:
-        letters = await admin.find(*numbers)
-        await admin.discard(letters)
-    report(session, "discarded", len(letters))
-
-
 @asynccontextmanager
-async def _open_admin(
-    session: Session, config: str | None, namespace: str | None, subject: str | None, url: str | None
+async def open_admin(
+    session: Session,
+    config: Config = None,
+    namespace: NamespaceName = None,
+    subject: Subject = None,
+    url: Url = None,
 ) -> AsyncIterator["IngestDeadLetterAdmin"]:
+    """Open the dead letters of a subject, or of the namespace in a file."""
     with explain_missing_extra("nats"):
         from postroom.adapters.compose.ingest import NatsSettings, NatsSource, nats_settings
     from postroom.adapters.compose.ingest import open_ingest_dead_letters
@@ -381,6 +298,77 @@ async def _open_admin(
         yield admin
 
 
+Opening = AbstractAsyncContextManager["IngestDeadLetterAdmin"]
+takes_admin = takes(open_admin)
+"""Adds the options of `open_admin` to a command, which enters what it returns."""
+
+
+@takes_admin
+async def list_dead_letters(session: Session, opening: Opening, limit: Limit = 100) -> None:
+    """List messages that could not be stored, in the order of their original stream."""
+    async with opening as admin:
+        _show_list(session, await admin.list(limit))
+
+
+@takes_admin
+async def show_dead_letter(
+    session: Session,
+    opening: Opening,
+    number: Annotated[str, Argument(metavar="NUMBER", help="Number of the dead letter, as in the list.")],
+    payload: Annotated[bool, Option("--payload", help="Write only the message, byte for byte.")] = False,
+) -> None:
+    """Show a dead letter: why it was not stored, its headers and its bytes."""
+    async with opening as admin:
+        (letter,) = await admin.find(number)
+    data, out = letter.message.data, session.out
+    text, is_text = readable(data)
+    if payload:
+        out.bytes(data)
+    elif out.as_json:
+        out.json(_facts(letter) | {"headers": dict(letter.headers), "data" if is_text else "data_b64": text})
+    else:
+        out.facts(
+            [*_facts(letter).items(), *((f"  {name}", value) for name, value in letter.headers.items())]
+        )
+        out.line()
+        out.payload(text, is_text)
+
+
+@takes_admin
+async def redrive(
+    session: Session,
+    opening: Opening,
+    numbers: Annotated[list[str] | None, NUMBERS] = None,
+    limit: Limit = 100,
+    dry_run: DryRun = False,
+) -> None:
+    """Publish dead letters, by default all, to their original subjects again, in their original order.
+
+    The ingester and every other consumer of the stream receive them like new messages. One that can't be
+    stored again becomes a new dead letter.
+    """
+    count = 0
+    async with opening as admin:
+        letters = await admin.find(*numbers) if numbers else await admin.list(limit)
+        if dry_run:
+            _show_list(session, letters)
+            return
+        try:
+            async for _ in admin.redrive(letters):
+                count += 1
+        finally:
+            report(session, "redriven", count)
+
+
+@takes_admin
+async def discard(session: Session, opening: Opening, numbers: Annotated[list[str], NUMBERS]) -> None:
+    """Remove dead letters permanently."""
+    async with opening as admin:
+        letters = await admin.find(*numbers)
+        await admin.discard(letters)
+    report(session, "discarded", len(letters))
+
+
 def _facts(letter: "IngestDeadLetter") -> dict[str, Any]:
     return {
         "number": letter.sequence,
@@ -396,20 +384,12 @@ def _show_list(session: Session, letters: "Sequence[IngestDeadLetter]") -> None:
     show_dead_letters(
         session,
         letters,
-        lambda each: Row(
-            each.sequence,
-            each.original_subject,
-            each.reason,
-            None,
-            None,
-            None,
-            {
-                "sequence": each.original_sequence,
-                "consumer": each.consumer,
-                "bytes": len(each.message.data),
-            },
-        ),
+        lambda each: Row(each.sequence, each.original_subject, each.reason, more=_more(each)),
         id_="number",
         origin="subject",
         as_json=_facts,
     )
+
+
+def _more(letter: "IngestDeadLetter") -> dict[str, Any]:
+    return {name: _facts(letter)[name] for name in ("sequence", "consumer", "bytes")}

@@ -6,7 +6,14 @@ from uuid import UUID
 import msgspec
 from typer import Argument, Option
 
-from postroom.adapters.cli.dead_letters import DISCARDED, Remark, check_selection, report
+from postroom.adapters.cli.dead_letters import (
+    DISCARDED,
+    Remark,
+    check_selection,
+    report,
+    show_backlog,
+    show_cleanup,
+)
 from postroom.adapters.cli.outbox_target import (
     EXTRAS,
     EventSource,
@@ -18,7 +25,6 @@ from postroom.adapters.cli.outbox_target import (
     scheme_of,
     target_from_url,
 )
-from postroom.adapters.cli.output import show_backlog, show_cleanup
 from postroom.adapters.cli.running import monitoring, opened, running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import Database, MetricsPort, Nats, WrongUsage, parse_duration

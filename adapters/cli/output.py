@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from postroom.application.text import pluralize, printable
+from postroom.application.text import printable
 
 if TYPE_CHECKING:
-    from postroom.application.inbox.metrics import InboxBacklog
-    from postroom.application.outbox.operate import OutboxBacklog
+    pass
 
 T = TypeVar("T")
 GAP = "  "
@@ -391,18 +390,3 @@ def _encode(value: Any) -> str:
         return msgspec.json.encode(value).decode()
     except UnicodeEncodeError:  # a lone surrogate, as in the name of a file that is not valid UTF-8
         return json.dumps(msgspec.to_builtins(value))
-
-
-def show_backlog(out: Output, backlog: "InboxBacklog | OutboxBacklog") -> None:
-    """Show the number of waiting rows, and the age of the oldest."""
-    if out.as_json:
-        out.json(backlog)
-        return
-    oldest = None if backlog.oldest_at is None else Time(backlog.oldest_at)
-    out.table(("context", "count", "oldest"), [(backlog.context, backlog.count, oldest)])
-
-
-def show_cleanup(out: Output, removed: int | None, noun: str) -> None:
-    """Show the number of rows that a cleanup removed; None if another one is running."""
-    text = "another cleanup is running" if removed is None else f"{pluralize(removed, noun)} removed"
-    out.result({"removed": removed}, text)
