@@ -29,6 +29,8 @@ from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 
 ROUND_TRIP_SECONDS = 2.0
 """Time within which a server answers, in addition to the expiry of a request."""
+HEARTBEAT_SECONDS = 1.0
+"""Interval of the server's heartbeats for a request that waits; without them, the request was lost."""
 SILENCE_SECONDS = 5.0
 """Time without answers to requests after which the connection is replaced."""
 PAUSE_SECONDS = 0.1
@@ -39,13 +41,16 @@ REQUEST_BYTES = 16 << 20
 _MS = 1_000_000
 _END_OF_REQUEST = ("404", "408")
 """Statuses of a request that ended because no message was available, or none before its expiry."""
+_HEARTBEAT = "100"
+"""Status of a request that still waits."""
 
 
 class _Request(msgspec.Struct):
-    """A pull request: how many messages are outstanding, and when it expires."""
+    """A pull request: how many messages are outstanding, when it expires, and when it counts as lost."""
 
     outstanding: int
     ends_at: float
+    lost_at: float
     has_delivered: bool = False
 
 
@@ -144,8 +149,8 @@ class JetStreamSource:
         deadline = now + wait_ms / 1_000
         has_requested = False
         while True:
-            await self._check()
             await self._forget_lost(now)
+            await self._check()
             if (self._prefetch or not self._buffer) and (now < deadline or not has_requested):
                 if now >= self._resume_at:
                     await self._request(limit, now, deadline)
@@ -207,9 +212,13 @@ class JetStreamSource:
         }
         if deadline > now:
             request["expires"] = max(int((deadline - now) * 1_000), 1) * _MS
+        next_answer_at = deadline
+        if deadline - now > 2 * HEARTBEAT_SECONDS:  # the server refuses heartbeats of shorter requests
+            next_answer_at = now + HEARTBEAT_SECONDS
+            request["idle_heartbeat"] = int(HEARTBEAT_SECONDS * 1_000) * _MS
         self._request_count += 1
         reply = f"{self._inbox}.{self._request_count}"
-        self._requests[reply.encode()] = _Request(batch, deadline)
+        self._requests[reply.encode()] = _Request(batch, deadline, next_answer_at + ROUND_TRIP_SECONDS)
         try:
             await self._client.publish(
                 f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._durable}",
@@ -222,23 +231,26 @@ class JetStreamSource:
 
     async def _wait(self, now: float, deadline: float) -> None:
         """Wait for a message, the deadline, or the next time to act."""
-        expiries = [request.ends_at + ROUND_TRIP_SECONDS for request in self._requests.values()]
+        expiries = [request.lost_at for request in self._requests.values()]
         times = (deadline, self._resume_at, *expiries)
         self._arrived.clear()
         await wait_at_most(min((time - now for time in times if time > now), default=0), self._arrived.wait())
 
     async def _forget_lost(self, now: float) -> None:
-        """Drop requests that the server lost: all after a reconnect, and expired ones without an answer."""
+        """Drop requests that the server lost: all after a reconnect, and those without answers.
+
+        A request that reaches the server while it deletes the consumer gets neither an answer nor heartbeats.
+        """
         reconnects = self._client.stats["reconnects"]
         if reconnects != self._reconnects:
             self._reconnects = reconnects
             self._requests.clear()
             self._silent_since = None
             return
-        late = now - ROUND_TRIP_SECONDS
-        lost = [reply for reply, request in self._requests.items() if request.ends_at <= late]
+        lost = [reply for reply, request in self._requests.items() if request.lost_at <= now]
         for reply in lost:
-            del self._requests[reply]
+            if self._requests.pop(reply).ends_at > now and self._client.is_connected:
+                self._refused = "no heartbeats"
         if lost and self._client.is_connected:
             await self._note_silence(now)
 
@@ -305,6 +317,7 @@ class JetStreamSource:
             )
         )
         for oldest, request in self._requests.items():  # the server answers them in order
+            request.lost_at = request.ends_at + ROUND_TRIP_SECONDS  # it ends with the available messages
             request.outstanding -= 1
             request.has_delivered = True
             if not request.outstanding:
@@ -313,6 +326,10 @@ class JetStreamSource:
 
     def _note_status(self, subject: bytes, headers: bytes) -> None:
         status, _, reason = headers.partition(b"\r\n")[0].removeprefix(b"NATS/1.0 ").decode().partition(" ")
+        if status == _HEARTBEAT:
+            if (waiting := self._requests.get(subject)) is not None:
+                waiting.lost_at = min(waiting.ends_at, _now() + HEARTBEAT_SECONDS) + ROUND_TRIP_SECONDS
+            return
         request = self._requests.pop(subject, None)
         if request is None:
             return

@@ -12,7 +12,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from postroom.adapters.nats.pull_consumer import PullConsumer
 from postroom.adapters.nats.settings import NatsSettings
-from postroom.adapters.nats.source import JetStreamSource
+from postroom.adapters.nats.source import HEARTBEAT_SECONDS, ROUND_TRIP_SECONDS, JetStreamSource
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from tests.conformance.source import NOTHING_MS, PATIENT_MS, SHORT_MS, SourceConformance, bodies, fetch
@@ -169,6 +169,44 @@ async def test_a_consumer_that_the_source_made_is_made_again_when_it_is_deleted(
     async with asyncio.timeout(60):
         while received != {b"1", b"2"}:
             received |= {message.data for message in await source.fetch(2, 1_000)}
+
+
+async def test_a_request_that_the_server_lost_with_its_consumer_is_repeated_before_its_wait_is_over(
+    place: JetStreamPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = await place.open()
+    await place.publish(b"1")
+    publish, requests = source.client.publish, []
+
+    async def lose_the_first(subject: str, *arguments: Any, **options: Any) -> None:
+        if ".MSG.NEXT." in subject:
+            requests.append(subject)
+            if len(requests) == 1:
+                await place.stream.delete_consumer(STREAM, DURABLE)
+                return
+        await publish(subject, *arguments, **options)
+
+    monkeypatch.setattr(source.client, "publish", lose_the_first)
+    longer_than_a_test_may_take_ms = 3_600_000
+    assert bodies(await source.fetch(1, longer_than_a_test_may_take_ms)) == [b"1"]
+
+
+async def test_a_consumer_that_has_no_messages_for_a_while_keeps_its_request(
+    place: JetStreamPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = await place.open()
+    publish, requests = source.client.publish, []
+
+    async def count(subject: str, *arguments: Any, **options: Any) -> None:
+        requests.append(subject)
+        await publish(subject, *arguments, **options)
+
+    monkeypatch.setattr(source.client, "publish", count)
+    fetching = asyncio.create_task(source.fetch(1, 3_600_000))
+    await asyncio.sleep(2 * (HEARTBEAT_SECONDS + ROUND_TRIP_SECONDS))
+    assert len(requests) == 1
+    await place.publish(b"1")
+    assert bodies(await fetching) == [b"1"]
 
 
 async def test_a_consumer_of_others_that_is_deleted_while_it_is_read_is_missed(place: JetStreamPlace) -> None:
