@@ -45,8 +45,7 @@ if TYPE_CHECKING:
         transaction,
     )
     from postroom.adapters.postgres.messaging.outbox import AsyncOutbox, Outbox
-    from postroom.adapters.postgres.messaging.settings import MessagingSettings
-    from postroom.adapters.postgres.messaging.tables import Tables
+    from postroom.adapters.postgres.messaging.settings import MessagingSettings, Tables
     from postroom.adapters.rabbitmq.settings import RabbitmqSettings
     from postroom.adapters.sql.mailbox_outbox import AsyncMailboxOutbox, MailboxOutbox
     from postroom.adapters.sync_mailbox import SyncMailbox, SyncMessageStream, SyncReceivedMessage
@@ -293,8 +292,7 @@ _NAMES = {
         "acknowledge current_transaction inbox outbox pipeline transaction"
     ),
     "adapters.postgres.messaging.outbox": "AsyncOutbox Outbox",
-    "adapters.postgres.messaging.settings": "MessagingSettings",
-    "adapters.postgres.messaging.tables": "Tables",
+    "adapters.postgres.messaging.settings": "MessagingSettings Tables",
     "adapters.rabbitmq.settings": "RabbitmqSettings",
     "adapters.sql.mailbox_outbox": "AsyncMailboxOutbox MailboxOutbox",
     "adapters.sync_mailbox": "SyncMailbox SyncMessageStream SyncReceivedMessage",

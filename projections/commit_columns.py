@@ -23,10 +23,16 @@ from postroom.application.mailbox.event_columns import HASH_BYTES, AnyRun, SentR
 from postroom.domain.commit import Commit
 from postroom.domain.errors import BrokenLog
 from postroom.domain.names import STREAM_BYTES
-from postroom.projections.log_columns import COLUMNS, HEADER_COLUMNS, arrow_schema
-from postroom.projections.log_conditions import Condition, may_match, to_arrow
-from postroom.projections.log_extent import LogExtent, Range, split
-from postroom.projections.ports.log_reader import POSITIONS_PER_READ
+from postroom.projections.log_reader import (
+    POSITIONS_PER_READ,
+    Condition,
+    LogExtent,
+    Range,
+    may_match,
+    split,
+    to_arrow,
+)
+from postroom.projections.projection import COLUMNS, HEADER_COLUMNS, arrow_schema
 
 ROWS_PER_BATCH = 20_000
 BYTES_PER_BATCH = 32 << 20

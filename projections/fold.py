@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 import polars as pl
 import pyarrow as pa
 
-from postroom.projections.log_columns import COLUMNS
-from postroom.projections.log_extent import LogExtent
+from postroom.projections.log_reader import LogExtent
 from postroom.projections.models import messages
 from postroom.projections.models.messages import ParkedRecord
 from postroom.projections.parking import with_parking
 from postroom.projections.projection import (
+    COLUMNS,
     POLARS,
     EventProjection,
     Fold,

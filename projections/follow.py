@@ -21,20 +21,23 @@ from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.projections.fold import MESSAGES, columns_read
 from postroom.projections.incremental.batch import Batch
 from postroom.projections.incremental.counts import FollowCounts
-from postroom.projections.incremental.cursors import START, Cursor, Head, Step, Version, check_cursors
-from postroom.projections.incremental.sizing import (
+from postroom.projections.incremental.cursors import (
     MAX_BYTES,
     MAX_EVENTS,
+    START,
     BatchSize,
+    Cursor,
+    Head,
     Positions,
+    Step,
+    Version,
+    check_cursors,
     next_ranges,
     through_record,
 )
-from postroom.projections.log_columns import arrow_schema
-from postroom.projections.log_extent import LogExtent, Range
-from postroom.projections.ports.log_reader import LogReader
-from postroom.projections.ports.read_model_updater import ReadModelUpdater
-from postroom.projections.projection import Projection, load_projections
+from postroom.projections.log_reader import LogExtent, LogReader, Range
+from postroom.projections.ports.read_model_store import ReadModelUpdater
+from postroom.projections.projection import Projection, arrow_schema, load_projections
 
 FEW_EVENTS = 500
 """Larger batches are read and folded while the previous batch is applied."""

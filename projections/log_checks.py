@@ -11,8 +11,7 @@ from postroom.application.queries.verify import check_name
 from postroom.domain.commit import GENESIS, POSITIONS_PER_MAILBOX, Commit, chained
 from postroom.domain.errors import BrokenLog
 from postroom.projections.incremental.cursors import Cursor, Head, check_cursors
-from postroom.projections.log_extent import Range, split
-from postroom.projections.ports.log_reader import POSITIONS_PER_READ, LogReader
+from postroom.projections.log_reader import POSITIONS_PER_READ, LogReader, Range, split
 
 ENVELOPE_COLUMNS = ("place", "envelope", "envelope_hash")
 """The columns of the log that `check_envelopes` needs."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 import polars as pl
 
-from postroom.projections.log_extent import LogExtent, Range, pack
+from postroom.projections.log_reader import LogExtent, Range, pack
 from postroom.projections.projection import Projection, load_projections
 
 PARTS = 16

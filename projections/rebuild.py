@@ -22,12 +22,10 @@ from postroom.projections.fold import MESSAGES, check_folds
 from postroom.projections.follow import Follower
 from postroom.projections.incremental.cursors import Cursor
 from postroom.projections.log_checks import check_bounds, check_names, check_same_log
-from postroom.projections.log_extent import LogExtent
+from postroom.projections.log_reader import LogExtent, LogReader
 from postroom.projections.plan import Part, Plan, Truncated, bucket_parts, log_parts, make_plan
-from postroom.projections.ports.log_reader import LogReader
 from postroom.projections.ports.read_model_store import ActiveVersion, Build, LockTimeout, ReadModelStore
-from postroom.projections.ports.runner import Runner
-from postroom.projections.progress import Progress, Stopwatch
+from postroom.projections.ports.runner import Progress, Runner, Stopwatch
 from postroom.projections.projection import load_projections
 from postroom.projections.tasks import RebuildTasks, Work
 

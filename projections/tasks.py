@@ -4,14 +4,15 @@ A `Runner` schedules, distributes and retries them; no rows pass through it.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import polars as pl
 import pyarrow as pa
 
+from postroom.application.telemetry import summarize
 from postroom.projections.fold import MESSAGES, FoldResult, columns_read, fold_pieces, fold_range
 from postroom.projections.log_checks import (
     ENVELOPE_COLUMNS,
@@ -19,13 +20,13 @@ from postroom.projections.log_checks import (
     check_envelopes,
     check_positions,
 )
-from postroom.projections.log_columns import arrow_schema
+from postroom.projections.log_reader import LogReader
 from postroom.projections.models.messages import ParkedRecord
 from postroom.projections.parking import with_parking
 from postroom.projections.plan import Part, Plan
-from postroom.projections.ports.log_reader import LogReader
 from postroom.projections.ports.read_model_store import PartWriter
-from postroom.projections.projection import Projection
+from postroom.projections.ports.runner import Key, Pair, Stage
+from postroom.projections.projection import Projection, arrow_schema
 
 
 class Work(NamedTuple):
@@ -140,3 +141,40 @@ def _timer() -> Iterator[list[float]]:
     start = time.perf_counter()
     yield seconds
     seconds.append(time.perf_counter() - start)
+
+
+class LocalRunner:
+    """A `Runner` that runs tasks one after another in this process."""
+
+    def start(self) -> None:
+        """Do nothing: this process runs already."""
+
+    def run(
+        self,
+        task: Callable[[Part], Iterable[Any]],
+        parts: Sequence[Part],
+        stages: Sequence[Stage] = (),
+        *,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> list[Any]:
+        """Run a task for each part, then the stages; see `Runner.run`."""
+        items: list[Any] = []
+        done = 0
+        for part in parts:
+            items += task(part)
+            done += part.size
+            progress(done)
+        for stage in stages:
+            groups: dict[Key, list[Any]] = {key: [] for key in stage.keys}
+            rest = []
+            for item in items:
+                if isinstance(item, Pair) and item.stage == stage.name:
+                    groups.setdefault(item.key, []).append(item.value)
+                else:
+                    rest.append(item)
+            items = rest + [each for key, values in groups.items() for each in stage.task(key, values)]
+        return items
+
+    def reason(self, error: Exception) -> str:
+        """Return the error of a task; see `Runner.reason`."""
+        return str(error).partition("\n")[0] or summarize(error)

@@ -19,12 +19,10 @@ from postroom.domain.mailbox.counts import TopicCount
 from postroom.projections.comparison import Comparison, Difference, compare_rows, rows_by_id
 from postroom.projections.fold import MESSAGES, FoldResult, piece_schemas
 from postroom.projections.log_checks import check_bounds, check_names, check_same_log
-from postroom.projections.log_extent import LogExtent
+from postroom.projections.log_reader import LogExtent, LogReader
 from postroom.projections.plan import Part, log_parts, make_plan, with_bucket
-from postroom.projections.ports.log_reader import LogReader
 from postroom.projections.ports.read_model_store import ActiveVersion, RowReader, VerifiableStore
-from postroom.projections.ports.runner import Pair, Runner, Stage
-from postroom.projections.progress import Progress, Stopwatch
+from postroom.projections.ports.runner import Pair, Progress, Runner, Stage, Stopwatch
 from postroom.projections.projection import EventProjection, load_projections, merge_rows
 from postroom.projections.tasks import FoldContext
 

@@ -26,8 +26,7 @@ from postroom.domain.message import (
 )
 from postroom.domain.policy_grid import policy_grid
 from postroom.domain.record import Event
-from postroom.projections.reports.catalog import REPORTS
-from postroom.projections.reports.report import HeatMap, Report
+from postroom.projections.reports.report import REPORTS, HeatMap, Report
 from postroom.projections.spark.options import LogSelection
 from tests.conformance.records import append, created, sent, stream
 

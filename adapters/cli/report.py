@@ -155,7 +155,7 @@ def _report(
     parameters: Mapping[str, int] | None = None,
 ) -> int | None:
     with explain_missing_extra("reports"):
-        from postroom.projections.reports.catalog import REPORTS
+        from postroom.projections.reports.report import REPORTS
 
     return _write(session, REPORTS[name], options, by, parameters)
 

@@ -12,8 +12,15 @@ from threading import Event
 
 import polars as pl
 
-from postroom.adapters.clickhouse.compaction import compact
-from postroom.adapters.clickhouse.database import CURSOR, ClickHouseDatabase
+from postroom.adapters.clickhouse.database import (
+    CURSOR,
+    PARKED,
+    SQL,
+    STAGED,
+    ClickHouseDatabase,
+    ended,
+    quoted,
+)
 from postroom.adapters.clickhouse.revision import Revision, Stopped
 from postroom.adapters.sql.read_model_updater import SqlReadModelUpdater
 from postroom.adapters.sql.statements import statements
@@ -24,6 +31,43 @@ from postroom.projections.fold import MESSAGES, derive
 from postroom.projections.incremental.batch import Batch, Changes
 from postroom.projections.incremental.cursors import START, Cursor, Head, Step, Version
 from postroom.projections.projection import load_projections
+
+SNAPSHOT_SECONDS = 600
+"""How long a query may read a revision after it was replaced."""
+MIN_REVISIONS = 100
+"""Number of revisions that are compacted at once, at least."""
+
+
+def compact(database: ClickHouseDatabase) -> None:
+    """Remove the rows that ended before `SNAPSHOT_SECONDS`, and those that never became visible.
+
+    A process that is killed in between leaves what the next compaction removes.
+    """
+    cursor, before = database.table(CURSOR), time.time_ns() - SNAPSHOT_SECONDS * 1_000_000_000
+    with database.client() as client:
+        query = SQL["compactable"].format(cursor=cursor, before=before)
+        ((last, revisions),) = client.query(query).result_rows
+        if revisions < MIN_REVISIONS:
+            return
+        never_visible = f"since <= {last} AND NOT {database.visible('since')}"
+        for name in database.tables():
+            if name.startswith(STAGED) and int(name.removeprefix(STAGED)) <= last:
+                database.command("drop", table=database.table(name))  # of a process that was killed
+            projection = load_projections().get(name.rpartition("_v")[0])
+            if projection is None or name.endswith(ended("")):
+                continue
+            table, ended_rows = database.table(name), database.table(ended(name))
+            key = ", ".join(map(quoted, projection.key))
+            rows = f"SELECT {key}, since FROM {ended_rows} WHERE {database.visible('until', last)}"
+            database.command("delete", table=table, condition=never_visible)
+            database.command("delete", table=table, condition=f"({key}, since) IN ({rows})")
+            database.command("delete", table=ended_rows, condition=f"until <= {last}")
+        database.command("delete", table=database.table(PARKED), condition=never_visible)
+        client.insert(CURSOR, [[0, last]], ["version", "revision"], database=database.name)
+        newest = f"SELECT version, mailbox_id, max(revision) FROM {cursor} GROUP BY version, mailbox_id"
+        condition = f"revision <= {last} AND (version, mailbox_id, revision) NOT IN ({newest})"
+        database.command("delete", table=cursor, condition=condition)
+
 
 COMPACT_SECONDS = 600.0
 """Pause between compactions."""

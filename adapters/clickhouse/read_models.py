@@ -1,25 +1,35 @@
 """The read models port over a database of ClickHouse (RFC-037's ClickHouse phase)."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 import polars as pl
+from clickhouse_connect import dbapi
+from clickhouse_connect.cc_sqlalchemy.datatypes.sqltypes import Nullable, String
+from clickhouse_connect.cc_sqlalchemy.dialect import ClickHouseDialect
+from clickhouse_connect.cc_sqlalchemy.sql.compiler import ChStatementCompiler
+from clickhouse_connect.dbapi.connection import Connection as DriverConnection
 from clickhouse_connect.driver.exceptions import ClickHouseError
 from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
+    Engine,
     FromClause,
+    LargeBinary,
     Select,
+    TypeDecorator,
     create_engine,
     func,
+    make_url,
     select,
     text,
 )
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.pool import QueuePool, StaticPool
 
 from postroom.adapters.clickhouse.database import (
     SQL,
@@ -28,16 +38,10 @@ from postroom.adapters.clickhouse.database import (
     ended,
     read_frames,
 )
-from postroom.adapters.clickhouse.dialect import (
-    Blob,
-    NullableText,
-    ScanQuery,
-    open_engine,
-)
 from postroom.adapters.files.durable import is_file_locked
 from postroom.adapters.sql.access_path import choose
 from postroom.adapters.sql.read_models import AnyRow, SqlReadModels
-from postroom.adapters.sql.search import SearchQuery, word_substring
+from postroom.adapters.sql.search import Branch, Lead, SearchQuery, word_substring
 from postroom.adapters.sql.statistics import AccessPath, facet_values
 from postroom.adapters.sql.tables import MESSAGE_COLUMNS, ReadModelTables
 from postroom.application.ports.facets import FACET_VALUES, FacetField
@@ -49,6 +53,90 @@ from postroom.projections.fold import MESSAGES
 from postroom.projections.incremental.cursors import Cursor, Head
 from postroom.projections.models.messages import PROJECTION
 from postroom.projections.projection import load_projections
+
+ALL = "all"
+"""Field of the access path whose conditions are all those of the filter."""
+
+
+class NullableText(TypeDecorator[str]):
+    """Text or NULL: types of ClickHouse exclude NULL unless they say otherwise."""
+
+    impl = Nullable(String)
+    cache_ok = True
+
+
+class Blob(TypeDecorator[bytes]):
+    """Bytes, read in base64, because the driver decodes strings as text."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def column_expression(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Return the expression that is selected."""
+        return func.base64Encode(column, type_=self)
+
+    def result_processor(self, dialect: object, coltype: object) -> Callable[[str | None], bytes | None]:
+        """Return the function that decodes a value."""
+        return lambda value: None if value is None else b64decode(value)
+
+
+class _Compiler(ChStatementCompiler):
+    def visit_floordiv_binary(self, binary: Any, operator: object, **options: Any) -> str:
+        left, right = (self.process(each, **options) for each in (binary.left, binary.right))
+        return f"intDiv({left}, {right})"  # `/` divides floating-point numbers
+
+
+class _Dialect(ClickHouseDialect):
+    statement_compiler = _Compiler
+    supports_statement_cache = False
+
+
+class _Connection(DriverConnection):
+    """A connection of the DB-API over a client that exists."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.timezone = client.server_tz
+
+
+def open_engine(connect: Callable[[], Client]) -> Engine:
+    """Return an engine with a client for each connection.
+
+    Arguments:
+        connect: returns a client.
+    """
+
+    def create() -> Any:
+        return _Connection(connect())
+
+    dialect = _Dialect(dbapi=dbapi)
+    pool = QueuePool(create, dialect=dialect)
+    return Engine(pool, dialect, make_url("clickhousedb://"))
+
+
+class ScanQuery(SearchQuery):
+    """The statements for one filter, whose only access path has all conditions."""
+
+    def leads(self) -> list[Any]:
+        """Return the access path with all conditions."""
+        return [Lead(ALL, [Branch(self._messages, tuple(self._conditions()))])]
+
+    def _checks(self, lead: Lead) -> Iterator[ColumnElement[bool]]:
+        if lead.field != ALL:
+            yield from self._conditions()
+
+    def _conditions(self) -> Iterator[ColumnElement[bool]]:
+        messages, header = self._messages.c, self._tables.header.c
+        for field, values in self._values.items():
+            yield self.dialect.among(messages[field], values)
+        for name, value in self._filter.headers.items():
+            yield messages.id.in_(select(header.id).where(header.name == name, header.value == value))
+        with_parts = self.dialect.with_parts(self._tables, self._filter.parts)
+        if with_parts is not None:
+            yield messages.id.in_(with_parts)
+        if self._words:
+            yield messages.id.in_(self.dialect.with_words(self._tables, self._words))
+
 
 SCAN_PAGE_ROWS = 500
 _SCANNED = {name: PROJECTION.schema[name] for name in MESSAGE_COLUMNS} | {"envelope_blob": pl.String()}

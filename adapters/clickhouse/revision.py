@@ -22,7 +22,7 @@ from postroom.domain.errors import Unavailable
 from postroom.projections.fold import MESSAGES, derive
 from postroom.projections.incremental.batch import CHANGEABLE_COLUMNS, STORED_COLUMNS, Changes, StoredRow
 from postroom.projections.incremental.cursors import Cursor, Step, Version
-from postroom.projections.log_extent import LogExtent
+from postroom.projections.log_reader import LogExtent
 from postroom.projections.models import messages
 from postroom.projections.models.backlog import PROJECTION as BACKLOG
 from postroom.projections.models.messages import ParkedRecord

@@ -12,8 +12,7 @@ from weakref import WeakSet
 import msgspec
 
 from postroom.adapters.compose.store import MEMORY, Store, open_store
-from postroom.adapters.keys.file import SUFFIX, FileKeyRing
-from postroom.adapters.memory.key_ring import MemoryKeyRing
+from postroom.adapters.keys.key_rings import SUFFIX, FileKeyRing, MemoryKeyRing
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.access.audit import ALLOWED, AuditEntry, AuditLog

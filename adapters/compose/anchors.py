@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from postroom.adapters.anchors.file import AnchorFile
-from postroom.adapters.anchors.git import check_repository, commit
+from postroom.adapters.anchors.file import AnchorFile, check_repository, commit
 from postroom.adapters.compose import list_mailboxes
 from postroom.adapters.compose.store import open_store
 from postroom.application.anchors import Anchor, check_logs, next_anchor

@@ -19,8 +19,8 @@ from postroom.adapters.nats.definitions import (
     StreamStatus,
     Value,
 )
-from postroom.adapters.nats.plan import Plan, apply_plan, make_plan
 from postroom.adapters.nats.settings import NatsSettings
+from postroom.adapters.nats.streams import Plan, apply_plan, make_plan
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.application.cloudevents.message import AMQP, KAFKA, MAILBOX, NATS
@@ -147,8 +147,7 @@ async def _open_jetstream(
     nats: NatsSettings, context: str, settings: OutboxSettings, stack: AsyncExitStack
 ) -> OpenTarget:
     with explain_missing_extra("nats,postgres"):
-        from postroom.adapters.nats.connection import connect
-        from postroom.adapters.nats.metrics import nats_metrics
+        from postroom.adapters.nats.connection import connect, nats_metrics
         from postroom.adapters.nats.publisher import JetStreamPublisher
 
     client = await stack.enter_async_context(connect(nats, "postroom outbox relay"))

@@ -98,11 +98,11 @@ def open_lease_tables(address: str) -> LeaseTables | None:
         return None
     with explain_missing_extra("cluster"):
         if scheme in DATABASE_SCHEMES:
-            from postroom.adapters.postgres.lease_tables import PostgresLeaseTables
+            from postroom.adapters.postgres.lease_store import PostgresLeaseTables
 
             return PostgresLeaseTables(address)
         _check_file(scheme)
-        from postroom.adapters.sqlite.lease_tables import SqliteLeaseTables
+        from postroom.adapters.sqlite.lease_store import SqliteLeaseTables
 
         return SqliteLeaseTables(address)
 

@@ -93,7 +93,7 @@ def capture_check(messaging: MessagingSettings, settings: CaptureSettings, secon
 
     def run() -> Iterator[Finding]:
         with explain_missing_extra("postgres"):
-            from postroom.adapters.postgres.capture.diagnosis import check_slot
+            from postroom.adapters.postgres.capture.slot import check_slot
         yield check_slot(settings.database or messaging.database, settings, seconds)
 
     return Check("capture", run)

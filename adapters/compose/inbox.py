@@ -9,13 +9,11 @@ from postroom.adapters.compose.process import trace_if_used
 from postroom.adapters.http.event_handler import HttpEventHandler
 from postroom.adapters.http.signature import read_keys
 from postroom.adapters.memory.event_handler import FunctionEventHandler
-from postroom.adapters.nats.connection import connect
+from postroom.adapters.nats.connection import connect, nats_metrics
 from postroom.adapters.nats.consumers import InboxConsumer, ensure_consumer
-from postroom.adapters.nats.dead_letter_queue import JetStreamDeadLetterQueue
 from postroom.adapters.nats.definitions import ConsumerDefinition
-from postroom.adapters.nats.metrics import nats_metrics
 from postroom.adapters.nats.ordered_stream import JetStreamOrderedStream
-from postroom.adapters.nats.publisher import JetStreamPublisher
+from postroom.adapters.nats.publisher import JetStreamDeadLetterQueue, JetStreamPublisher
 from postroom.adapters.nats.pull_consumer import PullConsumer
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.nats.source import JetStreamSource

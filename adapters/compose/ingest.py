@@ -234,7 +234,7 @@ class OpenNamespace(NamedTuple):
     def _stream_metrics(self) -> list[Metric]:
         if not isinstance(self.namespace.source, NatsSource):
             return []
-        from postroom.adapters.nats.metrics import nats_metrics
+        from postroom.adapters.nats.connection import nats_metrics
         from postroom.adapters.nats.source import JetStreamSource
 
         assert isinstance(self.source, JetStreamSource)
@@ -296,8 +296,7 @@ async def open_ingest_dead_letters(nats: NatsSettings, subject: str) -> AsyncIte
     """
     with explain_missing_extra():
         from postroom.adapters.nats.connection import connect
-        from postroom.adapters.nats.dead_letter_queue import JetStreamDeadLetterQueue
-        from postroom.adapters.nats.publisher import JetStreamPublisher
+        from postroom.adapters.nats.publisher import JetStreamDeadLetterQueue, JetStreamPublisher
 
     async with connect(nats, "postroom ingest dlq") as client:
         queue, publisher = JetStreamDeadLetterQueue(client), JetStreamPublisher(client)

@@ -12,8 +12,7 @@ from postroom.adapters.compose.store import has_store, open_store
 from postroom.adapters.files.durable import sync
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.postgres.url import is_url
-from postroom.adapters.sql.migrations import Migration
-from postroom.adapters.sql.statements import statements
+from postroom.adapters.sql.statements import Migration, statements
 from postroom.adapters.sqlite.backup import loading
 from postroom.adapters.sqlite.database import Mode, migrate, open_file
 from postroom.adapters.sqlite.store_file import check_reader, is_frozen

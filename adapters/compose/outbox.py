@@ -13,12 +13,11 @@ from postroom.adapters.postgres.capture.event_rows import read_held_row
 from postroom.adapters.postgres.capture.settings import CaptureColumns, CaptureSettings
 from postroom.adapters.postgres.capture.slot import ReplicationSlot
 from postroom.adapters.postgres.capture.source import PostgresCaptureSource
-from postroom.adapters.postgres.messaging.held_events import PostgresHeldEvents
-from postroom.adapters.postgres.messaging.hints import PostgresHints
+from postroom.adapters.postgres.messaging.aggregate_events import PostgresHeldEvents
+from postroom.adapters.postgres.messaging.message_outbox import PostgresHints
 from postroom.adapters.postgres.messaging.outbox import AsyncOutbox, Outbox
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
-from postroom.adapters.postgres.messaging.settings import MessagingSettings
-from postroom.adapters.postgres.messaging.tables import Tables
+from postroom.adapters.postgres.messaging.settings import MessagingSettings, Tables
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.cloudevents.message import NATS

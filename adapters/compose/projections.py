@@ -14,13 +14,12 @@ from postroom.domain.search import NO_BODIES, BodyRules
 from postroom.projections.follow import Follower
 from postroom.projections.follow_monitor import follow_monitor
 from postroom.projections.incremental.counts import FollowCounts
-from postroom.projections.incremental.sizing import MAX_EVENTS
-from postroom.projections.local_runner import LocalRunner
-from postroom.projections.ports.read_model_updater import ReadModelUpdater
-from postroom.projections.ports.runner import Runner
-from postroom.projections.progress import Progress
+from postroom.projections.incremental.cursors import MAX_EVENTS
+from postroom.projections.ports.read_model_store import ReadModelUpdater
+from postroom.projections.ports.runner import Progress, Runner
 from postroom.projections.rebuild import RebuildReport, rebuild
-from postroom.projections.spark.runner import SparkRunner
+from postroom.projections.spark.session import SparkRunner
+from postroom.projections.tasks import LocalRunner
 from postroom.projections.verify import VerifyReport, verify
 
 __all__ = [

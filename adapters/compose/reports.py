@@ -12,7 +12,7 @@ from postroom.application.extras import explain_missing_extra
 from postroom.application.queries.mailbox_past import read_mailbox_past, to_us
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.policy_simulation import Changes
-from postroom.projections.ports.log_reader import LogReader
+from postroom.projections.log_reader import LogReader
 from postroom.projections.reports import whatif
 from postroom.projections.reports.report import BEGINNING, END_OF_TIME, Report
 from postroom.projections.spark.columns import EVENTS, arrow_schema
@@ -102,7 +102,7 @@ def _report(
     name: str, address: str, selection: LogSelection, archive: str | None, policies: Sequence[Changes]
 ) -> Report:
     with explain_missing_extra("reports"):
-        from postroom.projections.reports.catalog import REPORTS
+        from postroom.projections.reports.report import REPORTS
 
     if name != whatif.NAME:
         if name not in REPORTS:

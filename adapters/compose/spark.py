@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from postroom.adapters.compose.store import open_log_reader, open_store
-from postroom.adapters.schemas.content_decoder import ContentDecoder
+from postroom.adapters.schemas.decoder import ContentDecoder
 from postroom.application.extras import explain_missing_extra
 from postroom.domain.errors import InvalidRequest
-from postroom.projections.ports.log_reader import LogReader
-from postroom.projections.ports.payload_decoder import PayloadDecoder
+from postroom.projections.log_reader import LogReader, PayloadDecoder
 from postroom.projections.spark.options import Options
 
 with explain_missing_extra():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from postroom.adapters.sql.read_model_updater import SqlReadModelUpdater
     from postroom.adapters.sql.read_models import SqlReadModels
     from postroom.application.ports.read_models import ContextBacklog
-    from postroom.projections.ports.log_reader import LogReader
+    from postroom.projections.log_reader import LogReader
     from postroom.projections.ports.read_model_store import VerifiableStore
 
 

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from postroom.adapters.jetstream.messages import StreamMessage, decode
+from postroom.adapters.jetstream.stream import StreamMessage, decode
 
 ATTEMPT_SECONDS = 1.5
 PAUSE_SECONDS = 0.05

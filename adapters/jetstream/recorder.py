@@ -19,7 +19,7 @@ from eventsourcing.persistence import (
 
 from postroom.adapters.jetstream.connection import ConnectionThread
 from postroom.adapters.jetstream.log import PAGE, LeaseLog, Outgoing
-from postroom.adapters.jetstream.messages import StreamMessage, encode, subject_of
+from postroom.adapters.jetstream.stream import StreamMessage, encode, subject_of
 from postroom.application.recorders import PollingSubscription, check_originator
 from postroom.domain.errors import Unavailable
 

@@ -21,9 +21,7 @@ from postroom.application.mailbox.archived_log import (
 )
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit
 from postroom.projections.commit_columns import read_ranges
-from postroom.projections.log_conditions import Condition
-from postroom.projections.log_extent import LogBounds, LogExtent, Range
-from postroom.projections.ports.log_reader import LogReader
+from postroom.projections.log_reader import Condition, LogBounds, LogExtent, LogReader, Range
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from postroom.application.ports.event_log import Segment
 from postroom.domain.commit import Commit
 from postroom.domain.errors import Unavailable
 from postroom.projections.commit_columns import to_batches
-from postroom.projections.log_columns import EVENT_COLUMNS
-from postroom.projections.log_extent import LogExtent
+from postroom.projections.log_reader import LogExtent
+from postroom.projections.projection import EVENT_COLUMNS
 
 FORMAT = "2"
 ROW_GROUP_ROWS = 10_000

@@ -8,7 +8,7 @@ from typing import Any
 
 from psycopg import IsolationLevel
 
-from postroom.adapters.postgres.commit_rows import to_commit
+from postroom.adapters.postgres.columns import to_commit
 from postroom.adapters.postgres.database import Connection, connect, unavailable
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.sql.statements import statements

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import psycopg
 
-from postroom.adapters.postgres.columns import BinaryValue, uuid, uuids
-from postroom.adapters.postgres.commit_rows import append_statement, to_commit
+from postroom.adapters.postgres.columns import BinaryValue, append_statement, to_commit, uuid, uuids
 from postroom.adapters.postgres.database import connect, describe, is_lost, shown, unavailable
 from postroom.adapters.postgres.log_connections import SQL, LogConnections
 from postroom.adapters.postgres.migrate import check_connection

@@ -27,8 +27,7 @@ from postroom.adapters.sql.statements import statements
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit
 from postroom.domain.errors import Unavailable
 from postroom.projections.commit_columns import read_ranges
-from postroom.projections.log_conditions import Condition
-from postroom.projections.log_extent import LogBounds, LogExtent, Range
+from postroom.projections.log_reader import Condition, LogBounds, LogExtent, Range
 
 NAME = "postroom, reading the log"
 COMMITS_PER_CHUNK = 100

@@ -18,8 +18,7 @@ from psycopg import sql
 
 from postroom.adapters.postgres.database import Connection, connect, shown, unavailable
 from postroom.adapters.postgres.url import schema_of
-from postroom.adapters.sql.migrations import Migration, read_migrations
-from postroom.adapters.sql.statements import statements
+from postroom.adapters.sql.statements import Migration, read_migrations, statements
 from postroom.application.mailbox.codec import RECORDS, check_format
 from postroom.domain.errors import InvalidRequest, Unavailable, UnusableServer, UnusableStore
 

@@ -24,7 +24,6 @@ from postroom.adapters.postgres.database import (
 )
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.postgres.read_model_writer import PostgresRowReader, PostgresWriter, unescape_frame
-from postroom.adapters.sql.build import CatalogBuild
 from postroom.adapters.sql.ddl import (
     POSTGRES,
     create_indexes,
@@ -33,7 +32,8 @@ from postroom.adapters.sql.ddl import (
     replace_views,
     statements,
 )
-from postroom.adapters.sql.errors import check_ids
+from postroom.adapters.sql.staging import CatalogBuild
+from postroom.adapters.sql.statements import check_ids
 from postroom.adapters.sql.statements import statements as named_statements
 from postroom.adapters.sql.versions import OF_MESSAGES, Versions
 from postroom.domain.errors import Unavailable

@@ -21,9 +21,8 @@ from postroom.adapters.postgres.columns import (
 )
 from postroom.adapters.postgres.database import connect, describe, follow_lock, has_ended, shown
 from postroom.adapters.postgres.migrate import check_connection
-from postroom.adapters.sql.errors import check_ids
 from postroom.adapters.sql.read_model_updater import CursorConflict, SqlReadModelUpdater
-from postroom.adapters.sql.statements import statements
+from postroom.adapters.sql.statements import check_ids, statements
 from postroom.projections.incremental.cursors import Version
 from postroom.projections.ports.read_model_store import LockTimeout
 

@@ -16,7 +16,7 @@ from postroom.adapters.postgres.backup import (
     has_rows,
     has_table,
 )
-from postroom.adapters.postgres.commit_rows import index_rows
+from postroom.adapters.postgres.columns import index_rows
 from postroom.adapters.postgres.database import Connection, connect, shown, unavailable
 from postroom.adapters.postgres.event_log import PARTITION_POSITIONS
 from postroom.adapters.postgres.migrate import check_connection

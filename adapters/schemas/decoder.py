@@ -1,11 +1,11 @@
-"""The payload decoder port over the schemas of namespaces, by topic."""
+"""The payload decoder port by content type, and over the schemas of namespaces by topic."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from postroom.adapters.schemas.topic_schemas import Schema, SchemaCompiler, TopicRules
+from postroom.adapters.schemas.validator import Schema, SchemaCompiler, TopicRules
 from postroom.application.ingest.namespace import PayloadSchema, SchemaFormat
 from postroom.domain.envelope.content import DecodedPayload, PayloadFormat, decode_payload, decompress
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
@@ -57,3 +57,11 @@ class SchemaDecoder:
             return decoded._replace(text=text.decode())
         except InvalidRequest as error:
             return decoded if decoded.problems else decoded._replace(problems=(str(error),))
+
+
+class ContentDecoder:
+    """A payload decoder by content type."""
+
+    def decode(self, mailbox: str, envelope: PrismEnvelope) -> DecodedPayload:  # the port's
+        """Decode a payload; see `PayloadDecoder.decode`."""
+        return decode_payload(envelope)

@@ -1,4 +1,4 @@
-"""Queries on backlog and activity with keyset pagination."""
+"""Queries on backlog and activity with keyset pagination, and the distinct values of an indexed column."""
 
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -67,3 +67,23 @@ def common_conditions(
         yield table.c.mailbox == filter_.mailbox
     if topics is not None:
         yield dialect.among(table.c.topic, list(topics))
+
+
+def distinct_values(column: ColumnElement[Any], start: str, limit: int, dialect: Dialect) -> Select[Any]:
+    """Return the statement for the first distinct values of an indexed column from a text on.
+
+    Each step finds the next value in the index, however many rows have the same.
+    """
+    value, conditions = dialect.sortable(column)
+
+    def following(condition: ColumnElement[bool]) -> Any:
+        return select(value).where(condition, *conditions).order_by(value).limit(1).scalar_subquery()
+
+    step = select(following(value >= start).label("value"), literal(1).label("number"))
+    values = step.cte("distinct_values", recursive=True)
+    values = values.union_all(
+        select(following(value > values.c.value), values.c.number + 1).where(
+            values.c.value.is_not(None), values.c.number < limit
+        )
+    )
+    return select(values.c.value).where(values.c.value.is_not(None))

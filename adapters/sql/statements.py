@@ -1,9 +1,12 @@
-"""Named statements in `.sql` files, and the schema of the tables that they name."""
+"""Named `.sql` statements, the schema of their tables, numbered migrations, and errors about the log."""
 
 import re
+from functools import cache
+from hashlib import sha256
 from pkgutil import get_data
+from typing import NamedTuple
 
-from postroom.domain.errors import InvalidRequest
+from postroom.domain.errors import IntegrityFailure, InvalidRequest
 
 _SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}\Z")
 
@@ -38,3 +41,58 @@ def check_schema(name: str) -> str:
             "underscores, not beginning with a digit or pg_."
         )
     return name
+
+
+_FILE = re.compile(r"(\d{4})_(\w+)\.sql")
+
+
+class Migration(NamedTuple):
+    """One step of a set: its number and name, the hash of its text, and the text."""
+
+    set: str
+    number: int
+    name: str
+    checksum: str
+    text: str
+
+
+@cache
+def read_migrations(package: str, set_: str) -> tuple[Migration, ...]:
+    """Return the migrations of a set in their order.
+
+    Arguments:
+        package: the package whose folder `migrations` has the sets.
+
+    Raises: InvalidRequest when there is no such set.
+    """
+    from importlib.resources import files  # slow to import, and stores are rarely migrated
+
+    folder = files(package).joinpath("migrations")
+    sets = sorted(each.name for each in folder.iterdir() if each.is_dir())
+    if set_ not in sets:
+        raise InvalidRequest(f"There is no set of migrations {set_!r}; the sets are {', '.join(sets)}.")
+    steps = []
+    for file in folder.joinpath(set_).iterdir():
+        if match := _FILE.fullmatch(file.name):
+            text = file.read_text("utf-8")
+            checksum = sha256(text.encode()).hexdigest()
+            steps.append(Migration(set_, int(match[1]), match[2], checksum, text))
+    return tuple(sorted(steps))
+
+
+def check_ids(error: Exception, where: str) -> None:
+    """Raise IntegrityFailure if a database error is the violation of the unique index on message ids.
+
+    The log accepts an id once in a topic, so one of the records was altered. Read models that an earlier
+    release built accept it once in a mailbox.
+
+    Arguments:
+        where: the read models' name for messages.
+    """
+    if "message_id" in str(error):
+        raise IntegrityFailure(
+            f"The read models {where} can't include a message: another message of its topic has the "
+            "same id, so one of the two was altered in the log, or an earlier release built the read "
+            "models. Check the log with `postroom verify`; if it is intact, run `postroom views rebuild`, "
+            "else restore the store from a backup."
+        ) from error

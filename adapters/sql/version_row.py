@@ -1,12 +1,14 @@
-"""Versions of the read models, as the catalog stores them."""
+"""Versions of the read models, as the catalog stores them, and the ends of the logs beside their cursors."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
+from postroom.adapters.sql.statements import statements
+from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.search import BodyRules
-from postroom.projections.incremental.cursors import Cursor, Version
+from postroom.projections.incremental.cursors import START, Cursor, Head, Version
 
 _decode_models = msgspec.json.Decoder(dict[str, int]).decode
 
@@ -48,3 +50,32 @@ def _chain(text: str | None, position: int) -> str:
     """Return a chain hash from the catalog; empty if an earlier release has moved the cursor since."""
     stored_position, _, chain = (text or "").partition(":")
     return chain if stored_position == str(position) else ""
+
+
+HEADS_PER_READ = 400
+"""Number of mailboxes whose ends one statement reads; SQLite limits the terms of a UNION to 500."""
+_SQL = statements("postroom.adapters.sql", "update.sql")
+
+
+def read_heads(
+    read: Callable[[str], list[tuple[Any, ...]]], tables: Mapping[str, str], cursors: Mapping[int, Cursor]
+) -> list[Head]:
+    """Return the heads of the mailbox logs in the order of ids; empty logs end at 0.
+
+    Arguments:
+        read: returns the rows of a statement on the log.
+        tables: names of the tables `log` and `mailbox_names`.
+        cursors: cursors by mailbox id, at whose positions the commits are looked up.
+    """
+    mailboxes = dict(read(_SQL["mailboxes"].format(**tables)))
+    queries = []
+    for id_ in mailboxes:
+        base, position = id_ * POSITIONS_PER_MAILBOX, cursors.get(id_, START).position
+        values = {"base": base, "end": base + POSITIONS_PER_MAILBOX, "place": base + position}
+        queries.append(_SQL["head"].format(**tables, id=id_, position=position, **values).rstrip(";"))
+    parts = (queries[start : start + HEADS_PER_READ] for start in range(0, len(queries), HEADS_PER_READ))
+    return [
+        Head(id_, mailboxes[id_], removed + 1, last or removed, (chain or b"").hex(), at or 0)
+        for part in parts
+        for id_, removed, last, chain, at in read(" UNION ALL ".join(part))
+    ]

@@ -19,7 +19,7 @@ from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.comparison import describe_changes
 from postroom.projections.fold import MESSAGES, RECORDS
 from postroom.projections.incremental.cursors import Cursor
-from postroom.projections.log_extent import LogExtent
+from postroom.projections.log_reader import LogExtent
 from postroom.projections.models.messages import ParkedRecord
 from postroom.projections.plan import Plan
 from postroom.projections.ports.read_model_store import ActiveVersion

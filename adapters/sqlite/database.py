@@ -8,16 +8,20 @@ from threading import Lock
 from typing import Any, Literal
 from weakref import WeakSet
 
-from postroom.adapters.sql.migrations import Migration
-from postroom.adapters.sqlite.format import check_store, create_tables, migrate_tables, pending, read_format
+from postroom.adapters.sql.statements import Migration
 from postroom.adapters.sqlite.store_file import (
     FileId,
     check_reader,
+    check_store,
     check_writer,
+    create_tables,
     file_id,
     is_frozen,
     lock_name,
+    migrate_tables,
     name_byte,
+    pending,
+    read_format,
 )
 from postroom.application.threads import set_close_on_fork
 from postroom.domain.errors import InvalidRequest, Unavailable, UnusableStore

@@ -18,8 +18,7 @@ from postroom.adapters.sqlite.store_file import check_reader, has_file, is_froze
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.commit_columns import read_ranges
-from postroom.projections.log_conditions import Condition
-from postroom.projections.log_extent import LogBounds, LogExtent, Range
+from postroom.projections.log_reader import Condition, LogBounds, LogExtent, Range
 
 COMMITS_PER_BATCH = 100
 """Commits per batch that ADBC fetches."""

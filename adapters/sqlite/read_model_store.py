@@ -14,16 +14,16 @@ from pathlib import Path
 
 import polars as pl
 
-from postroom.adapters.sql.build import CatalogBuild
 from postroom.adapters.sql.ddl import SQLITE, create_indexes, create_table, select_rows, statements
-from postroom.adapters.sql.errors import check_ids
 from postroom.adapters.sql.staging import (
+    CatalogBuild,
     StagingWriter,
     make_staging,
     parts_staged,
     rebuild_lock,
     staged_files,
 )
+from postroom.adapters.sql.statements import check_ids
 from postroom.adapters.sql.versions import OF_MESSAGES, Versions
 from postroom.adapters.sqlite.database import connect_reader
 from postroom.adapters.sqlite.read_model_file import CatalogFile, open_catalog, rebuild_lock_path, views_path

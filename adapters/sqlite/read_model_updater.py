@@ -10,9 +10,8 @@ from typing import Any
 
 import polars as pl
 
-from postroom.adapters.sql.errors import check_ids
 from postroom.adapters.sql.read_model_updater import CursorConflict, SqlReadModelUpdater
-from postroom.adapters.sql.statements import statements
+from postroom.adapters.sql.statements import check_ids, statements
 from postroom.adapters.sqlite.database import connect, connect_reader
 from postroom.adapters.sqlite.read_model_file import follow_lock_path, is_locked, upgrade_catalog, views_path
 from postroom.adapters.sqlite.store_file import FileId, file_id, has_file

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import polars as pl
 
-from postroom.adapters.sql.build import CatalogBuild
 from postroom.adapters.sql.staging import (
+    CatalogBuild,
     StagingWriter,
     make_staging,
     parts_staged,

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from postroom.projections.fold import MESSAGES, derive, fold_pieces, fold_range, merge_results, split_range
-from postroom.projections.log_extent import LogExtent
+from postroom.projections.log_reader import LogExtent
 from postroom.projections.models import messages
 from postroom.projections.models.messages import ParkedRecord
 from postroom.projections.parking import with_parking

@@ -14,7 +14,7 @@ import polars as pl
 from postroom.domain.envelope.build import without_auth_token
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import Headers
-from postroom.projections.log_extent import LogExtent
+from postroom.projections.log_reader import LogExtent
 from postroom.projections.projection import POLARS, Column, Projection
 
 HEADER_COLUMNS = tuple(name for name in Headers.__struct_fields__ if name != "message_id")

@@ -6,6 +6,7 @@ transaction; the previous version is retained for `roll_back`. The event log is 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from threading import Event
 from typing import Protocol
 
 import msgspec
@@ -13,7 +14,8 @@ import polars as pl
 
 from postroom.domain.errors import Unavailable
 from postroom.projections.fold import FoldResult
-from postroom.projections.incremental.cursors import Cursor
+from postroom.projections.incremental.batch import Batch
+from postroom.projections.incremental.cursors import Cursor, Head, Step, Version
 from postroom.projections.plan import Plan, Truncated
 from postroom.projections.projection import Projection
 
@@ -170,3 +172,52 @@ class VerifiableStore(ReadModelStore, Protocol):
 
     def row_reader(self, version: ActiveVersion) -> RowReader:
         """Return the reader of a version's rows, for tasks."""
+
+
+class ReadModelUpdater(Protocol):
+    """An updater of the read models of one store.
+
+    All methods raise Unavailable when the store can't be used; the next call reconnects.
+
+    Arguments:
+        where: display name of the read models, without a password.
+        rebuild_command: the command that rebuilds them.
+    """
+
+    where: str
+    rebuild_command: str
+
+    def leader_lock(self) -> AbstractContextManager[bool]:
+        """Try to hold the lock of the one process that follows; yield whether it was acquired."""
+
+    def active(self) -> Version | None:
+        """Return the active version, or None."""
+
+    def version(self, number: int) -> Version:
+        """Return a version; raise NotFound when it does not exist."""
+
+    def cursors(self, version: Version) -> dict[int, Cursor]:
+        """Return the cursors of a version by mailbox id."""
+
+    def heads(self, cursors: dict[int, Cursor]) -> list[Head]:
+        """Return the heads of the mailbox logs in the order of ids; empty logs end at 0.
+
+        Arguments:
+            cursors: cursors by mailbox id, at whose positions the commits are looked up.
+        """
+
+    def apply(self, version: Version, steps: Sequence[Step], batch: Batch, stop: Event | None = None) -> bool:
+        """Apply a batch; return False when the cursors or the version changed since it was read.
+
+        Arguments:
+            stop: undoes the batch when it is set meanwhile; the result is False, too.
+        """
+
+    def remove(self, version: Version, before: int, after: int) -> bool:
+        """Remove messages that retention removed from the log, with places from `before` to below `after`.
+
+        Returns: False when the version is no longer the same.
+        """
+
+    def close(self) -> None:
+        """Close the connections; does nothing when already closed."""

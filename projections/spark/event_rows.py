@@ -12,10 +12,16 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from postroom.projections.log_conditions import Condition, IsIn
-from postroom.projections.log_extent import LogExtent, Range, split
+from postroom.projections.log_reader import (
+    POSITIONS_PER_READ,
+    Condition,
+    IsIn,
+    LogExtent,
+    LogReader,
+    Range,
+    split,
+)
 from postroom.projections.models.messages import SENT, is_message, uuid_text
-from postroom.projections.ports.log_reader import POSITIONS_PER_READ, LogReader
 from postroom.projections.spark.columns import EVENTS, convert
 
 MAX_MESSAGES = 500_000

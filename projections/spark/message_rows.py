@@ -9,10 +9,17 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from postroom.domain.errors import NotFound
-from postroom.projections.log_conditions import Bucket, Condition, IsIn
-from postroom.projections.log_extent import LogExtent, Range, split
+from postroom.projections.log_reader import (
+    POSITIONS_PER_READ,
+    Bucket,
+    Condition,
+    IsIn,
+    LogExtent,
+    LogReader,
+    Range,
+    split,
+)
 from postroom.projections.models import messages
-from postroom.projections.ports.log_reader import POSITIONS_PER_READ, LogReader
 from postroom.projections.spark.columns import MESSAGES, convert
 from postroom.projections.spark.options import position_of
 from postroom.projections.spark.source import Part

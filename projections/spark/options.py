@@ -1,18 +1,23 @@
 """Options of the data sources, as text."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from postroom.application.mailbox.event_columns import RUNS
 from postroom.application.queries.mailbox_past import to_us
 from postroom.domain.errors import InvalidRequest
-from postroom.projections.log_extent import LogExtent, Range
-from postroom.projections.ports.log_reader import LogReader
+from postroom.projections.log_reader import LogExtent, LogReader, Range
 from postroom.projections.spark.event_rows import EventFilter
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
 
 STORE = ("path", "url", "archive", "driver", "allow_gaps")
 """Options that name the store and how to read it."""
@@ -184,3 +189,51 @@ def position_of(log: LogReader, extent: LogExtent, time: int) -> int:
         else:
             high = commit.first
     return low
+
+
+METADATA = "postroom.options"
+"""Key in the metadata of a table's first column."""
+_OPTION = "option."
+"""Prefix of options among the properties of a table."""
+_PASSWORD = re.compile(r"//[^/]*:[^/]*@|[?&](ssl)?password=")
+_STORE = ("path", "url")
+
+
+def table_options(values: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the options of a table while Spark creates it, or None at other times.
+
+    Arguments:
+        values: options and properties of the table, by name.
+    """
+    if "provider" not in values:
+        return None
+    options = {name.removeprefix(_OPTION): values[name] for name in values if name.startswith(_OPTION)}
+    return options | {name: values[name] for name in values if name == "path"}
+
+
+def store_options(source: str, schema: "StructType", options: Mapping[str, str]) -> None:
+    """Store the options of a table in its schema.
+
+    Arguments:
+        source: name of the data source, for errors.
+
+    Raises: InvalidRequest for a password, as every user of the table could read it.
+    """
+    for name in _STORE:
+        if _PASSWORD.search(options.get(name, "")):
+            raise InvalidRequest(
+                f"The option {name} of {source} has a password, which a table would store in clear text; "
+                "remove it and put it into ~/.pgpass on every node, or create a temporary view."
+            )
+    schema.fields[0].metadata[METADATA] = msgspec.json.encode(options).decode()
+
+
+def stored_options(schema: "StructType", values: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of a query with those of its table, unless the query names another store."""
+    if any(name in values for name in _STORE):
+        return dict(values)
+    for field in schema.fields:
+        if METADATA in (field.metadata or {}):
+            stored = msgspec.json.decode(field.metadata[METADATA], type=dict[str, str])
+            return {**stored, **values}
+    return dict(values)

@@ -5,19 +5,25 @@ cluster.
 """
 
 import os
+import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from postroom.application.extras import explain_missing_extra
+from postroom.application.telemetry import summarize
 from postroom.domain.errors import Unavailable
+from postroom.projections.plan import Part
+from postroom.projections.ports.runner import Pair, Stage
 
 if TYPE_CHECKING:
-    from pyspark import SparkConf, SparkContext
+    from pyspark import RDD, SparkConf, SparkContext
     from pyspark.sql import SparkSession
+
 
 QUIET = "-Dlog4j2.configurationFile=" + Path(__file__).with_name("log4j2.properties").absolute().as_uri()
 """Java option that disables Spark's log."""
@@ -136,3 +142,88 @@ def _start_errors() -> Iterator[None]:
         raise Unavailable(
             f"Spark did not start ({error}). It needs Java 17 or newer; see its output above."
         ) from error
+
+
+POLL_SECONDS = 0.1
+# The last line of a Python traceback in the JVM's message.
+_TRACEBACK = re.compile(r"Traceback \((?:(?!Traceback \().)*?^[\w.]+: ([^\n]*)", re.DOTALL | re.MULTILINE)
+
+
+class SparkRunner:
+    """A `Runner` on Spark."""
+
+    _context: "SparkContext"
+
+    def start(self) -> None:
+        """Start Spark, or use the context of this process; see `Runner.start`."""
+        self._context = start_context()
+
+    def run(
+        self,
+        task: Callable[[Part], Iterable[Any]],
+        parts: Sequence[Part],
+        stages: Sequence[Stage] = (),
+        *,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> list[Any]:
+        """Run a job with a task per part, and a shuffle before each stage; see `Runner.run`."""
+        from pyspark import StorageLevel
+
+        done = self._context.accumulator(0)
+
+        def run_part(part: Part) -> Iterator[Any]:
+            yield from task(part)
+            done.add(part.size)
+
+        pairs: RDD[Any] = self._context.parallelize(parts, max(1, len(parts))).flatMap(run_part)
+        inputs = []
+        for stage in stages:
+            pairs.persist(StorageLevel.DISK_ONLY)  # read by this stage and by later ones
+            inputs.append(pairs)
+            groups = pairs.filter(_belongs_to(stage)).map(_key_and_value)
+            if stage.keys:
+                groups = groups.union(self._context.parallelize([(key, None) for key in stage.keys], 1))
+            results = groups.groupByKey(stage.partitions).flatMap(_stage_task(stage))
+            pairs = pairs.filter(_is_other(stage)).union(results)
+        try:
+            return self._collect(pairs, lambda: progress(done.value))
+        finally:
+            for each in inputs:
+                each.unpersist()
+
+    def reason(self, error: Exception) -> str:
+        """Return the error of a task without the JVM's stack traces; see `Runner.reason`."""
+        text = str(error)
+        if errors := _TRACEBACK.findall(text):
+            return str(errors[-1]).strip()
+        return next((line.strip() for line in text.splitlines() if line.strip()), summarize(error))
+
+    def _collect(self, results: "RDD[Any]", poll: Callable[[], None]) -> list[Any]:
+        with ThreadPoolExecutor(1) as pool:
+            job = pool.submit(results.collect)
+            try:
+                while wait([job], POLL_SECONDS).not_done:
+                    poll()
+            except BaseException:
+                self._context.cancelAllJobs()
+                raise
+            return job.result()
+
+
+def _belongs_to(stage: Stage) -> Callable[[Any], bool]:
+    name = stage.name
+    return lambda item: isinstance(item, Pair) and item.stage == name
+
+
+def _is_other(stage: Stage) -> Callable[[Any], bool]:
+    belongs = _belongs_to(stage)
+    return lambda item: not belongs(item)
+
+
+def _key_and_value(pair: Pair) -> tuple[Any, Any]:
+    return pair.key, pair.value
+
+
+def _stage_task(stage: Stage) -> Callable[[tuple[Any, Iterable[Any]]], Iterable[Any]]:
+    task = stage.task
+    return lambda group: task(group[0], (value for value in group[1] if value is not None))

@@ -11,10 +11,8 @@ from pyspark.sql.types import StructType
 
 from postroom.domain.errors import InvalidRequest
 from postroom.projections.log_checks import check_bounds
-from postroom.projections.log_extent import Range
+from postroom.projections.log_reader import LogReader, PayloadDecoder, Range
 from postroom.projections.models.messages import MessageStatus
-from postroom.projections.ports.log_reader import LogReader
-from postroom.projections.ports.payload_decoder import PayloadDecoder
 from postroom.projections.spark.columns import (
     EVENTS,
     MESSAGES,
@@ -26,10 +24,17 @@ from postroom.projections.spark.columns import (
 )
 from postroom.projections.spark.event_rows import EventRows
 from postroom.projections.spark.message_rows import MessageRows, extents_as_of, message_parts
-from postroom.projections.spark.options import RANGE, STORE, LogSelection, Options
+from postroom.projections.spark.options import (
+    RANGE,
+    STORE,
+    LogSelection,
+    Options,
+    store_options,
+    stored_options,
+    table_options,
+)
 from postroom.projections.spark.payload_rows import PayloadRows
 from postroom.projections.spark.source import BatchReader, Part, StreamReader, parts_of
-from postroom.projections.spark.table_options import store_options, stored_options, table_options
 
 STREAM = ("start", "max_rows")
 """Options of streams only."""

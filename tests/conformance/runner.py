@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from postroom.projections.log_extent import LogExtent, Range
+from postroom.projections.log_reader import LogExtent, Range
 from postroom.projections.plan import Part
 from postroom.projections.ports.runner import Pair, Runner, Stage
 

@@ -4,7 +4,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from postroom.adapters.nats.dead_letter_queue import JetStreamDeadLetterQueue
+from postroom.adapters.nats.publisher import JetStreamDeadLetterQueue
 from postroom.application.ports.dead_letters import DeadLetterQueue
 from postroom.domain.errors import InvalidRequest
 from tests.conformance.dead_letter_queue import DeadLetterQueueConformance, Letterbox

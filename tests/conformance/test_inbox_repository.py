@@ -7,7 +7,7 @@ import pytest
 
 from postroom.adapters.postgres.messaging.aggregate_events import AggregateEvents
 from postroom.adapters.postgres.messaging.inbox import PostgresInbox
-from postroom.adapters.postgres.messaging.tables import Tables
+from postroom.adapters.postgres.messaging.settings import Tables
 from postroom.application.ports.inbox import InboxRepository
 from postroom.domain.errors import DuplicateInboxMessage, Unavailable
 from postroom.domain.inbox import (

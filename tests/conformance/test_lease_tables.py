@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from postroom.adapters.memory.lease_store import MemoryLeaseStore
-from postroom.adapters.postgres.lease_tables import PostgresLeaseTables
-from postroom.adapters.sqlite.lease_tables import SqliteLeaseTables
+from postroom.adapters.postgres.lease_store import PostgresLeaseTables
+from postroom.adapters.sqlite.lease_store import SqliteLeaseTables
 from postroom.application.leases.leases import LeaseProjection, Leases
 from postroom.application.ports.lease_store import LeaseTables
 from postroom.domain.lease.lease import AcquireLease, ExpireLease, ReleaseLease, RenewLease

@@ -12,7 +12,7 @@ from postroom.adapters.parquet.segment_files import SCHEMA
 from postroom.application.mailbox.codec import to_records
 from postroom.domain.commit import GENESIS
 from postroom.domain.errors import BrokenLog, Unavailable
-from postroom.projections.log_extent import LogExtent
+from postroom.projections.log_reader import LogExtent
 from tests.conformance.log_archive import BOX, COMMITS, LogArchiveConformance, keep
 from tests.projections.log_rows import log_row
 

@@ -10,7 +10,7 @@ import pytest
 
 from postroom.adapters.postgres.messaging.outbox import Outbox
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
-from postroom.adapters.postgres.messaging.tables import Tables
+from postroom.adapters.postgres.messaging.settings import Tables
 from postroom.application.outbox.new_event import NewEvent
 from postroom.domain.errors import InvalidRequest, Unavailable
 from postroom.domain.record import Event

@@ -11,7 +11,7 @@ from typing import LiteralString, NamedTuple
 import psycopg
 import pytest
 
-from postroom.adapters.memory.ownership import MemoryOwnership
+from postroom.adapters.memory.store import MemoryOwnership
 from postroom.adapters.postgres.ownership import PostgresOwnership
 from postroom.adapters.sqlite.ownership import FileOwnership
 from postroom.application.ports.lease_store import OwnerAddress, Ownership

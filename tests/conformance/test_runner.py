@@ -3,7 +3,7 @@
 import pytest
 
 from postroom.projections.ports.runner import Runner
-from postroom.projections.spark.runner import SparkRunner
+from postroom.projections.spark.session import SparkRunner
 from tests.conformance.runner import RunnerConformance
 from tests.projections.local_runner import LocalRunner
 

@@ -11,7 +11,7 @@ from eventsourcing.tests.persistence import AggregateRecorderTestCase
 from sqlalchemy.orm import Session
 
 from postroom.adapters.postgres.messaging.aggregate_events import AggregateEvents
-from postroom.adapters.postgres.messaging.tables import Tables
+from postroom.adapters.postgres.messaging.settings import Tables
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.messaging.cleanup import CODEC
 from postroom.domain.errors import InvalidRequest

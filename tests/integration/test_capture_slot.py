@@ -10,7 +10,7 @@ import pytest
 
 from postroom.adapters.compose.doctor import Finding, capture_check, run_checks
 from postroom.adapters.compose.outbox import CaptureSettings, MessagingSettings
-from postroom.adapters.postgres.capture.diagnosis import MAX_RETAINED_BYTES, MIN_SAFE_BYTES, describe_slot
+from postroom.adapters.postgres.capture.slot import MAX_RETAINED_BYTES, MIN_SAFE_BYTES, describe_slot
 from postroom.application.ports.outbox import SlotState
 from tests.support.captures import LOGICAL, ServiceDatabase, capturing
 from tests.support.memory_stream import MemoryStream

@@ -18,7 +18,7 @@ from postroom.adapters.compose.store import open_store
 from postroom.adapters.postgres.messaging.backlog import count_backlog
 from postroom.adapters.postgres.messaging.inbox import PostgresInbox
 from postroom.adapters.postgres.messaging.outbox import Outbox
-from postroom.adapters.postgres.messaging.tables import Tables
+from postroom.adapters.postgres.messaging.settings import Tables
 from postroom.adapters.sqlite.read_model_file import views_path
 from postroom.application.messaging.backlog_monitor import ContextBacklogRefresher
 from postroom.application.outbox.relay import OutboxSettings

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from postroom.adapters.clickhouse import compaction, database
+from postroom.adapters.clickhouse import database, read_model_updater
 from postroom.adapters.clickhouse.database import CURSOR, STAGED, ClickHouseDatabase, open_database
 from postroom.adapters.clickhouse.read_model_updater import ClickHouseReadModelUpdater
 from postroom.adapters.compose.projections import make_follower
@@ -276,10 +276,10 @@ else:
         with closing(new_follower(store, max_events=30)) as follower:
             follower.advance()
         before = following.rows(store)
-        monkeypatch.setattr(compaction, "SNAPSHOT_SECONDS", 0)
-        monkeypatch.setattr(compaction, "MIN_REVISIONS", 1)
+        monkeypatch.setattr(read_model_updater, "SNAPSHOT_SECONDS", 0)
+        monkeypatch.setattr(read_model_updater, "MIN_REVISIONS", 1)
         database = open_database(str(histories.into(store)))
-        compaction.compact(database)
+        read_model_updater.compact(database)
         with database.client() as client:
             for name, rows in before.items():
                 assert client.command(f"SELECT count() FROM postroom.{name}_v1") == len(rows)

@@ -17,10 +17,10 @@ from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.maintenance import import_store
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.postgres.migrate import migrate
-from postroom.adapters.sql import migrations
-from postroom.adapters.sql.migrations import Migration
+from postroom.adapters.sql import statements
+from postroom.adapters.sql.statements import Migration
 from postroom.adapters.sqlite.event_log import SqliteEventLog
-from postroom.adapters.sqlite.format import APPLICATION_ID
+from postroom.adapters.sqlite.store_file import APPLICATION_ID
 from postroom.application.mailbox.codec import FORMAT
 from postroom.application.mailbox.event_columns import AnyRun
 from postroom.application.queries.verify import VerifyLog
@@ -154,7 +154,7 @@ async def test_a_migration_that_fails_changes_nothing(
         return (Migration(set_, 2, "broken", "", text),)
 
     with monkeypatch.context() as patch:
-        patch.setattr("postroom.adapters.sqlite.format.read_migrations", broken)
+        patch.setattr("postroom.adapters.sqlite.store_file.read_migrations", broken)
         with pytest.raises(PostroomError, match="no such table: nowhere"):
             SqliteEventLog(store, "main@local")
     with closing(sqlite3.connect(store)) as connection:
@@ -277,7 +277,7 @@ def test_an_event_that_former_versions_can_not_read_grows_the_format() -> None:
 def test_each_format_has_frozen_stores_and_a_migration() -> None:
     frozen = {each.name for each in FOLDER.iterdir() if each.suffix == ".xz"}
     assert frozen == {f"{name}.{kind}.xz" for name in (*FORMATS, *RECORDS) for kind in ("db", "sql")}
-    steps = migrations.read_migrations("postroom.adapters.sqlite", "store")
+    steps = statements.read_migrations("postroom.adapters.sqlite", "store")
     assert [step.number for step in steps] == list(range(2, FORMAT + 1))
     assert sorted(EVENTS) == list(range(1, FORMAT + 1))
 

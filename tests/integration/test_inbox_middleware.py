@@ -20,7 +20,7 @@ from postroom.adapters.postgres.messaging.middleware import (
     pipeline,
     transaction,
 )
-from postroom.adapters.postgres.messaging.tables import Tables
+from postroom.adapters.postgres.messaging.settings import Tables
 from postroom.application.outbox.new_event import NewEvent
 from postroom.application.ports.inbox import HandlerRequest
 from postroom.application.ports.source import SourceMessage

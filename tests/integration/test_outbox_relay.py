@@ -19,7 +19,7 @@ from postroom.adapters.compose.outbox import (
 )
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.publisher import JetStreamPublisher
-from postroom.adapters.postgres.messaging.hints import PostgresHints
+from postroom.adapters.postgres.messaging.message_outbox import PostgresHints
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.messaging.cleanup import Cleanup

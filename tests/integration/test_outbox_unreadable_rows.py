@@ -10,7 +10,7 @@ import pytest
 
 from postroom.adapters.compose.outbox import MessagingSettings, OutboxAdmin, open_outbox
 from postroom.adapters.postgres.messaging.backlog import count_backlog
-from postroom.adapters.postgres.messaging.tables import Tables
+from postroom.adapters.postgres.messaging.settings import Tables
 from postroom.application.outbox.relay import OutboxSettings
 from postroom.domain.errors import InvalidRequest
 from tests.support.memory_stream import MemoryStream

@@ -14,7 +14,7 @@ from postroom.adapters.sqlite import database, read_model_file
 from postroom.domain.policy import MailboxLimits
 from postroom.projections import rebuild as rebuilding
 from postroom.projections.ports.read_model_store import LockTimeout
-from postroom.projections.progress import Progress
+from postroom.projections.ports.runner import Progress
 from postroom.projections.rebuild import RebuildReport
 from tests.integration.test_follow_crashes import running
 from tests.projections import following

@@ -17,10 +17,9 @@ from postroom.projections.fold import (
     merge_results,
     record_schema,
 )
-from postroom.projections.log_columns import COLUMNS
-from postroom.projections.log_extent import LogExtent
+from postroom.projections.log_reader import LogExtent
 from postroom.projections.models.messages import PARTIAL
-from postroom.projections.projection import Projection, load_projections
+from postroom.projections.projection import COLUMNS, Projection, load_projections
 from tests.projections.histories import Step, live, open_log, take_extents
 from tests.projections.log_rows import log_row
 from tests.projections.reference import ReadModels

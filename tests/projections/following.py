@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from postroom.projections.log_extent import LogExtent
+from postroom.projections.log_reader import LogExtent
 from postroom.projections.projection import Row, load_projections
 from tests.projections.histories import Store, begin, finish, fold_all, model_store
 

@@ -30,10 +30,8 @@ from postroom.domain.search import NO_BODIES, BodyRules
 from postroom.domain.settings import SettingsChanges
 from postroom.projections import plan
 from postroom.projections.follow import Follower
-from postroom.projections.log_conditions import Condition
-from postroom.projections.log_extent import LogExtent, Range
+from postroom.projections.log_reader import Condition, LogExtent, LogReader, Range
 from postroom.projections.plan import Plan, bucket_parts, log_parts
-from postroom.projections.ports.log_reader import LogReader
 from postroom.projections.ports.read_model_store import ActiveVersion, Build, ReadModelStore, VerifiableStore
 from postroom.projections.projection import load_projections
 from postroom.projections.rebuild import RebuildReport

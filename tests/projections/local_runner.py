@@ -4,12 +4,12 @@ import pickle
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from postroom.projections import local_runner
+from postroom.projections import tasks
 from postroom.projections.plan import Part
 from postroom.projections.ports.runner import Stage
 
 
-class LocalRunner(local_runner.LocalRunner):
+class LocalRunner(tasks.LocalRunner):
     """Runs tasks one after another; what it hands over is pickled, as it is between processes."""
 
     def run(

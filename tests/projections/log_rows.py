@@ -6,8 +6,8 @@ import msgspec
 
 from postroom.domain.message import MessageSent
 from postroom.domain.record import Record
-from postroom.projections.log_columns import COLUMNS, HEADER_COLUMNS
-from postroom.projections.log_extent import LogExtent
+from postroom.projections.log_reader import LogExtent
+from postroom.projections.projection import COLUMNS, HEADER_COLUMNS
 
 Row = dict[str, Any]
 

@@ -7,7 +7,7 @@ import msgspec
 
 from postroom.domain.names import message_id
 from postroom.domain.record import Record
-from postroom.projections.log_extent import LogExtent
+from postroom.projections.log_reader import LogExtent
 from postroom.projections.models import activity, backlog, dead_letters, messages
 from postroom.projections.models.messages import DeadLettering, MessageStatus, ParkedRecord
 from postroom.projections.projection import Column, Projection, Row, load_projections

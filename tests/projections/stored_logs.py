@@ -19,8 +19,7 @@ from postroom.application.ports.event_log import EventLog
 from postroom.domain.commit import GENESIS
 from postroom.domain.message import Headers
 from postroom.domain.record import Event, Record
-from postroom.projections.log_extent import LogExtent
-from postroom.projections.ports.log_reader import LogReader
+from postroom.projections.log_reader import LogExtent, LogReader
 from tests.conformance.records import append, created, life, received, sent
 
 ONE, TWO, LATER = "acme@one", "acme@two", "zulu@later"

@@ -19,10 +19,8 @@ from postroom.domain.commit import GENESIS, Commit
 from postroom.domain.errors import BrokenLog, Unavailable
 from postroom.domain.record import Event, Record
 from postroom.projections import commit_columns
-from postroom.projections.log_columns import COLUMNS
-from postroom.projections.log_conditions import Bucket, Condition, IsIn
-from postroom.projections.log_extent import LogExtent, Range
-from postroom.projections.ports.log_reader import LogReader
+from postroom.projections.log_reader import Bucket, Condition, IsIn, LogExtent, LogReader, Range
+from postroom.projections.projection import COLUMNS
 from tests.conformance.records import append, append_each
 from tests.projections.histories import read_range
 from tests.projections.log_rows import log_row

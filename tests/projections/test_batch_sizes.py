@@ -2,7 +2,7 @@
 
 import pytest
 
-from postroom.projections.incremental.sizing import (
+from postroom.projections.incremental.cursors import (
     INITIAL_EVENTS,
     MAX_BYTES,
     MIN_EVENTS,
@@ -10,7 +10,7 @@ from postroom.projections.incremental.sizing import (
     BatchSize,
     through_record,
 )
-from postroom.projections.log_extent import LogExtent, Range
+from postroom.projections.log_reader import LogExtent, Range
 
 
 @pytest.fixture

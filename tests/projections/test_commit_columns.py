@@ -15,9 +15,8 @@ from postroom.domain.commit import Commit
 from postroom.domain.errors import BrokenLog
 from postroom.projections import commit_columns
 from postroom.projections.commit_columns import to_batches
-from postroom.projections.log_columns import COLUMNS, arrow_schema
-from postroom.projections.log_conditions import Bucket, IsIn
-from postroom.projections.log_extent import LogExtent
+from postroom.projections.log_reader import Bucket, IsIn, LogExtent
+from postroom.projections.projection import COLUMNS, arrow_schema
 from tests.conformance.records import after, append, life, mixed, received, sent, stored
 from tests.projections.log_rows import Row, log_row
 

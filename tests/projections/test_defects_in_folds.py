@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from postroom.projections import fold as folds
-from postroom.projections.log_extent import LogExtent
+from postroom.projections.log_reader import LogExtent
 from postroom.projections.models import activity, backlog, messages
 from postroom.projections.projection import load_projections
 from tests.projections.folding import Logs, folded, lived

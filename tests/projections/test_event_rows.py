@@ -16,7 +16,7 @@ from postroom.application.messages import NewMessage
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import MessageSent
 from postroom.domain.names import message_id
-from postroom.projections.log_extent import Range
+from postroom.projections.log_reader import Range
 from postroom.projections.spark.columns import (
     EVENTS,
     MESSAGES,

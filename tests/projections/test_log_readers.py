@@ -16,9 +16,8 @@ from postroom.domain.errors import NotFound, Unavailable
 from postroom.domain.message import Headers, MessageSent
 from postroom.domain.record import Record
 from postroom.projections import commit_columns
-from postroom.projections.log_columns import COLUMNS, arrow_schema
-from postroom.projections.log_conditions import Bucket, Condition, IsIn
-from postroom.projections.log_extent import LogExtent, Range
+from postroom.projections.log_reader import Bucket, Condition, IsIn, LogExtent, Range
+from postroom.projections.projection import COLUMNS, arrow_schema
 from tests.conformance.records import sent
 from tests.projections.histories import read_range, take_extents
 from tests.projections.log_rows import Row, log_row

@@ -25,7 +25,7 @@ from postroom.adapters.sqlite import log_reader as sqlite
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.ports.event_log import EventLog
 from postroom.projections import commit_columns
-from postroom.projections.log_extent import Range
+from postroom.projections.log_reader import Range
 from tests.conformance.records import append, sent
 from tests.support.waiting import wait_until
 

@@ -14,7 +14,7 @@ from postroom.application.messages import NewMessage
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.policy_grid import policy_grid
 from postroom.domain.settings import SettingsChanges
-from postroom.projections.reports.catalog import REPORTS
+from postroom.projections.reports.report import REPORTS
 from postroom.projections.spark.options import LogSelection
 from tests.conformance.records import append
 from tests.projections.report_logs import BOXES, past, write

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from postroom.adapters.compose.reports import make_report, write_page, write_parquet
 from postroom.domain.errors import InvalidRequest, Unavailable
-from postroom.projections.reports.catalog import LATENCY, RETRIES, SLA, TRAFFIC
-from postroom.projections.reports.report import Report
+from postroom.projections.reports.report import LATENCY, RETRIES, SLA, TRAFFIC, Report
 from postroom.projections.spark.options import LogSelection
 from tests.projections.report_logs import BEGAN, BOXES, HOUR, figures, past, write
 from tests.support.examples import examples

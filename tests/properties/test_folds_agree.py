@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from postroom.application.messages import NewMessage, rfc3339
 from postroom.application.queries.get_message import GetMessage
 from postroom.domain.record import Record
-from postroom.projections.log_extent import LogExtent
+from postroom.projections.log_reader import LogExtent
 from postroom.projections.projection import Row
 from tests.projections.folding import Logs, folded, lived, log_of
 from tests.projections.histories import POISON, STORY, VARIED, Send, Step, steps

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from postroom.domain.record import Record
 from postroom.projections.follow import Follower
-from postroom.projections.log_extent import LogExtent
+from postroom.projections.log_reader import LogExtent
 from postroom.projections.projection import Row
 from tests.projections import following
 from tests.projections.histories import (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nats.aio.client import Client
 from nats.errors import ProtocolError
 
-from postroom.adapters.nats.parser import FastPathParser
+from postroom.adapters.nats.client import FastPathParser
 
 OURS, FOREIGN = 7, 77
 Message = tuple[bytes, bytes | None, bytes, bytes]

@@ -20,8 +20,8 @@ from postroom.domain.message import (
     MessageSent,
 )
 from postroom.domain.record import Event
-from postroom.projections.reports.catalog import REPORTS
 from postroom.projections.reports.local import run_report
+from postroom.projections.reports.report import REPORTS
 from postroom.projections.spark.columns import EVENTS, arrow_schema
 from tests.conformance.records import sent, stream
 from tests.projections.report_logs import BEGAN, BOXES, ERRORS, HOUR, figures

@@ -7,8 +7,8 @@ from typing import Any, Generic, TypeVar
 import pytest
 
 from postroom.adapters.compose.testing import ManualClock, MemoryMailbox, open_memory_mailbox
+from postroom.adapters.keys.key_rings import MemoryKeyRing
 from postroom.adapters.memory.event_log import MemoryEventLog
-from postroom.adapters.memory.key_ring import MemoryKeyRing
 from postroom.adapters.recorder import LogRecorder
 from postroom.application.access.audit import AuditEntry
 from postroom.application.access.authority import Authority

@@ -10,7 +10,7 @@ import psycopg
 
 from postroom.adapters.compose.outbox import CaptureColumns, CaptureSettings, MessagingSettings, create_slot
 from postroom.adapters.postgres.capture.source import PostgresCaptureSource
-from postroom.adapters.postgres.messaging.held_events import PostgresHeldEvents
+from postroom.adapters.postgres.messaging.aggregate_events import PostgresHeldEvents
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.outbox.capture import OutboxCapture

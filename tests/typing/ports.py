@@ -10,16 +10,13 @@ from postroom.adapters.http_client.client import HttpTransport
 from postroom.adapters.local.mailbox import SharedMailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.memory.lease_store import MemoryLeaseStore
-from postroom.adapters.memory.ownership import MemoryOwnership
-from postroom.adapters.postgres.lease_store import PostgresLeaseStore
-from postroom.adapters.postgres.lease_tables import PostgresLeaseTables
-from postroom.adapters.postgres.messaging.hints import PostgresHints
-from postroom.adapters.postgres.messaging.message_outbox import PostgresMessageOutbox
+from postroom.adapters.memory.store import MemoryOwnership
+from postroom.adapters.postgres.lease_store import PostgresLeaseStore, PostgresLeaseTables
+from postroom.adapters.postgres.messaging.message_outbox import PostgresHints, PostgresMessageOutbox
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.adapters.recorder import LogRecorder
 from postroom.adapters.sqlite.event_log import SqliteEventLog
-from postroom.adapters.sqlite.lease_store import SqliteLeaseStore
-from postroom.adapters.sqlite.lease_tables import SqliteLeaseTables
+from postroom.adapters.sqlite.lease_store import SqliteLeaseStore, SqliteLeaseTables
 from postroom.adapters.sqlite.message_outbox import SqliteMessageOutbox
 from postroom.adapters.sqlite.ownership import FileOwnership
 from postroom.adapters.system.clock import SystemClock

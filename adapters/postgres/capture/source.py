@@ -8,8 +8,7 @@ from contextlib import suppress
 import psycopg
 from psycopg import sql
 
-from postroom.adapters.postgres.capture.change_reader import ChangeReader
-from postroom.adapters.postgres.capture.pgoutput import EPOCH_US
+from postroom.adapters.postgres.capture.pgoutput import EPOCH_US, ChangeReader
 from postroom.adapters.postgres.capture.settings import CaptureSettings
 from postroom.adapters.postgres.capture.slot import ReplicationSlot
 from postroom.adapters.postgres.database import AsyncConnection, connect_replication, describe, shown

@@ -1,7 +1,7 @@
 """Counting the backlog of a context's outbox and inbox."""
 
 from postroom.adapters.postgres.database import connect, unavailable
-from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
+from postroom.adapters.postgres.messaging.settings import Tables, messaging_statements
 from postroom.application.ports.read_models import ContextBacklog
 
 

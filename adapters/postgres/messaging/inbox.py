@@ -22,7 +22,7 @@ from postroom.adapters.postgres.database import (
     unavailable,
 )
 from postroom.adapters.postgres.messaging.aggregate_events import as_json, micros, utc
-from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
+from postroom.adapters.postgres.messaging.settings import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.messaging.cleanup import CODEC
 from postroom.application.ports.inbox import PartitionBacklog

@@ -9,7 +9,7 @@ import msgspec
 import psycopg
 
 from postroom.adapters.postgres.database import AsyncReconnecting, connect_shared, describe, shown
-from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
+from postroom.adapters.postgres.messaging.settings import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.inbox.request import PARTITIONS
 from postroom.application.ports.inbox import NewMessage, Ownership, QueuedMessage, Retry, Turn

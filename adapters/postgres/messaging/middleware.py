@@ -24,7 +24,7 @@ import psycopg
 
 from postroom.adapters.postgres.messaging.aggregate_events import as_json, micros, stored_rows, utc
 from postroom.adapters.postgres.messaging.outbox import AsyncOutbox
-from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
+from postroom.adapters.postgres.messaging.settings import Tables, messaging_statements
 from postroom.adapters.sql.transaction import execute_async
 from postroom.application.inbox.middleware import (
     Begin,

@@ -11,7 +11,7 @@ import msgspec
 from uuid_utils.compat import uuid7
 
 from postroom.adapters.postgres.messaging.aggregate_events import UNIQUE_VIOLATION, as_json, as_uuid, utc
-from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
+from postroom.adapters.postgres.messaging.settings import Tables, messaging_statements
 from postroom.adapters.sql.transaction import (
     DatabaseRefused,
     constraint_errors,

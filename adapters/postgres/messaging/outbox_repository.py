@@ -10,9 +10,8 @@ import msgspec
 import psycopg
 
 from postroom.adapters.postgres.database import AsyncReconnecting, connect_shared, describe, shown
-from postroom.adapters.postgres.messaging.aggregate_events import as_json, as_uuid, stored_rows, utc
-from postroom.adapters.postgres.messaging.held_events import as_held
-from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
+from postroom.adapters.postgres.messaging.aggregate_events import as_held, as_json, as_uuid, stored_rows, utc
+from postroom.adapters.postgres.messaging.settings import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.messaging.cleanup import CODEC
 from postroom.application.ports.outbox import Backlog, Decision, Kind, OutboxRow

@@ -3,7 +3,7 @@
 from typing import Any
 
 from postroom.adapters.compose.store import open_store
-from postroom.projections.log_extent import LogExtent, Range
+from postroom.projections.log_reader import LogExtent, Range
 from tests.benchmarks.pipeline.frames import FATES, LATER, SENT, Read
 
 DEAD_LETTER_EVENTS = ("MessageDeadLettered", "MessageRedriven")

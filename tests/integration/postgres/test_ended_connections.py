@@ -13,9 +13,8 @@ from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.postgres.capture.source import PostgresCaptureSource
 from postroom.adapters.postgres.event_log import PostgresEventLog
-from postroom.adapters.postgres.lease_store import PostgresLeaseStore
-from postroom.adapters.postgres.lease_tables import PostgresLeaseTables
-from postroom.adapters.postgres.messaging.held_events import PostgresHeldEvents
+from postroom.adapters.postgres.lease_store import PostgresLeaseStore, PostgresLeaseTables
+from postroom.adapters.postgres.messaging.aggregate_events import PostgresHeldEvents
 from postroom.adapters.postgres.messaging.inbox import PostgresInbox
 from postroom.adapters.postgres.messaging.inbox_queue import PostgresInboxQueue
 from postroom.adapters.postgres.messaging.message_outbox import PostgresMessageOutbox

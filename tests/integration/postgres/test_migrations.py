@@ -17,7 +17,7 @@ from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.postgres.database import connect
 from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.postgres.migrate import SCHEMAS, check, migrate, migrations
-from postroom.adapters.sql.migrations import Migration
+from postroom.adapters.sql.statements import Migration
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable, UnusableServer, UnusableStore
 from tests.conformance.log_store import ONE

@@ -24,9 +24,9 @@ from postroom.adapters.compose.restore import restore
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.postgres.database import connect
 from postroom.adapters.postgres.event_log import PostgresEventLog
-from postroom.adapters.postgres.lease_tables import PostgresLeaseTables
-from postroom.adapters.postgres.messaging.hints import PostgresHints
+from postroom.adapters.postgres.lease_store import PostgresLeaseTables
 from postroom.adapters.postgres.messaging.inbox import PostgresInbox
+from postroom.adapters.postgres.messaging.message_outbox import PostgresHints
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.adapters.postgres.migrate import migrate
 from postroom.adapters.subject_keys.master_key import LocalMasterKey

@@ -22,8 +22,8 @@ from postroom.application.messages import NewMessage
 from postroom.domain.errors import InvalidRequest, Unavailable
 from postroom.domain.record import Record, StoredEvent
 from postroom.domain.search import EventFilter
-from postroom.projections.log_extent import LogExtent
-from postroom.projections.progress import Progress
+from postroom.projections.log_reader import LogExtent
+from postroom.projections.ports.runner import Progress
 from postroom.projections.projection import load_projections
 from postroom.spark import register
 from tests.conformance.read_model_store import rows

@@ -19,14 +19,14 @@ DRIVER = f"""
 import os, signal, sys
 from postroom.adapters.compose.projections import rebuild_projections
 from postroom.projections import plan
-from postroom.projections.spark import runner
+from postroom.projections.spark import session
 plan.POSITIONS = ({POSITIONS}, {POSITIONS})
 plan.POSITIONS_PER_BUCKET = {POSITIONS_PER_BUCKET}
 from tests.projections.local_runner import LocalRunner
 
 store, phase, unit, done, is_on_spark = sys.argv[1:]
 # So that nothing is loaded before all is folded, or else that no part goes unseen.
-runner.POLL_SECONDS = 60 if phase == "load" else 0.01
+session.POLL_SECONDS = 60 if phase == "load" else 0.01
 
 def die_at(at):
     if (at.phase, unit) in ((phase, at.unit), (phase, "")) and at.done >= int(done):

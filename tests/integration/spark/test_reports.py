@@ -11,7 +11,7 @@ from postroom.adapters.compose.reports import make_report, report_frame, whatif_
 from postroom.adapters.compose.spark import register
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.policy_grid import policy_grid
-from postroom.projections.reports.catalog import LATENCY, RETRIES, SLA, TRAFFIC
+from postroom.projections.reports.report import LATENCY, RETRIES, SLA, TRAFFIC
 from postroom.projections.spark.options import LogSelection
 from tests.projections.report_logs import BEGAN, BOXES, HOUR, past, write
 

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from postroom.adapters.compose.spark import PostroomEvents
 from postroom.application.messages import NewMessage
 from postroom.domain.errors import InvalidRequest, NotFound
-from postroom.projections.log_extent import LogExtent, Range
+from postroom.projections.log_reader import LogExtent, Range
 from postroom.projections.spark.columns import EVENTS
 from postroom.projections.spark.source import BatchReader, Part, parts_of
 from postroom.spark import register

@@ -14,8 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.domain.errors import BrokenLog, NotFound
-from postroom.projections.log_extent import Range
-from postroom.projections.ports.log_reader import LogReader
+from postroom.projections.log_reader import LogReader, Range
 from postroom.projections.spark.options import Offset
 from postroom.projections.spark.source import StreamOffset, StreamReader
 from postroom.spark import register

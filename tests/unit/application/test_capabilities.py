@@ -2,8 +2,8 @@
 
 import pytest
 
+from postroom.adapters.keys.key_rings import MemoryKeyRing
 from postroom.adapters.memory.event_log import MemoryEventLog
-from postroom.adapters.memory.key_ring import MemoryKeyRing
 from postroom.adapters.recorder import LogRecorder
 from postroom.application.access.capabilities import Capabilities
 from postroom.application.access.revocations import Revocations

@@ -1,4 +1,4 @@
-"""The key ring port over a file that only its owner can read."""
+"""The key ring port over a file, and in memory."""
 
 import fcntl
 import os
@@ -144,3 +144,18 @@ def _locked(folder: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+class MemoryKeyRing:
+    """A key ring that is lost at the end of the process; see `KeyRing`."""
+
+    def __init__(self) -> None:
+        self._keys: list[RootKey] = []
+
+    def root_keys(self) -> Sequence[RootKey]:
+        """Return the keys; see `KeyRing.root_keys`."""
+        return list(self._keys)
+
+    def rotate(self, key: RootKey, retire_at: int) -> None:
+        """Add the key that signs from now on; see `KeyRing.rotate`."""
+        self._keys = rotate_keys(self._keys, key, retire_at)
