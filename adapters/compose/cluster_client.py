@@ -8,10 +8,9 @@ from urllib.parse import unquote
 
 import uuid_utils
 
-from postroom.adapters.grpc.channels import open_channel
 from postroom.adapters.grpc.client import GrpcTransport
-from postroom.adapters.grpc.owner_routes import OwnerRoutes
-from postroom.adapters.grpc.routed_channel import RoutedChannel
+from postroom.adapters.grpc.connections import open_channel
+from postroom.adapters.grpc.routed_channel import OwnerRoutes, RoutedChannel
 from postroom.adapters.sockets.client_tls import ClientFiles
 from postroom.application.cluster.namespace_mailbox import NamespaceMailbox
 from postroom.application.mailbox_client import MailboxClient

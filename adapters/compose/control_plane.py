@@ -203,7 +203,7 @@ async def serve_admin(
     with explain_missing_extra("cluster"):
         from postroom.adapters.grpc.admin_service import admin_handlers
         from postroom.adapters.grpc.node_access import NodeAccess
-        from postroom.adapters.grpc.route_push import GrpcRoutePush
+        from postroom.adapters.grpc.proxy_service import GrpcRoutePush
         from postroom.adapters.grpc.server import serve_handlers
         from postroom.application.cluster.control_plane import ControlPlane
         from postroom.application.cluster.lease_follower import BlockingThreads

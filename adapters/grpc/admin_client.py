@@ -9,21 +9,22 @@ import grpc
 
 from postroom.adapters.grpc import admin_messages as messages
 from postroom.adapters.grpc.admin.v1 import control_plane_pb2 as admin_pb
-from postroom.adapters.grpc.cluster.v1 import cluster_pb2 as pb
-from postroom.adapters.grpc.metadata import (
+from postroom.adapters.grpc.calls import (
     ACQUISITION_KEY,
+    CONTROL_PLANE,
     EPOCH_KEY,
     INTERVAL_KEY,
     LOG_EPOCH_KEY,
+    MEMBERSHIP,
     RUNNER_KEY,
     TTL_KEY,
+    error_of,
     read_metadata,
     read_number,
     read_text,
 )
-from postroom.adapters.grpc.methods import CONTROL_PLANE, MEMBERSHIP
+from postroom.adapters.grpc.cluster.v1 import cluster_pb2 as pb
 from postroom.adapters.grpc.node_access import NodeAccess
-from postroom.adapters.grpc.status import error_of
 from postroom.application.ports.control_plane import (
     Heartbeat,
     LeaseGrant,

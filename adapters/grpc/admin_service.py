@@ -4,20 +4,20 @@ from collections.abc import Callable, Collection, Mapping
 
 from postroom.adapters.grpc import admin_messages as messages
 from postroom.adapters.grpc.admin.v1 import control_plane_pb2 as admin_pb
-from postroom.adapters.grpc.cluster.v1 import cluster_pb2 as pb
-from postroom.adapters.grpc.metadata import (
+from postroom.adapters.grpc.calls import (
     ACQUISITION_KEY,
+    CONTROL_PLANE,
     EPOCH_KEY,
     INTERVAL_KEY,
     LOG_EPOCH_KEY,
+    MEMBERSHIP,
     RUNNER_KEY,
     TTL_KEY,
     read_number,
     write_text,
 )
-from postroom.adapters.grpc.methods import CONTROL_PLANE, MEMBERSHIP
-from postroom.adapters.grpc.node_access import ROLES, NodeAccess
-from postroom.adapters.grpc.node_handlers import NodeCall, NodeHandlers
+from postroom.adapters.grpc.cluster.v1 import cluster_pb2 as pb
+from postroom.adapters.grpc.node_access import ROLES, NodeAccess, NodeCall, NodeHandlers
 from postroom.application.ports.control_plane import Heartbeat, LeaseAdmin, LeaseGrant, LeaseRequest
 from postroom.domain.errors import Forbidden, InvalidRequest, LeaseHeld, LeaseLost
 from postroom.domain.names import check_address

@@ -9,11 +9,9 @@ import grpc
 import uuid_utils
 
 from postroom.adapters.grpc import messages
-from postroom.adapters.grpc.channels import open_channel
-from postroom.adapters.grpc.metadata import MAILBOX_KEY, write_text
-from postroom.adapters.grpc.methods import METHODS
+from postroom.adapters.grpc.calls import MAILBOX_KEY, METHODS, error_of, read_error, write_text
+from postroom.adapters.grpc.connections import open_channel
 from postroom.adapters.grpc.operations import method_name, read_answer, write_request
-from postroom.adapters.grpc.status import error_of, read_error
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.adapters.sockets.client_tls import ClientFiles
 from postroom.adapters.sockets.peers import check_socket_owner

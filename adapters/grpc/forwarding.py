@@ -9,22 +9,29 @@ from typing import Any, NamedTuple, cast
 import grpc
 from google.protobuf.message import Message
 
+from postroom.adapters.grpc.calls import (
+    FORWARDED_KEY,
+    MAILBOX_KEY,
+    METHODS,
+    NAMES,
+    read_metadata,
+    read_text,
+    status_code,
+)
 from postroom.adapters.grpc.connections import GrpcConnections
-from postroom.adapters.grpc.forwarded_call import (
+from postroom.adapters.grpc.handlers import MailboxHandlers
+from postroom.adapters.grpc.owner_channels import (
     Context,
     ForwardedCall,
     Metadata,
+    OwnerChannels,
+    OwnerUnreachable,
     abort_alike,
     forwarded_metadata,
     is_outdated,
     refuse,
     within,
 )
-from postroom.adapters.grpc.handlers import MailboxHandlers
-from postroom.adapters.grpc.metadata import FORWARDED_KEY, MAILBOX_KEY, read_metadata, read_text
-from postroom.adapters.grpc.methods import METHODS, NAMES
-from postroom.adapters.grpc.owner_channels import OwnerChannels, OwnerUnreachable
-from postroom.adapters.grpc.status import status_code
 from postroom.application.cluster.proxy import Proxy
 from postroom.application.cluster.runner import ServedMailboxes
 from postroom.application.metrics import Metric, counter, gauge

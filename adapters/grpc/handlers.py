@@ -7,12 +7,20 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
+from postroom.adapters.grpc.calls import (
+    DETAILS_KEY,
+    MAILBOX_KEY,
+    METHODS,
+    NAMES,
+    Method,
+    read_metadata,
+    read_text,
+    status_code,
+    status_of,
+)
 from postroom.adapters.grpc.connections import GrpcConnections
 from postroom.adapters.grpc.messages import read_request
-from postroom.adapters.grpc.metadata import MAILBOX_KEY, read_metadata, read_text
-from postroom.adapters.grpc.methods import METHODS, NAMES, Method
 from postroom.adapters.grpc.service import Call, Context, MailboxService
-from postroom.adapters.grpc.status import DETAILS_KEY, status_code, status_of
 from postroom.application.caller import read_bearer
 from postroom.application.metrics import SurfaceMetrics
 from postroom.application.service import FindService, Service, Session

@@ -10,7 +10,7 @@ import msgspec
 from google.protobuf.message import Message
 
 from postroom.adapters.grpc import messages
-from postroom.adapters.grpc.methods import METHODS
+from postroom.adapters.grpc.calls import METHODS
 from postroom.application.operations.mailbox import OPERATIONS
 from postroom.application.operations.operation import Arguments, Operation, Parameter
 from postroom.domain.policy import TopicPolicy

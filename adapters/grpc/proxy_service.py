@@ -1,18 +1,29 @@
-"""The services of a proxy besides `postroom.v1`: pushed routes, and routes for clients."""
+"""Routes of a proxy: the service that takes and tells them, and the client that pushes changes."""
 
+import asyncio
 import hmac
 from collections.abc import Collection, Mapping
 
+import grpc
+
 from postroom.adapters.grpc import admin_messages as messages
 from postroom.adapters.grpc.admin.v1 import control_plane_pb2 as admin_pb
+from postroom.adapters.grpc.calls import (
+    CONTROL_PLANE,
+    EPOCH_KEY,
+    POSITION_KEY,
+    PUSH_KEY,
+    ROUTING,
+    Method,
+    error_of,
+    read_number,
+)
 from postroom.adapters.grpc.cluster.v1 import cluster_pb2 as pb
-from postroom.adapters.grpc.metadata import EPOCH_KEY, POSITION_KEY, PUSH_KEY, read_number
-from postroom.adapters.grpc.methods import CONTROL_PLANE, ROUTING
-from postroom.adapters.grpc.node_access import NodeAccess
-from postroom.adapters.grpc.node_handlers import NodeCall, NodeHandlers
+from postroom.adapters.grpc.node_access import NodeAccess, NodeCall, NodeHandlers
 from postroom.application.cluster.proxy import Proxy
+from postroom.application.ports.control_plane import RouteChange
 from postroom.domain.arguments import check_int
-from postroom.domain.errors import Forbidden
+from postroom.domain.errors import Forbidden, Unavailable
 from postroom.domain.lease.partitions import PARTITIONS
 from postroom.domain.lease.routing import Route
 from postroom.domain.names import check_address, check_mailbox, check_member
@@ -93,3 +104,66 @@ class _RoutingService:
         """Return the routes of a namespace."""
         routes = self._proxy.routes(check_member("namespace", request.namespace))
         return pb.ResolveResponse(position=self._proxy.position, routes=map(messages.write_route, routes))
+
+
+_UPDATE: Method = CONTROL_PLANE["update_mailbox_route"]
+_REMOVE: Method = CONTROL_PLANE["remove_mailbox_route"]
+
+
+class GrpcRoutePush:
+    """`RoutePush` over a gRPC channel to each proxy, which is opened with its first push."""
+
+    def __init__(self, access: NodeAccess) -> None:
+        self._access = access
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def push(self, address: str, change: RouteChange, key: str) -> None:
+        """Tell the proxy at an address of a change."""
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = self._access.open_channel(address)
+        where = f"{self._access.scheme}://{address}"
+        metadata = {POSITION_KEY: str(change.position), PUSH_KEY: key}
+        route = change.route
+        if route is None:
+            await self._call(
+                channel, where, _REMOVE, admin_pb.MailboxRouteRemoval(mailbox_id=change.mailbox), metadata
+            )
+            return
+        metadata[EPOCH_KEY] = str(route.epoch)
+        update = admin_pb.MailboxRouteUpdate(
+            mailbox_id=route.mailbox,
+            proxy_id=route.proxy,
+            runner_id=route.runner,
+            address=route.address,
+            partition=route.partition,
+        )
+        await self._call(channel, where, _UPDATE, update, metadata)
+
+    async def forget(self, address: str) -> None:
+        """Close the connection to a proxy that is gone."""
+        if (channel := self._channels.pop(address, None)) is not None:
+            await channel.close()
+
+    async def _call(
+        self,
+        channel: grpc.aio.Channel,
+        where: str,
+        method: Method,
+        request: object,
+        metadata: Mapping[str, str],
+    ) -> None:
+        call = channel.unary_unary(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )
+        try:
+            await call(request, metadata=(*self._access.metadata, *metadata.items()))
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error, where) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise Unavailable(f"The connection to {where} was closed.") from None

@@ -10,9 +10,8 @@ import grpc
 import msgspec
 
 from postroom.adapters.grpc import messages
-from postroom.adapters.grpc.metadata import MEMBERS_KEY, read_metadata, read_number
+from postroom.adapters.grpc.calls import MEMBERS_KEY, read_metadata, read_number, write_error
 from postroom.adapters.grpc.operations import BY_METHOD, read_arguments, write_answer
-from postroom.adapters.grpc.status import write_error
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.cluster.members_history import MembersFence
 from postroom.application.delivery_window import DeliveryWindow, extended_receipts, finished_receipts

@@ -55,7 +55,7 @@ LIMITS = {
     "receive": Walk(28, 114, 3),
     "nack": Walk(29, 113, 3),
     "HTTP receive": Walk(43, 209, 4),
-    "gRPC ack over a proxy": Walk(43, 167, 5),
+    "gRPC ack over a proxy": Walk(42, 167, 5),
     "console search": Walk(42, 185, 4),
     "CLI send": Walk(78, 441, 20),
 }

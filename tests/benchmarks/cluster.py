@@ -25,9 +25,8 @@ import grpc
 
 from postroom.adapters.compose.connect import connect
 from postroom.adapters.grpc.admin_client import ControlPlaneClient, connect_admins
+from postroom.adapters.grpc.calls import MAILBOX_KEY, METHODS, ROUTING
 from postroom.adapters.grpc.cluster.v1 import cluster_pb2
-from postroom.adapters.grpc.metadata import MAILBOX_KEY
-from postroom.adapters.grpc.methods import METHODS, ROUTING
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.ports.control_plane import LeaseRequest
 from postroom.domain.errors import PostroomError

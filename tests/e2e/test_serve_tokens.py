@@ -11,7 +11,7 @@ import grpc
 import pytest
 from trustme import CA
 
-from postroom.adapters.grpc.methods import METHODS
+from postroom.adapters.grpc.calls import METHODS
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.domain.capability.token import Token
 from tests.e2e.conftest import ROOT, Postroom

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from postroom.adapters.compose import open_mailbox
+from postroom.adapters.grpc.calls import METHODS
 from postroom.adapters.grpc.messages import read_request
-from postroom.adapters.grpc.methods import METHODS
 from postroom.adapters.grpc.service import Call, MailboxService
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.domain.errors import InternalError, PostroomError, Unavailable

@@ -22,8 +22,7 @@ from postroom.adapters.compose.serve import (
     serve_mailbox,
     unrestricted,
 )
-from postroom.adapters.grpc.methods import METHODS
-from postroom.adapters.grpc.status import DETAILS_KEY
+from postroom.adapters.grpc.calls import DETAILS_KEY, METHODS
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.service import OpenSession, Search, Session

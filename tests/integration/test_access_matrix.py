@@ -13,8 +13,7 @@ from aiohttp import ClientSession
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
-from postroom.adapters.grpc.methods import METHODS
-from postroom.adapters.grpc.status import DETAILS_KEY
+from postroom.adapters.grpc.calls import DETAILS_KEY, METHODS
 from postroom.domain.capability.rights import Expires, NotBefore, Right, Topics
 from postroom.domain.capability.token import Token, attenuate
 from postroom.domain.message import Receipt

@@ -18,11 +18,9 @@ from postroom.adapters.compose.control_plane import LeaseStores, RunningAdmin, o
 from postroom.adapters.compose.serve import Protection, ServerTls, TlsFiles
 from postroom.adapters.grpc.admin.v1 import control_plane_pb2 as pb
 from postroom.adapters.grpc.admin_client import ControlPlaneClient, connect_admins
+from postroom.adapters.grpc.calls import CONTROL_PLANE, MEMBERSHIP, POSITION_KEY
 from postroom.adapters.grpc.cluster.v1 import cluster_pb2 as cluster_pb
-from postroom.adapters.grpc.metadata import POSITION_KEY
-from postroom.adapters.grpc.methods import CONTROL_PLANE, MEMBERSHIP
-from postroom.adapters.grpc.node_access import NodeAccess
-from postroom.adapters.grpc.node_handlers import NodeCall, NodeHandlers
+from postroom.adapters.grpc.node_access import NodeAccess, NodeCall, NodeHandlers
 from postroom.adapters.grpc.proxy_service import ROUTE_METHODS
 from postroom.adapters.grpc.server import serve_handlers
 from postroom.adapters.memory.lease_store import MemoryLeaseStore

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from postroom import NewMessage, Postroom, ReceivedMessage, Worker, connect, open_mailbox
-from postroom.adapters.grpc.methods import METHODS
+from postroom.adapters.grpc.calls import METHODS
 from postroom.application.telemetry import logger
 from postroom.application.tracing import correlate, current_corr_id
 from tests.support.logs import capture_logs

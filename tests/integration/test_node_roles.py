@@ -13,9 +13,9 @@ from postroom.adapters.compose.control_plane import LeaseStores, serve_admin
 from postroom.adapters.compose.proxy import serve_proxy
 from postroom.adapters.compose.serve import Protection, ServerTls, TlsFiles
 from postroom.adapters.grpc.admin.v1 import control_plane_pb2 as admin_pb
-from postroom.adapters.grpc.channels import open_channel
+from postroom.adapters.grpc.calls import CONTROL_PLANE, MEMBERSHIP, METHODS, ROUTING
 from postroom.adapters.grpc.cluster.v1 import cluster_pb2 as cluster_pb
-from postroom.adapters.grpc.methods import CONTROL_PLANE, MEMBERSHIP, METHODS, ROUTING
+from postroom.adapters.grpc.connections import open_channel
 from postroom.adapters.grpc.node_access import NodeAccess, NodeNames
 from postroom.adapters.memory.lease_store import MemoryLeaseStore
 from postroom.domain.errors import InvalidRequest

@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from postroom.adapters.compose import Postroom
+from postroom.adapters.grpc.calls import METHODS, NAMES
 from postroom.adapters.grpc.client import connect_grpc
-from postroom.adapters.grpc.methods import METHODS, NAMES
 from postroom.adapters.grpc.server import serve_handlers
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.adapters.sockets.address import resolve

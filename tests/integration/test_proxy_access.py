@@ -8,12 +8,11 @@ import grpc
 import pytest
 
 from postroom.adapters.grpc.admin.v1 import control_plane_pb2 as admin_pb
+from postroom.adapters.grpc.calls import CONTROL_PLANE, ROUTING, error_of
 from postroom.adapters.grpc.client import connect_grpc
 from postroom.adapters.grpc.cluster.v1 import cluster_pb2 as cluster_pb
-from postroom.adapters.grpc.methods import CONTROL_PLANE, ROUTING
 from postroom.adapters.grpc.node_access import NodeAccess
-from postroom.adapters.grpc.route_push import GrpcRoutePush
-from postroom.adapters.grpc.status import error_of
+from postroom.adapters.grpc.proxy_service import GrpcRoutePush
 from postroom.application.ports.control_plane import RouteChange
 from postroom.domain.errors import Forbidden, InvalidRequest, PostroomError, Unauthenticated, Unavailable
 from postroom.domain.lease.routing import Route

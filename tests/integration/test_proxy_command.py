@@ -14,7 +14,7 @@ import pytest
 from postroom.adapters.grpc.admin_service import admin_handlers
 from postroom.adapters.grpc.client import connect_grpc
 from postroom.adapters.grpc.node_access import NodeAccess
-from postroom.adapters.grpc.route_push import GrpcRoutePush
+from postroom.adapters.grpc.proxy_service import GrpcRoutePush
 from postroom.adapters.grpc.server import serve_handlers
 from postroom.adapters.sockets.address import resolve
 from postroom.application.ports.control_plane import RouteChange

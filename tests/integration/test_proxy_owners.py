@@ -15,12 +15,11 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from postroom.adapters.compose import open_mailbox
-from postroom.adapters.grpc import channels, forwarding, owner_channels
+from postroom.adapters.grpc import connections, forwarding, owner_channels
+from postroom.adapters.grpc.calls import DETAILS_KEY, METHODS, detailed_error
 from postroom.adapters.grpc.client import GrpcTransport, connect_grpc
 from postroom.adapters.grpc.forwarding import LocalMailboxes
 from postroom.adapters.grpc.handlers import MailboxHandlers
-from postroom.adapters.grpc.methods import METHODS
-from postroom.adapters.grpc.status import DETAILS_KEY, detailed_error
 from postroom.application.cluster.runner import ServedMailboxes
 from postroom.application.metrics import SurfaceMetrics
 from postroom.application.service import unrestricted
@@ -401,7 +400,7 @@ async def test_an_owner_that_is_paused_is_unavailable_and_then_serves_again(
     control_plane: FixedControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = {"grpc.keepalive_time_ms": 1_000, "grpc.http2.ping_timeout_ms": 1_000}
-    monkeypatch.setattr(channels, "OPTIONS", list((dict(channels.OPTIONS) | quick).items()))
+    monkeypatch.setattr(connections, "OPTIONS", list((dict(connections.OPTIONS) | quick).items()))
     async with owner_process() as (process, address):
         control_plane.lease(MAILBOX, address)
         async with (

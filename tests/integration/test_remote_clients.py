@@ -19,7 +19,7 @@ from postroom.adapters.compose.serve import (
     serve_mailbox,
     unrestricted,
 )
-from postroom.adapters.grpc.methods import METHODS
+from postroom.adapters.grpc.calls import METHODS
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.messages import Sent, read_receipt
 from postroom.application.operations.mailbox import Mailbox

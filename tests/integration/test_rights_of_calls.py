@@ -10,7 +10,7 @@ import pytest
 from aiohttp import ClientSession
 
 from postroom.adapters.compose.testing import ManualClock, MemoryMailbox
-from postroom.adapters.grpc.methods import METHODS
+from postroom.adapters.grpc.calls import METHODS
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.messages import write_receipt
 from postroom.application.operations.mailbox import Mailbox

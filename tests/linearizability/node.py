@@ -23,7 +23,7 @@ from postroom.adapters.compose.serve import unrestricted
 from postroom.adapters.grpc.admin_client import ControlPlaneClient, connect_admins
 from postroom.adapters.grpc.admin_service import admin_handlers
 from postroom.adapters.grpc.node_access import NodeAccess
-from postroom.adapters.grpc.route_push import GrpcRoutePush
+from postroom.adapters.grpc.proxy_service import GrpcRoutePush
 from postroom.adapters.grpc.server import serve_handlers
 from postroom.adapters.jetstream.lease_store import JetStreamLeaseStore
 from postroom.adapters.jetstream.settings import LeaseStreamSettings

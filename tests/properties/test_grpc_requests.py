@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.serve import open_grpc_surface, serve_mailbox, unrestricted
-from postroom.adapters.grpc.methods import METHODS
+from postroom.adapters.grpc.calls import METHODS
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from tests.support.examples import examples
 from tests.support.stores import MAILBOX

@@ -9,7 +9,7 @@ import grpc
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status as RpcStatus
 
-from postroom.adapters.grpc.methods import METHODS
+from postroom.adapters.grpc.calls import METHODS
 from postroom.adapters.grpc.server import grpc_surface
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.delivery_window import DeliveryWindows

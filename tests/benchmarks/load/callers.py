@@ -18,8 +18,7 @@ import msgspec
 import uuid_utils
 
 from postroom.adapters.compose.connect import connect
-from postroom.adapters.grpc.metadata import MAILBOX_KEY
-from postroom.adapters.grpc.methods import METHODS
+from postroom.adapters.grpc.calls import MAILBOX_KEY, METHODS
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.adapters.local import protocol
 from postroom.application.mailbox.message_factory import MessageFactory

@@ -128,7 +128,7 @@ async def test_messages_of_a_caller_that_goes_are_ready_at_once(
 PAUSED = """
 import asyncio, os, signal, sys
 import grpc
-from postroom.adapters.grpc.methods import METHODS
+from postroom.adapters.grpc.calls import METHODS
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 
 async def main():

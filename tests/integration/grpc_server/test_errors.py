@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from postroom.adapters.compose import Postroom
-from postroom.adapters.grpc.methods import METHODS
+from postroom.adapters.grpc.calls import METHODS
 from postroom.adapters.grpc.server import MAX_REQUEST_BYTES
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.domain.policy import TopicPolicy

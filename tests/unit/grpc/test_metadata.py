@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.adapters.grpc.metadata import read_metadata, read_number, read_text, write_text
+from postroom.adapters.grpc.calls import read_metadata, read_number, read_text, write_text
 from postroom.domain.arguments import MAX_INT
 from postroom.domain.errors import InvalidRequest
 

@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from postroom.adapters.grpc.status import error_of, read_error, status_code, write_error
+from postroom.adapters.grpc.calls import error_of, read_error, status_code, write_error
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.domain.errors import FrameTooLarge, PostroomError, Unavailable, WrongOwner
 

@@ -1,16 +1,23 @@
-"""Errors as gRPC statuses with details, and back (svc-mailbox C-10)."""
+"""What a gRPC call has besides its messages: its method, metadata, and the status of its error (C-10)."""
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message_factory import GetMessageClass
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
+from postroom.adapters.grpc.admin.v1 import control_plane_pb2
+from postroom.adapters.grpc.cluster.v1 import cluster_pb2
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.adapters.sockets.client_tls import explain_tls_failure
 from postroom.application.remote_errors import rebuild_error
+from postroom.domain.arguments import MAX_INT
 from postroom.domain.errors import (
     FrameTooLarge,
     InvalidRequest,
@@ -136,3 +143,100 @@ def _transport_error(error: grpc.aio.AioRpcError, where: str) -> PostroomError:
 
 def _shorten(text: str) -> str:
     return text.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
+
+
+MAILBOX_KEY = "postroom-mailbox"
+"""Of a call of `postroom.v1`: the mailbox; without it, the only one of the server."""
+FORWARDED_KEY = "postroom-forwarded"
+"""Of a call that a proxy forwarded: `1`."""
+EPOCH_KEY = "postroom-epoch"
+"""Of heartbeats and releases, and of the answers to acquisitions and heartbeats: the epoch of the lease."""
+ACQUISITION_KEY = "postroom-acquisition"
+"""Of an acquisition: a UUID of the attempt."""
+LOG_EPOCH_KEY = "postroom-log-epoch"
+"""Of an acquisition: the epoch of the last record of the mailbox's log."""
+POSITION_KEY = "postroom-position"
+"""Of a route that is pushed: the position of the lease event that made it."""
+PUSH_KEY = "postroom-push-key"
+"""Of a route that is pushed: the key that the proxy gave the admin at which it is registered."""
+TTL_KEY = "postroom-ttl-ms"
+"""Of the answers to acquisitions and heartbeats: the TTL that was granted."""
+INTERVAL_KEY = "postroom-heartbeat-interval-ms"
+"""Of the answers to acquisitions and heartbeats: the interval at which to renew the lease."""
+MEMBERS_KEY = "postroom-members"
+"""Of a call of `postroom.v1` by a client of a namespace: how many mailboxes of the namespace it knows."""
+RUNNER_KEY = "postroom-runner"
+"""Of the answer to an acquisition that was refused: the runner that has the lease."""
+
+_SAFE = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
+MAX_DIGITS = 19
+
+
+def write_text(text: str) -> str:
+    """Return text as a value of metadata, which has visible ASCII characters only: others are %-encoded."""
+    return quote(text, safe=_SAFE)
+
+
+def read_text(value: str) -> str:
+    """Return the text of a value that `write_text` wrote."""
+    return unquote(value, errors="replace")
+
+
+def read_metadata(pairs: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
+    """Return the textual metadata of a call by key; of several values of a key, the last one."""
+    return {key: value for key, value in pairs or () if type(value) is str}
+
+
+def read_number(metadata: Mapping[str, str], key: str) -> int | None:
+    """Return a number of the metadata; None if it has none.
+
+    Raises: InvalidRequest unless it is a decimal number from 0 to 2^63 - 1.
+    """
+    value = metadata.get(key)
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit() and len(value) <= MAX_DIGITS and int(value) <= MAX_INT):
+        raise InvalidRequest(f"The metadata {key} must be a number from 0 to {MAX_INT}.")
+    return int(value)
+
+
+SERVICES = tuple(pb.DESCRIPTOR.services_by_name.values())
+NAMES = tuple(service.full_name for service in SERVICES)
+"""Full names of the services, such as `postroom.v1.Mailbox`."""
+
+
+class Method(NamedTuple):
+    """One method: its path on the wire, its messages, and whether the response is a stream."""
+
+    path: str
+    request: Any
+    response: Any
+    is_stream: bool
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+def find_methods(services: Iterable[Any]) -> dict[str, Method]:
+    """Return the methods of services, by their names in snake case, such as `recv_stream`."""
+    return {
+        _snake_case(method.name): Method(
+            f"/{service.full_name}/{method.name}",
+            GetMessageClass(method.input_type),
+            GetMessageClass(method.output_type),
+            method.server_streaming,
+        )
+        for service in services
+        for method in service.methods
+    }
+
+
+METHODS = find_methods(SERVICES)
+"""The methods of `postroom.v1`."""
+CONTROL_PLANE = find_methods([control_plane_pb2.DESCRIPTOR.services_by_name["ControlPlane"]])
+"""The methods of `prism.admin.v1`: leases at admins, and routes at proxies."""
+MEMBERSHIP = find_methods([cluster_pb2.DESCRIPTOR.services_by_name["Membership"]])
+"""The methods that admins serve besides."""
+ROUTING = find_methods([cluster_pb2.DESCRIPTOR.services_by_name["Routing"]])
+"""The methods that proxies serve to clients besides."""
