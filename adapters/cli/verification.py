@@ -154,7 +154,7 @@ def audit(
 ) -> None:
     """List searches and payload reads over network surfaces, newest first, with principal and outcome."""
     from postroom.adapters.compose.access import read_audit_log
-    from postroom.application.access.read_audit import AuditFilter, AuditPage
+    from postroom.application.access.audit_log import AuditFilter, AuditPage
 
     now = datetime.now(UTC)
     criteria = AuditFilter(

@@ -16,12 +16,9 @@ from postroom.adapters.keys.key_rings import SUFFIX, FileKeyRing, MemoryKeyRing
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.access.audit import ALLOWED, AuditEntry, AuditLog
-from postroom.application.access.audit_log import RETENTION_MS, StoredAuditLog
-from postroom.application.access.authority import Authority
+from postroom.application.access.audit_log import RETENTION_MS, ReadAudit, StoredAuditLog, verify_audit
+from postroom.application.access.authority import Authority, KeyRing, RevocationLog, Revocations
 from postroom.application.access.control import AccessControl
-from postroom.application.access.key_ring import KeyRing
-from postroom.application.access.read_audit import ReadAudit, verify_audit
-from postroom.application.access.revocations import RevocationLog, Revocations
 from postroom.application.access.settings import AccessSettings
 from postroom.application.anchors import Anchor
 from postroom.application.extras import explain_missing_extra

@@ -11,7 +11,7 @@ import uuid_utils
 from postroom.adapters.grpc.client import GrpcTransport
 from postroom.adapters.grpc.connections import open_channel
 from postroom.adapters.grpc.routed_channel import OwnerRoutes, RoutedChannel
-from postroom.adapters.sockets.client_tls import ClientFiles
+from postroom.adapters.sockets.tls import ClientFiles
 from postroom.application.cluster.namespace_mailbox import NamespaceMailbox
 from postroom.application.mailbox_client import MailboxClient
 from postroom.application.operations.mailbox import Mailbox

@@ -16,8 +16,7 @@ from postroom.adapters.compose.connect import ClientTls
 from postroom.adapters.compose.process import trace_if_used
 from postroom.adapters.compose.store import DATABASE_SCHEMES, scheme_of
 from postroom.adapters.jetstream.settings import LeaseStreamSettings
-from postroom.adapters.sockets.address import Address
-from postroom.adapters.sockets.protection import Protection
+from postroom.adapters.sockets.address import Address, Protection
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.cluster.control_plane_metrics import ControlPlaneSettings, LeasePolicies
 from postroom.application.extras import explain_missing_extra

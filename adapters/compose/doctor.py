@@ -6,7 +6,7 @@ from contextlib import closing
 from postroom.adapters.compose.access import open_key_ring
 from postroom.adapters.compose.message_relay import OutboxDatabases
 from postroom.adapters.compose.store import MEMORY, open_store
-from postroom.adapters.local.paths import fits
+from postroom.adapters.local.endpoints import fits
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.postgres.capture.settings import CaptureSettings
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
@@ -15,7 +15,7 @@ from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sqlite.diagnosis import store_checks as sqlite_checks
 from postroom.adapters.system.clock import SystemClock
 from postroom.adapters.system.host import host_checks
-from postroom.application.access.key_ring import signing_key
+from postroom.application.access.authority import signing_key
 from postroom.application.diagnosis import MAX_SKEW_MS, Check, Finding, run_checks
 from postroom.application.extras import explain_missing_extra
 from postroom.application.text import pluralize

@@ -12,7 +12,7 @@ from postroom.adapters.compose import OwnerSettings, Postroom, own_mailbox
 from postroom.adapters.compose.control_plane import advertised_address
 from postroom.adapters.compose.serve import Protection, make_service, unrestricted
 from postroom.adapters.compose.store import MEMORY, Store, open_store
-from postroom.adapters.sockets.protection import check_access
+from postroom.adapters.sockets.address import check_access
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.cluster.leased_mailbox import RunnerIdentity
 from postroom.application.cluster.runner import Runner, ServedMailboxes

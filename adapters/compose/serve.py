@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from postroom.adapters.compose.store import MEMORY, open_store
 from postroom.adapters.http_server.settings import HttpSettings
+from postroom.adapters.sockets.address import Protection
 from postroom.adapters.sockets.connections import ConnectionLimits
-from postroom.adapters.sockets.protection import Protection
 from postroom.adapters.sockets.tls import ServerTls, TlsFiles
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.extras import explain_missing_extra

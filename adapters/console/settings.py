@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from postroom.application.access.read_audit import ReadAudit
+from postroom.application.access.audit_log import ReadAudit
 from postroom.application.masking import NO_MASK, Mask
 from postroom.application.metrics import Metric
 from postroom.application.ports.control_plane import LeaseAdmin, LeaseSummary

@@ -15,7 +15,7 @@ from google.rpc.status_pb2 import Status
 from postroom.adapters.grpc.admin.v1 import control_plane_pb2
 from postroom.adapters.grpc.cluster.v1 import cluster_pb2
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
-from postroom.adapters.sockets.client_tls import explain_tls_failure
+from postroom.adapters.sockets.tls import explain_tls_failure
 from postroom.application.remote_errors import rebuild_error
 from postroom.domain.arguments import MAX_INT
 from postroom.domain.errors import (

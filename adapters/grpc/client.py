@@ -13,8 +13,8 @@ from postroom.adapters.grpc.calls import MAILBOX_KEY, METHODS, error_of, read_er
 from postroom.adapters.grpc.connections import open_channel
 from postroom.adapters.grpc.operations import method_name, read_answer, write_request
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
-from postroom.adapters.sockets.client_tls import ClientFiles
-from postroom.adapters.sockets.peers import check_socket_owner
+from postroom.adapters.sockets.address import check_socket_owner
+from postroom.adapters.sockets.tls import ClientFiles
 from postroom.application.mailbox_client import MailboxClient, MailboxTransport
 from postroom.application.messages import MessageDelivery, NewMessage, Sent, write_receipt
 from postroom.application.operations.operation import Arguments, Operation

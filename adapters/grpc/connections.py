@@ -20,8 +20,8 @@ from urllib.parse import unquote
 import grpc
 
 from postroom.adapters.sockets.address import is_loopback_name
-from postroom.adapters.sockets.client_tls import ClientFiles, make_client_context, read_pem, system_ca
 from postroom.adapters.sockets.connections import ConnectionLimits, UnauthenticatedConnections
+from postroom.adapters.sockets.tls import ClientFiles, make_client_context, read_pem, system_ca
 from postroom.application.telemetry import logger
 
 LOOK_SECONDS: Final = 0.25

@@ -13,8 +13,7 @@ from postroom.adapters.grpc.calls import DETAILS_KEY, Method, read_metadata, sta
 from postroom.adapters.grpc.connections import GrpcConnections, open_channel
 from postroom.adapters.grpc.messages import read_request
 from postroom.adapters.sockets.address import Address, split_address
-from postroom.adapters.sockets.client_tls import ClientFiles
-from postroom.adapters.sockets.tls import ServerTls
+from postroom.adapters.sockets.tls import ClientFiles, ServerTls
 from postroom.application.caller import read_bearer
 from postroom.application.telemetry import logger
 from postroom.application.tracing import context_of, correlate, tracer

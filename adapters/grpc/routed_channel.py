@@ -8,7 +8,7 @@ import grpc
 
 from postroom.adapters.grpc.calls import DETAILS_KEY, MEMBERS_KEY, ROUTING, error_of
 from postroom.adapters.grpc.cluster.v1 import cluster_pb2 as pb
-from postroom.adapters.sockets.peers import check_socket_owner
+from postroom.adapters.sockets.address import check_socket_owner
 from postroom.application.cluster.namespace_members import current_generation
 from postroom.application.threads import cancel_and_wait
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable, WrongOwner

@@ -14,9 +14,16 @@ from grpc_reflection.v1alpha import reflection
 
 from postroom.adapters.grpc.connections import GrpcConnections
 from postroom.adapters.grpc.handlers import MailboxHandlers
-from postroom.adapters.sockets.address import Address, find_file, remove_stale, unlink, url
+from postroom.adapters.sockets.address import (
+    Address,
+    Protection,
+    check_access,
+    find_file,
+    remove_stale,
+    unlink,
+    url,
+)
 from postroom.adapters.sockets.connections import ConnectionLimits
-from postroom.adapters.sockets.protection import Protection, check_access
 from postroom.adapters.sockets.tls import LoadedTls, ServerTls
 from postroom.application.service import Service, Surface, only
 from postroom.application.threads import background_task

@@ -1,4 +1,4 @@
-"""The event handler port over HTTP (SDS-047 PORT-047-005 `EventHandler`, section 12)."""
+"""The event handler port over HTTP, and what its responses mean (SDS-047 PORT-047-005, section 12)."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -8,12 +8,42 @@ import aiohttp
 import msgspec
 
 from postroom.adapters.http.address import CheckedResolver, check_url, parse_allow_entry
-from postroom.adapters.http.response import classify_response
 from postroom.adapters.http.signature import check_keys, sign
 from postroom.application.inbox.metrics import TIMEOUT_MS
 from postroom.application.ports.inbox import HandlerRequest
 from postroom.application.tracing import current_corr_id, outgoing_headers
-from postroom.domain.inbox import HandlerResult
+from postroom.domain.inbox import MAX_REASON, PROCESSED, HandlerResult
+
+SUCCESS = frozenset({200, 201, 204})
+ALREADY_PROCESSED = 409
+POISON = 422
+
+
+def classify_response(status: int, body: str = "", retry_after: str = "") -> HandlerResult:
+    """Return the result that an HTTP response means.
+
+    200, 201 and 204 mean processed, 409 already processed, 422 poison. Everything else is a failure and is
+    retried: a redirect, 404 or 401 indicates a wrong address or key rather than a bad message, and 202
+    doesn't confirm processing.
+
+    Arguments:
+        body: the beginning of the response's body.
+        retry_after: the header; only a number of seconds counts.
+    """
+    reason = f"HTTP {status}: {body}"[:MAX_REASON] if body else f"HTTP {status}"
+    if status in SUCCESS:
+        return PROCESSED
+    if status == ALREADY_PROCESSED:
+        return HandlerResult("already_processed")
+    if status == POISON:
+        return HandlerResult("poison", reason)
+    return HandlerResult("failed", reason, _milliseconds(retry_after))
+
+
+def _milliseconds(retry_after: str) -> int | None:
+    seconds = retry_after.strip()
+    return int(seconds) * 1_000 if seconds.isascii() and seconds.isdecimal() and len(seconds) < 8 else None
+
 
 CONNECT_TIMEOUT_SECONDS = 10
 MAX_RESPONSE_BYTES = 64 << 10

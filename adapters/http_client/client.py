@@ -15,8 +15,8 @@ import uuid_utils
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector, UnixConnector
 from yarl import URL
 
-from postroom.adapters.sockets.client_tls import ClientFiles, explain_tls_failure, make_client_context
-from postroom.adapters.sockets.peers import check_socket_owner
+from postroom.adapters.sockets.address import check_socket_owner
+from postroom.adapters.sockets.tls import ClientFiles, explain_tls_failure, make_client_context
 from postroom.application.mailbox_client import MailboxClient, MailboxTransport
 from postroom.application.messages import MessageDelivery, NewMessage, Sent, write_receipt
 from postroom.application.operations import contract, query_contract
@@ -173,8 +173,8 @@ class HttpTransport(MailboxTransport):
         """Return the result of an operation; `search_messages` gets messages without their envelopes."""
         if operation.name == "search_messages":
             query = _search_query(arguments["filter_"])
-            found = query_contract.FoundMessages
-            return await self._call("GET", operation.path, found, found.to_page, query=query)
+            page = query_contract.FoundMessages
+            return await self._call("GET", operation.path, page, page.to_page, query=query)
         values = {each.sent_as: arguments[each.name] for each in operation.parameters if each.is_sent}
         path = "/".join(
             _segment(values.pop(each[1:-1])) if each.startswith("{") else each

@@ -14,8 +14,8 @@ from uvicorn.server import ServerState
 
 from postroom.adapters.http_server.problems import TYPE, Problem
 from postroom.adapters.http_server.settings import HttpSettings
+from postroom.adapters.sockets.address import is_own_or_root
 from postroom.adapters.sockets.connections import UnauthenticatedConnections
-from postroom.adapters.sockets.peers import is_own_or_root
 from postroom.application.telemetry import logger
 
 MAX_BYTES = 64 << 10

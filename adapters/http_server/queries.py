@@ -7,7 +7,7 @@ import msgspec
 from postroom.adapters.http_server.routes import CLOSE, Call, Reply, json_reply
 from postroom.adapters.prometheus.text import write_metrics
 from postroom.application import query_results
-from postroom.application.access.dead_letters import read_dead_letters
+from postroom.application.access.search import read_dead_letters
 from postroom.application.messages import rfc3339
 from postroom.application.operations import contract, query_contract
 from postroom.application.operations.mailbox import OPERATIONS

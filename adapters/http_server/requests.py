@@ -12,8 +12,7 @@ import msgspec
 
 from postroom.adapters.http_server.problems import ForeignHost, ForeignOrigin, UnsupportedMediaType
 from postroom.adapters.http_server.settings import HttpSettings
-from postroom.adapters.sockets.address import is_loopback_name
-from postroom.adapters.sockets.protection import ANY_HOST
+from postroom.adapters.sockets.address import ANY_HOST, is_loopback_name
 from postroom.domain.errors import FrameTooLarge, InvalidRequest, Unavailable
 
 RETRY_MS = 1_000

@@ -18,9 +18,17 @@ from postroom.adapters.http_server.queries import QueryHandlers, StateHandlers
 from postroom.adapters.http_server.requests import Bodies, Site
 from postroom.adapters.http_server.routes import Router
 from postroom.adapters.http_server.settings import HttpSettings
-from postroom.adapters.sockets.address import BACKLOG, Address, find_file, listen, unlink, url
-from postroom.adapters.sockets.protection import Protection, check_access
-from postroom.adapters.sockets.tls_listener import TlsListener
+from postroom.adapters.sockets.address import (
+    BACKLOG,
+    Address,
+    Protection,
+    check_access,
+    find_file,
+    listen,
+    unlink,
+    url,
+)
+from postroom.adapters.sockets.connections import TlsListener
 from postroom.application.service import Service, Surface
 from postroom.application.telemetry import logger
 from postroom.application.threads import background_task, cancel_and_wait

@@ -11,7 +11,7 @@ from threading import Lock
 
 import msgspec
 
-from postroom.application.access.key_ring import rotate_keys
+from postroom.application.access.authority import rotate_keys
 from postroom.domain.capability.token import RootKey
 from postroom.domain.errors import InvalidRequest, Unavailable
 

@@ -4,12 +4,10 @@ import asyncio
 import socket
 from typing import Any
 
-from postroom.adapters.local.certificate import issue_certificate
-from postroom.adapters.local.endpoints import set_keepalive
+from postroom.adapters.local.endpoints import issue_certificate, set_keepalive
 from postroom.adapters.local.server import LocalServer
 from postroom.adapters.sockets.address import join_address, listen, resolve, split_address
-from postroom.adapters.sockets.connections import UnauthenticatedConnections
-from postroom.adapters.sockets.tls_listener import TlsListener
+from postroom.adapters.sockets.connections import TlsListener, UnauthenticatedConnections
 from postroom.application.ports.lease_store import OwnerAddress, OwnerDirectory
 from postroom.application.telemetry import logger
 from postroom.application.threads import background_task, set_close_on_fork

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import msgspec
 
 from postroom.adapters.local import protocol
-from postroom.adapters.local.paths import bound_path, socket_address
+from postroom.adapters.local.endpoints import bound_path, socket_address
 from postroom.adapters.local.protocol import FRAME_BYTES, Frames, Hello, MalformedFrame, frame, wire_error
-from postroom.adapters.sockets.peers import is_own_or_root
+from postroom.adapters.sockets.address import is_own_or_root
 from postroom.application.caller import call_as
 from postroom.application.mailbox.receive import STREAM_ENDED
 from postroom.application.ports.event_log import MailboxOwner

@@ -1,14 +1,17 @@
-"""Addresses that are served."""
+"""Addresses that are served, their protection from other machines, and the users of Unix sockets."""
 
 import os
 import socket
 import stat
+import struct
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from postroom.adapters.sockets.connections import ConnectionLimits
+from postroom.adapters.sockets.tls import ServerTls
 from postroom.domain.arguments import check_path
 from postroom.domain.errors import InvalidRequest, Unavailable
 
@@ -165,3 +168,65 @@ def remove_stale(address: Address) -> None:
             Path(path).unlink(missing_ok=True)
         else:
             raise Unavailable(f"Another process serves the socket {path}; stop it, or name another path.")
+
+
+ANY_HOST = "*"
+
+
+class Protection(NamedTuple):
+    """How a surface is protected; without any of it, only this machine is served.
+
+    Arguments:
+        tls: certificate of the server; Unix sockets need none.
+        behind_proxy: a proxy in front speaks TLS, and nobody else reaches the address.
+        allowed_hosts: names besides those of loopback that the `Host` of a request may have; `*` is any.
+        limits: of the connections of a process of a cluster.
+    """
+
+    tls: ServerTls | None = None
+    behind_proxy: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    limits: ConnectionLimits = ConnectionLimits()
+
+    def resolve(self, text: str) -> Address:
+        """Return an address to listen at; see `resolve`."""
+        return resolve(text, is_protected=self.tls is not None or self.behind_proxy)
+
+    def tls_at(self, address: Address) -> ServerTls | None:
+        """Return the certificate with which an address is served."""
+        return None if address.is_unix else self.tls
+
+
+def check_access(address: Address, *, is_dev: bool) -> None:
+    """Raise InvalidRequest when other machines could call a service that asks for no tokens."""
+    if is_dev and not address.is_local:
+        raise InvalidRequest(
+            f"{address.text} is reached from other machines, and --dev asks for no tokens; use "
+            "127.0.0.1:PORT or unix:PATH, or serve without --dev."
+        )
+
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+def is_own_or_root(connection: Any) -> bool:
+    """Return whether the peer runs as this process's user or as root.
+
+    Where the operating system does not report the peer's user, the permissions of the socket decide.
+    """
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    _, user, _ = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return user in (0, os.geteuid())
+
+
+def check_socket_owner(path: str) -> None:
+    """Check that a Unix socket belongs to this process's user or to root, before anything is sent to it.
+
+    Raises: Unavailable if it belongs to another user, who could read what is sent.
+    """
+    with suppress(FileNotFoundError):  # which connecting reports
+        if os.geteuid() and os.stat(path).st_uid not in (0, os.geteuid()):
+            raise Unavailable(f"The socket {path} belongs to another user; name that of your own server.")

@@ -1,15 +1,111 @@
-"""`Authority`: the latest keys and revocations, which decide whether capabilities are valid."""
+"""The latest keys and revocations, which decide whether capabilities are valid."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-from postroom.application.access.key_ring import KeyRing
-from postroom.application.access.revocations import RevocationLog, Revocations
 from postroom.application.ports.event_log import Clock
 from postroom.application.telemetry import logger
 from postroom.domain.capability.access import Access, check_time, limit_to_key
 from postroom.domain.capability.token import RootKey, not_issued_here
 from postroom.domain.errors import PostroomError, Unauthenticated, Unavailable
+from postroom.domain.policy import DAY_MS
+
+
+class KeyRing(Protocol):
+    """The root keys of a service; every adapter passes `tests/conformance/key_ring.py`.
+
+    Calls block and may come from any thread. Secrets are in no event, log, error or `repr`.
+    """
+
+    def root_keys(self) -> Sequence[RootKey]:
+        """Return the keys, oldest first; none before the first `rotate`.
+
+        Raises: InvalidRequest when they are malformed or others may read them, Unavailable when they can't be
+            read.
+        """
+
+    def rotate(self, key: RootKey, retire_at: int) -> None:
+        """Add the key that signs from now on; it is durable when this returns.
+
+        Arguments:
+            retire_at: what the other keys signed is valid until then, unless they retire earlier; µs since
+                1970 UTC. Keys that were retired when `key` was created are removed.
+
+        Raises: as `root_keys`.
+        """
+
+
+def signing_key(keys: Iterable[RootKey]) -> RootKey | None:
+    """Return the key that signs, which is the newest, or None if the ring is empty."""
+    return max(keys, key=lambda key: key.created_at, default=None)
+
+
+def rotate_keys(keys: Sequence[RootKey], key: RootKey, retire_at: int) -> list[RootKey]:
+    """Return the keys after a rotation; see `KeyRing.rotate`."""
+    key.validate()
+    others = [
+        RootKey(
+            each.id,
+            each.secret,
+            each.created_at,
+            retire_at if each.retire_at is None else min(each.retire_at, retire_at),
+        )
+        for each in keys
+        if each.retire_at is None or each.retire_at > key.created_at
+    ]
+    return [*others, key]
+
+
+FORGET_AFTER_MS = DAY_MS
+"""Time for which a revocation outlasts the capability's expiry, as the wall clock may be set back."""
+
+
+class Revocations:
+    """The capabilities that are revoked: nonces, and all below an epoch.
+
+    A nonce is forgotten a day after the capability has expired, so there are not many more than live ones.
+    """
+
+    def __init__(self) -> None:
+        self.position = 0
+        """Position in the log of capabilities up to which revocations were read."""
+        self._nonces: dict[bytes, int] = {}
+        self._epoch = 0
+        self._forgotten_at = 0
+
+    def add_nonce(self, nonce: bytes, expires: int) -> None:
+        """Revoke a capability, which expires at `expires`, ms since 1970 UTC."""
+        self._nonces[nonce] = expires
+
+    def add_epoch(self, epoch: int) -> None:
+        """Revoke the capabilities of this epoch and of those before it."""
+        self._epoch = max(self._epoch, epoch + 1)
+
+    def forget_expired(self, now: int) -> None:
+        """Forget what expired a day before `now`, ms since 1970 UTC; before the revocations are read."""
+        if now < self._forgotten_at:  # the clock was set back, so what was forgotten may be valid again
+            self.position, self._forgotten_at = 0, 0
+        since = now - FORGET_AFTER_MS
+        live = {nonce: expires for nonce, expires in self._nonces.items() if expires > since}
+        if len(live) < len(self._nonces):
+            self._nonces, self._forgotten_at = live, now
+
+    def check(self, access: Access) -> None:
+        """Raise Unauthenticated if a capability is revoked."""
+        if access.nonce in self._nonces or access.epoch < self._epoch:
+            raise Unauthenticated("The capability was revoked; get a new one.", "revoked")
+
+
+class RevocationLog(Protocol):
+    """Port: where revocations are recorded; calls block."""
+
+    def read_revocations(self, revocations: Revocations) -> None:
+        """Add what was revoked after `revocations.position`.
+
+        Raises: Unavailable when the log can't be read.
+        """
+
 
 POLL_MS = 1_000
 """Interval at which keys and revocations are read, and minimum time between two failed reads."""

@@ -11,6 +11,7 @@ from eventsourcing.application import AggregateNotFoundError, Application
 from eventsourcing.persistence import ApplicationRecorder, IntegrityError, PersistenceError
 from eventsourcing.utils import Environment, EnvType
 
+from postroom.application.access.authority import KeyRing, Revocations, signing_key
 from postroom.application.access.capability_events import (
     ROOT_KEYS_ID,
     Capability,
@@ -19,8 +20,6 @@ from postroom.application.access.capability_events import (
     EpochRevoked,
     RootKeys,
 )
-from postroom.application.access.key_ring import KeyRing, signing_key
-from postroom.application.access.revocations import Revocations
 from postroom.domain.arguments import check_int, check_type
 from postroom.domain.capability.rights import Caveat, Expires, Rights
 from postroom.domain.capability.token import (

@@ -3,15 +3,11 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from postroom.application.access.audit import AuditLog
-from postroom.application.access.auditor import Auditor
+from postroom.application.access.audit import AuditLog, Auditor
 from postroom.application.access.authority import Authority
-from postroom.application.access.deliveries import Deliveries
-from postroom.application.access.guard import Guard
+from postroom.application.access.guard import Deliveries, Guard, Quotas
 from postroom.application.access.mailbox import AuthorizedMailbox
-from postroom.application.access.quotas import Quotas
-from postroom.application.access.search import AuthorizedSearch
-from postroom.application.access.search_queries import AuthorizedSearchQueries
+from postroom.application.access.search import AuthorizedSearch, AuthorizedSearchQueries
 from postroom.application.access.settings import AccessSettings
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.operations.mailbox import Mailbox

@@ -1,12 +1,110 @@
-"""`Guard`: whether one capability permits a call now."""
+"""What one capability permits now: its rights, its quotas, and the deliveries that it may settle."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from postroom.application.access.authority import Authority
-from postroom.application.access.quotas import Limit, Quotas
+from postroom.application.access.settings import AccessSettings
+from postroom.application.messages import ReceivedMessage
 from postroom.domain.capability.access import Access, check_operation, uncovered_topic
-from postroom.domain.capability.rights import Right
-from postroom.domain.errors import Forbidden, Unauthenticated
+from postroom.domain.capability.rights import Quota, Right
+from postroom.domain.errors import Forbidden, Saturated, Unauthenticated
+from postroom.domain.message import Receipt
+
+US_PER_MS = 1_000
+CLEAN_UP_AT = 10_000
+"""Number of counters from which those whose windows have ended are removed."""
+
+
+class Limit(NamedTuple):
+    """A quota and the counter that it is compared with.
+
+    Capabilities attenuated from one share its counters, so attenuating gives no fresh quota.
+    """
+
+    counter: tuple[object, int]
+    quota: Quota
+
+
+class _Usage:
+    """What was used in one window."""
+
+    __slots__ = ("bytes", "number", "operations")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.operations = 0
+        self.bytes = 0
+
+
+class Quotas:
+    """Usage of capabilities and principals, in memory; a restart begins new windows.
+
+    Arguments:
+        uptime: a monotonic clock in µs.
+    """
+
+    def __init__(self, settings: AccessSettings, uptime: Callable[[], int]) -> None:
+        self._settings = settings
+        self._uptime = uptime
+        self._usages: dict[tuple[object, int], _Usage] = {}
+
+    def reconfigure(self, settings: AccessSettings) -> None:
+        """Apply other quotas of principals to what `limits_of` returns from now on; usage is kept."""
+        self._settings = settings
+
+    def limits_of(self, access: Access) -> list[Limit]:
+        """Return the limits of a capability: its own quotas and that of its principal."""
+        limits = [Limit((access.nonce, quota.window_ms), quota) for quota in access.quotas]
+        quota = self._settings.quota_of(access.principal)
+        if quota is not None:
+            limits.append(Limit((access.principal, quota.window_ms), quota))
+        return limits
+
+    def charge(self, limits: Sequence[Limit], operations: int, size: int) -> None:
+        """Count operations and bytes, all or none.
+
+        Raises: Saturated, until the window ends, when a limit would be exceeded.
+        """
+        now = self._uptime() // US_PER_MS
+        usages = [self._usage(limit, now) for limit in limits]
+        for (_, quota), usage in zip(limits, usages, strict=True):
+            for name, used, limit in (
+                ("operations", usage.operations + operations, quota.operations),
+                # Bytes of messages received are counted afterwards, so what is used may exceed the limit.
+                ("bytes", usage.bytes + max(size, 1), quota.bytes),
+            ):
+                if limit is not None and used > limit:
+                    raise Saturated(
+                        f"The quota of {limit} {name} in {quota.window_ms} ms is used up; retry when the "
+                        "window ends, or ask for a larger quota.",
+                        max(quota.window_ms - now % quota.window_ms, 1),
+                    )
+        for usage in {id(usage): usage for usage in usages}.values():
+            usage.operations += operations
+            usage.bytes += size
+
+    def count_bytes(self, limits: Sequence[Limit], size: int) -> None:
+        """Count bytes that were delivered."""
+        now = self._uptime() // US_PER_MS
+        for usage in {id(usage): usage for usage in (self._usage(limit, now) for limit in limits)}.values():
+            usage.bytes += size
+
+    def _usage(self, limit: Limit, now: int) -> _Usage:
+        counter = limit.counter
+        number = now // limit.quota.window_ms
+        usage = self._usages.get(counter)
+        if usage is None or usage.number != number:
+            if len(self._usages) >= CLEAN_UP_AT:
+                self._clean_up(now)
+            usage = self._usages[counter] = _Usage(number)
+        return usage
+
+    def _clean_up(self, now: int) -> None:
+        self._usages = {
+            counter: usage for counter, usage in self._usages.items() if usage.number == now // counter[1]
+        }
+
 
 MAX_TOPICS = 1_000
 """Size of the cache of topics that were compared with a capability."""
@@ -112,3 +210,64 @@ class Guard:
         """Return how many of the requested messages a call may return."""
         limit = self.access.max_messages
         return messages if limit is None or type(messages) is not int else min(messages, limit)
+
+
+CAPACITY = 65_536
+
+
+class Delivery(NamedTuple):
+    """A delivery: to which capability, of which topic, and until when (µs since 1970 UTC)."""
+
+    nonce: bytes
+    topic: str
+    due: int
+
+
+class Deliveries:
+    """The newest deliveries in flight.
+
+    They give the topic of a receipt, and tell whose deliveries may be settled although the capability has
+    expired or was revoked meanwhile (svc-mailbox I-15).
+
+    Arguments:
+        capacity: maximum number of them; the oldest are forgotten first.
+    """
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._deliveries: dict[Receipt, Delivery] = {}
+        self._counts: dict[bytes, int] = {}
+
+    def add(self, nonce: bytes, messages: Iterable[ReceivedMessage], now: int) -> None:
+        """Add deliveries at `now`, µs since 1970 UTC."""
+        for message in messages:
+            self.settle(message.receipt)
+            self._deliveries[message.receipt] = Delivery(nonce, message.topic, message.visible_at_us)
+            self._counts[nonce] = self._counts.get(nonce, 0) + 1
+        while self._deliveries:
+            oldest = next(iter(self._deliveries))
+            if len(self._deliveries) <= self._capacity and self._deliveries[oldest].due > now:
+                return
+            self.settle(oldest)
+
+    def get(self, receipt: Receipt) -> Delivery | None:
+        """Return a delivery; None if it is unknown or settled."""
+        return self._deliveries.get(receipt)
+
+    def has_any(self, nonce: bytes) -> bool:
+        """Return whether a capability may have deliveries in flight."""
+        return nonce in self._counts
+
+    def settle(self, receipt: Receipt) -> None:
+        """Forget a delivery."""
+        delivery = self._deliveries.pop(receipt, None)
+        if delivery is not None:
+            self._counts[delivery.nonce] -= 1
+            if not self._counts[delivery.nonce]:
+                del self._counts[delivery.nonce]
+
+    def extend(self, receipt: Receipt, due: int) -> None:
+        """Note that a delivery lasts until `due`, µs since 1970 UTC."""
+        delivery = self._deliveries.get(receipt)
+        if delivery is not None:
+            self._deliveries[receipt] = delivery._replace(due=due)

@@ -7,9 +7,8 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from postroom.application.access.auditor import MAX_TOPICS, Auditor, audit_refusals, topics_of
-from postroom.application.access.deliveries import Deliveries
-from postroom.application.access.guard import Guard
+from postroom.application.access.audit import MAX_TOPICS, Auditor, audit_refusals, topics_of
+from postroom.application.access.guard import Deliveries, Guard
 from postroom.application.access.reads import AuthorizedReads
 from postroom.application.access.redrives import AuthorizedRedrives
 from postroom.application.access.settlements import AuthorizedSettlements

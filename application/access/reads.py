@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from postroom.application.access.auditor import Auditor, audit_refusals, topics_of
+from postroom.application.access.audit import Auditor, audit_refusals, topics_of
 from postroom.application.access.guard import Guard
 from postroom.application.caller import Caller, call_as
 from postroom.application.operations.mailbox import Mailbox

@@ -4,7 +4,7 @@ from functools import partial
 
 import msgspec
 
-from postroom.application.access.auditor import Auditor, audit_refusals
+from postroom.application.access.audit import Auditor, audit_refusals
 from postroom.application.access.guard import Guard
 from postroom.application.operations.mailbox import Mailbox, check_spec
 from postroom.application.query_results import Outcome, RedriveMessages, RedrivePreview, RedriveReport

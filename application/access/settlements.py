@@ -5,10 +5,8 @@ from functools import partial
 from typing import cast
 from uuid import UUID
 
-from postroom.application.access.audit import ALLOWED
-from postroom.application.access.auditor import Auditor, audit_refusals
-from postroom.application.access.deliveries import Deliveries
-from postroom.application.access.guard import Guard
+from postroom.application.access.audit import ALLOWED, Auditor, audit_refusals
+from postroom.application.access.guard import Deliveries, Guard
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.messages import check_receipt
 from postroom.application.operations.mailbox import Mailbox

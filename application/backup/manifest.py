@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from blake3 import blake3
 
-from postroom.application.access.read_audit import verify_audit
+from postroom.application.access.audit_log import verify_audit
 from postroom.application.ports.backup import MailboxHead, StoreLoader, StoreSnapshot
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.verify import Verification, VerifyLog

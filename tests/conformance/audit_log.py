@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from postroom.application.access.audit import AuditEntry
-from postroom.application.access.audit_log import StoredAuditLog
-from postroom.application.access.read_audit import AuditFilter, ReadAudit, verify_audit
+from postroom.application.access.audit_log import AuditFilter, ReadAudit, StoredAuditLog, verify_audit
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.support.clocks import ManualClock

@@ -2,7 +2,7 @@
 
 import pytest
 
-from postroom.application.access.key_ring import KeyRing, signing_key
+from postroom.application.access.authority import KeyRing, signing_key
 from postroom.domain.capability.token import RootKey
 from postroom.domain.errors import InvalidRequest
 

@@ -12,8 +12,7 @@ from postroom.adapters.memory.amnesia_log import AmnesiaEventLog
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.sqlite.event_log import SqliteEventLog
-from postroom.application.access.audit_log import StoredAuditLog
-from postroom.application.access.read_audit import ReadAudit, verify_audit
+from postroom.application.access.audit_log import ReadAudit, StoredAuditLog, verify_audit
 from postroom.application.mailbox.codec import compress, decompress
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.errors import BrokenLog, Unavailable

@@ -14,7 +14,7 @@ from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.queries import Reader
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.access.audit_records import to_entry, to_removal
+from postroom.application.access.audit import to_entry, to_removal
 from postroom.application.mailbox.codec import is_intact, to_records
 from postroom.application.mailbox.stored_snapshots import fold
 from postroom.application.messages import NewMessage

@@ -21,7 +21,7 @@ from postroom.adapters.compose.restore import restore
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
 from postroom.application.access.audit import ALLOWED, AuditEntry
-from postroom.application.access.read_audit import AuditFilter
+from postroom.application.access.audit_log import AuditFilter
 from postroom.application.backup.manifest import Manifest
 from postroom.domain.errors import (
     IntegrityFailure,

@@ -19,7 +19,7 @@ import pytest
 from postroom import InvalidRequest, Mailbox, NewMessage, Postroom, Unavailable, connect, open_mailbox
 from postroom.adapters.compose.doctor import store_checks
 from postroom.adapters.local import remote_server
-from postroom.adapters.local.certificate import NAME, issue_certificate, trust_certificate
+from postroom.adapters.local.endpoints import NAME, issue_certificate, trust_certificate
 from postroom.adapters.local.protocol import frame, read_hello
 from postroom.adapters.postgres.database import connect as connect_database
 from postroom.adapters.postgres.ownership import PostgresOwnership

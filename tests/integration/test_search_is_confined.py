@@ -13,7 +13,7 @@ from postroom.adapters.compose.export import StoreSearchQueries
 from postroom.adapters.compose.projections import LocalRunner, rebuild_projections
 from postroom.adapters.compose.queries import open_read_models
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.access.dead_letters import read_dead_letters
+from postroom.application.access.search import read_dead_letters
 from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage
 from postroom.application.ports.facets import SuggestionField
 from postroom.domain.errors import PostroomError

@@ -23,7 +23,7 @@ from postroom import (
 )
 from postroom.adapters.compose import socket_path
 from postroom.adapters.compose.store import open_store
-from postroom.adapters.local.paths import bound_path
+from postroom.adapters.local.endpoints import bound_path
 from postroom.adapters.local.protocol import VERSION, Hello, frame
 from postroom.application.threads import cancel_and_wait
 from postroom.domain.errors import WrongMode

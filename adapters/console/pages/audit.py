@@ -9,7 +9,7 @@ from starlette.responses import Response
 from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.adapters.console.pages.log import optional_position, verify_part
 from postroom.adapters.console.values import read_time
-from postroom.application.access.read_audit import AuditFilter, AuditPage, removals
+from postroom.application.access.audit_log import AuditFilter, AuditPage, removals
 from postroom.application.queries.verify import VerifyRange
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import NotFound

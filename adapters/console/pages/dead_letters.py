@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.adapters.console.values import MS, parse_time, split_lines, text_of, write_time
-from postroom.application.access.dead_letters import read_dead_letters
+from postroom.application.access.search import read_dead_letters
 from postroom.application.ports.dead_letters import (
     BARS,
     DEFAULT_GROUP,

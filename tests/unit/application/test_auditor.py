@@ -5,8 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from postroom.application.access.audit import AuditEntry
-from postroom.application.access.auditor import Auditor
+from postroom.application.access.audit import AuditEntry, Auditor
 from postroom.domain.capability.access import combine
 from postroom.domain.capability.rights import Expires, Right, Rights
 from postroom.domain.capability.token import Identifier

@@ -5,8 +5,8 @@ import pytest
 from postroom.adapters.keys.key_rings import MemoryKeyRing
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.recorder import LogRecorder
+from postroom.application.access.authority import Revocations
 from postroom.application.access.capabilities import Capabilities
-from postroom.application.access.revocations import Revocations
 from postroom.domain.capability.access import Access, verify
 from postroom.domain.capability.rights import Expires, MaxMessages, Right, Rights
 from postroom.domain.capability.token import Token

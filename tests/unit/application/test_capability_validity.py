@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postroom.application.access.deliveries import Deliveries
-from postroom.application.access.revocations import Revocations
+from postroom.application.access.authority import Revocations
+from postroom.application.access.guard import Deliveries
 from postroom.application.messages import ReceivedMessage
 from postroom.domain.capability.rights import Expires, Topics
 from postroom.domain.capability.token import Token, attenuate

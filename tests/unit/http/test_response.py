@@ -2,7 +2,7 @@
 
 import pytest
 
-from postroom.adapters.http.response import classify_response
+from postroom.adapters.http.event_handler import classify_response
 from postroom.domain.inbox import (
     MAX_REASON,
     Acknowledge,
