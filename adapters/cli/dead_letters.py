@@ -21,7 +21,7 @@ DISCARDED = "discarded by an operator"
 Cause = Annotated[str | None, Option("--reason", help="Only this reason, such as max_attempts.")]
 Remark = Annotated[str, Option("--reason", help="Why; recorded in the history.")]
 DryRun = Annotated[bool, Option("--dry-run", help="Only show what would be redriven.")]
-Letter = TypeVar("Letter")
+Item = TypeVar("Item")
 
 
 class Row(NamedTuple):
@@ -45,12 +45,12 @@ class Row(NamedTuple):
 
 def show_dead_letters(
     session: Session,
-    letters: Sequence[Letter],
-    row: Callable[[Letter], Row],
+    letters: Sequence[Item],
+    row: Callable[[Item], Row],
     *,
     id_: str = "message",
     origin: str = "topic",
-    as_json: Callable[[Letter], object] = lambda letter: letter,
+    as_json: Callable[[Item], object] = lambda item: item,
     **facts: Any,
 ) -> None:
     """Show dead letters as JSON, or as a table in which the reason stands for a missing error.

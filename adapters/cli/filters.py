@@ -147,10 +147,10 @@ def takes_section(
         is_list = field.default == ()
         hint: Any = bool if field.default is False else list[str] | None if is_list else field.type | None
         # Typer has the first name that an option is given as its default.
-        given = (
+        flag = (
             option.default if isinstance(option.default, str) else next(iter(option.param_decls or ()), name)
         )
-        declared = given.partition("/")[0].strip("-").replace("-", "_")
+        declared = flag.partition("/")[0].strip("-").replace("-", "_")
         names[declared] = name
         default = False if hint is bool else None
         parameters.append(
