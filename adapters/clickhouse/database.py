@@ -22,7 +22,7 @@ from urllib3.exceptions import HTTPError
 
 from postroom.adapters.sql.ddl import SQLITE, script
 from postroom.adapters.sql.statements import statements
-from postroom.adapters.sql.version_row import chain_text
+from postroom.adapters.sql.tables import chain_text
 from postroom.application.text import pluralize
 from postroom.domain.errors import InvalidRequest, Unavailable
 from postroom.projections.projection import Projection

@@ -24,7 +24,7 @@ from postroom.adapters.clickhouse.database import (
 from postroom.adapters.clickhouse.revision import Revision, Stopped
 from postroom.adapters.sql.read_model_updater import SqlReadModelUpdater
 from postroom.adapters.sql.statements import statements
-from postroom.adapters.sql.version_row import to_cursors, to_version
+from postroom.adapters.sql.tables import to_cursors, to_version
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.fold import MESSAGES, derive

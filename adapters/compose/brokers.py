@@ -11,6 +11,7 @@ from postroom.adapters.compose.connect import ClientTls
 from postroom.adapters.compose.connect import connect as connect_mailbox
 from postroom.adapters.compose.store import is_remote
 from postroom.adapters.kafka.settings import KafkaSettings
+from postroom.adapters.nats.connection import NatsSettings
 from postroom.adapters.nats.definitions import (
     ConsumerDefinition,
     Definition,
@@ -19,10 +20,9 @@ from postroom.adapters.nats.definitions import (
     StreamStatus,
     Value,
 )
-from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.nats.streams import Plan, apply_plan, make_plan
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
-from postroom.adapters.rabbitmq.settings import RabbitmqSettings
+from postroom.adapters.rabbitmq.connection import RabbitmqSettings
 from postroom.application.cloudevents.message import AMQP, KAFKA, MAILBOX, NATS
 from postroom.application.extras import explain_missing_extra
 from postroom.application.metrics import Metric
@@ -130,7 +130,7 @@ async def open_target(
     else:
         template, binding = SUBJECT, AMQP
         with explain_missing_extra("postgres,rabbitmq"):
-            from postroom.adapters.rabbitmq.publisher import RabbitmqPublisher
+            from postroom.adapters.rabbitmq.connection import RabbitmqPublisher
 
         publisher = RabbitmqPublisher(target, settings.exchange, EVENT_ID, timeout_seconds=TIMEOUT_MS / 1_000)
     stack.push_async_callback(publisher.close)

@@ -223,7 +223,7 @@ def _closing(open_each: Callable[[], T]) -> Iterator[T]:
 def _decoder(file: str) -> Decode:
     """Return the decoder for the schemas of a namespace file, or raise InvalidRequest."""
     from postroom.adapters.config.namespaces import load_namespaces
-    from postroom.adapters.schemas.decoder import SchemaDecoder
+    from postroom.adapters.schemas.validator import SchemaDecoder
 
     return SchemaDecoder({each.name: each.payload_schemas for each in load_namespaces(file)}).decode
 

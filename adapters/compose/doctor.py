@@ -7,12 +7,12 @@ from postroom.adapters.compose.access import open_key_ring
 from postroom.adapters.compose.message_relay import OutboxDatabases
 from postroom.adapters.compose.store import MEMORY, open_store
 from postroom.adapters.local.endpoints import fits
-from postroom.adapters.nats.settings import NatsSettings
+from postroom.adapters.nats.connection import NatsSettings
 from postroom.adapters.postgres.capture.settings import CaptureSettings
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.database import Durability
-from postroom.adapters.sqlite.diagnosis import store_checks as sqlite_checks
+from postroom.adapters.sqlite.store import store_checks as sqlite_checks
 from postroom.adapters.system.clock import SystemClock
 from postroom.adapters.system.host import host_checks
 from postroom.application.access.authority import signing_key
@@ -65,7 +65,7 @@ def _owners_check(url: str, seconds: float) -> Check:
 
     def run() -> Iterator[Finding]:
         with explain_missing_extra("postgres"):
-            from postroom.adapters.postgres.diagnosis import find_owners
+            from postroom.adapters.postgres.store import find_owners
         yield from find_owners(url, seconds)
 
     return Check("owners", run)
@@ -82,7 +82,7 @@ def database_check(url: str, set_: str, name: str, seconds: float) -> Check:
 
     def run() -> Iterator[Finding]:
         with explain_missing_extra("postgres"):
-            from postroom.adapters.postgres.diagnosis import check_database
+            from postroom.adapters.postgres.store import check_database
         yield from check_database(url, set_, name, seconds)
 
     return Check(name, run)
@@ -104,7 +104,7 @@ def nats_check(settings: NatsSettings, seconds: float) -> Check:
 
     def run() -> Iterator[Finding]:
         with explain_missing_extra("nats"):
-            from postroom.adapters.nats.diagnosis import check_nats
+            from postroom.adapters.nats.connection import check_nats
         yield from check_nats(settings, seconds)
 
     return Check("nats", run)

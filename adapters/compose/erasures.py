@@ -9,7 +9,7 @@ from postroom.adapters.compose import OwnerSettings
 from postroom.adapters.compose.connect import share_mailbox
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.compose.store import open_master_key, open_store, open_subject_keys
-from postroom.adapters.subject_keys.erasure_log import FileErasureLog
+from postroom.adapters.subject_keys.memory import FileErasureLog
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.erasure.erase_subject import (
     EraseSubject,

@@ -9,9 +9,9 @@ import msgspec
 from postroom.adapters.config.namespaces import find_namespace, load_namespaces
 from postroom.adapters.kafka.settings import KafkaSettings
 from postroom.adapters.local.mailbox import SharedMailbox
-from postroom.adapters.nats.settings import NatsSettings
-from postroom.adapters.rabbitmq.settings import RabbitmqSettings
-from postroom.adapters.redis.settings import RedisSettings
+from postroom.adapters.nats.connection import NatsSettings
+from postroom.adapters.rabbitmq.connection import RabbitmqSettings
+from postroom.adapters.redis.source import RedisSettings
 from postroom.adapters.schemas.validator import SchemaValidator
 from postroom.application.extras import explain_missing_extra
 from postroom.application.ingest.ingester import Ingester, ingest_monitor
@@ -83,7 +83,7 @@ async def open_dead_letters(source: MessageSource, stack: AsyncExitStack) -> Dea
         case NatsSource(dead_letter_subject=str(subject)):
             return await _nats_dead_letters(source, subject, stack)
         case RedisSource(dead_letter_stream=str(subject)):
-            from postroom.adapters.redis.publisher import RedisPublisher
+            from postroom.adapters.redis.source import RedisPublisher
 
             publisher: Publisher = RedisPublisher(_redis_settings(source), source.field)
         case KafkaSource(dead_letter_topic=str(subject)):
@@ -91,7 +91,7 @@ async def open_dead_letters(source: MessageSource, stack: AsyncExitStack) -> Dea
 
             publisher = KafkaPublisher(_kafka_settings(source))
         case RabbitmqSource(dead_letter_routing_key=str(subject)):
-            from postroom.adapters.rabbitmq.publisher import RabbitmqPublisher
+            from postroom.adapters.rabbitmq.connection import RabbitmqPublisher
 
             publisher = RabbitmqPublisher(
                 _rabbitmq_settings(source), source.dead_letter_exchange, DEAD_LETTER_ID

@@ -136,7 +136,7 @@ def import_store(old: str, new: str, progress: Callable[[int], None] = lambda _:
         names = [head.mailbox for head in store.heads()]
         copy = partial(copy_store, store, heads=store.heads(), progress=progress)
         if is_url(new):
-            from postroom.adapters.postgres.restore import loading_store
+            from postroom.adapters.postgres.backup import loading_store
 
             with loading_store(new) as database:
                 _check_empty(new, database.mailboxes())

@@ -11,9 +11,8 @@ from postroom.application.messaging.backlog_monitor import ContextBacklogRefresh
 from postroom.application.metrics import Monitor
 from postroom.domain.mailbox.counts import TopicCount
 from postroom.domain.search import NO_BODIES, BodyRules
-from postroom.projections.follow import Follower
-from postroom.projections.follow_monitor import follow_monitor
-from postroom.projections.incremental.counts import FollowCounts
+from postroom.projections.follow import Follower, follow_monitor
+from postroom.projections.incremental.batch import FollowCounts
 from postroom.projections.incremental.cursors import MAX_EVENTS
 from postroom.projections.ports.read_model_store import ReadModelUpdater
 from postroom.projections.ports.runner import Progress, Runner
@@ -188,7 +187,7 @@ def context_backlogs(store: str, messaging: MessagingSettings) -> ContextBacklog
         store: path of a SQLite store, or URL of a PostgreSQL one.
         messaging: the context, and the service's own database.
     """
-    from postroom.adapters.postgres.messaging.backlog import count_backlog  # psycopg is an extra
+    from postroom.adapters.postgres.messaging.inbox_queue import count_backlog  # psycopg is an extra
 
     return ContextBacklogRefresher(
         lambda: count_backlog(messaging.database, messaging.context, messaging.tables),

@@ -172,7 +172,7 @@ def _load_database(
     url: str, place: Store, backup: Path, manifest: Manifest, discard_newer: int, progress: Progress
 ) -> tuple[dict[str, int], list[Loss]]:
     """Replace what a database contains in one transaction; return the new epochs, and what was lost."""
-    from postroom.adapters.postgres.restore import loading_store
+    from postroom.adapters.postgres.backup import loading_store
 
     check_files(backup, manifest)
     snapshot = SqliteStoreSnapshot(backup / STORE)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from postroom.adapters.compose.store import open_log_reader, open_store
-from postroom.adapters.schemas.decoder import ContentDecoder
+from postroom.adapters.schemas.validator import ContentDecoder
 from postroom.application.extras import explain_missing_extra
 from postroom.domain.errors import InvalidRequest
 from postroom.projections.log_reader import LogReader, PayloadDecoder
@@ -78,7 +78,7 @@ class PostroomPayloads(PayloadsSource):
             return ContentDecoder()
         with explain_missing_extra("namespaces"):
             from postroom.adapters.config.namespaces import load_namespaces
-            from postroom.adapters.schemas.decoder import SchemaDecoder
+            from postroom.adapters.schemas.validator import SchemaDecoder
         namespaces = load_namespaces(Path(_local_path(file)).absolute())
         return SchemaDecoder({each.name: each.payload_schemas for each in namespaces})
 

@@ -20,8 +20,7 @@ from postroom.adapters.http_server.problems import (
 from postroom.adapters.http_server.requests import Bodies, ClientGone, Site, decode, parse_query
 from postroom.adapters.http_server.routes import CLOSE, Call, Reply, Route, Router
 from postroom.application.caller import read_bearer
-from postroom.application.cloudevents.message import read_message
-from postroom.application.cloudevents.new_message import new_message
+from postroom.application.cloudevents.message import new_message, read_message
 from postroom.application.metrics import SurfaceMetrics
 from postroom.application.remote_errors import retry_after_ms
 from postroom.application.service import OpenSession

@@ -14,8 +14,8 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from postroom.adapters.kafka.partition import Partition
+from postroom.adapters.kafka.publisher import ThreadCalls
 from postroom.adapters.kafka.settings import client_reason
-from postroom.adapters.kafka.thread_calls import ThreadCalls
 from postroom.application.ingest.broker_access import TLS_ADVICE
 from postroom.application.ingest.settlement import DeliveryToken
 from postroom.application.telemetry import logger

@@ -1,14 +1,17 @@
-"""A store in memory, which is lost at the end of the process, and its ownership port."""
+"""A store in memory, which is lost at the end of the process, with its ports."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 from postroom.adapters.memory.amnesia_log import AmnesiaEventLog
 from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.application.ports.inbox import HandlerRequest
 from postroom.application.ports.outbox import MessageCount
-from postroom.domain.errors import InvalidRequest, MailboxOwned
+from postroom.application.telemetry import summarize
+from postroom.domain.errors import DuplicateInboxMessage, InvalidRequest, MailboxOwned, PoisonMessage
+from postroom.domain.inbox import PROCESSED, HandlerResult
 
 POLL_SECONDS = 0.02
 
@@ -101,3 +104,39 @@ class AmnesiaStore(MemoryStore):
     def event_log(self, mailbox: str, **_: Any) -> AmnesiaEventLog:
         """Return a new, empty log; see `Store.event_log`."""
         return AmnesiaEventLog(mailbox)
+
+
+class FunctionEventHandler:
+    """Handler that calls a coroutine function, such as the result of `pipeline`.
+
+    Returning means processed. `DuplicateInboxMessage` means already processed, `PoisonMessage` poison, and
+    any other error is a failure that is retried.
+
+    Arguments:
+        timeout_ms: time after which the function is cancelled and has failed; None for no limit.
+    """
+
+    def __init__(
+        self, function: Callable[[HandlerRequest], Awaitable[Any]], *, timeout_ms: int | None = None
+    ) -> None:
+        self._function = function
+        self._timeout_ms = timeout_ms
+
+    async def handle(self, request: HandlerRequest) -> HandlerResult:
+        """Call the function and return the result."""
+        limit = asyncio.timeout(self._timeout_ms and self._timeout_ms / 1_000)
+        try:
+            async with limit:
+                await self._function(request)
+        except DuplicateInboxMessage:
+            return HandlerResult("already_processed")
+        except PoisonMessage as error:
+            return HandlerResult("poison", str(error))
+        except Exception as error:
+            if limit.expired():
+                return HandlerResult("failed", f"the handler did not return within {self._timeout_ms:,} ms")
+            return HandlerResult("failed", summarize(error))
+        return PROCESSED
+
+    async def close(self) -> None:
+        """Do nothing: there is nothing to release."""

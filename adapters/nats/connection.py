@@ -1,10 +1,12 @@
-"""Connections to NATS: their options for TLS and authentication, and their metrics."""
+"""Connections to NATS: settings, access, metrics and checks."""
 
 import asyncio
+import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,51 @@ from nats.aio.client import Client
 from nats.errors import Error
 
 from postroom.adapters.nats.client import SupervisedClient
-from postroom.adapters.nats.settings import NatsSettings
+from postroom.application.diagnosis import Finding, clock_finding
 from postroom.application.extras import explain_missing_extra
+from postroom.application.ingest.broker_access import NatsAccess, without_secrets
 from postroom.application.metrics import Metric
 from postroom.application.telemetry import logger, summarize
 from postroom.application.threads import cancel_and_wait
 from postroom.domain.errors import InvalidRequest, Unavailable, UnusableServer
+
+_SCHEMES = ("nats", "tls", "ws", "wss")
+
+
+class NatsSettings(NatsAccess, frozen=True):
+    """Address of NATS, and access to it.
+
+    Arguments:
+        url: one or more, separated by commas.
+
+    Raises: InvalidRequest for a URL of another scheme than nats, tls, ws or wss; see also `NatsAccess`.
+    """
+
+    url: str = "nats://127.0.0.1:4222"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for url in self.url.split(","):
+            scheme, separator, _ = url.strip().partition("://")
+            if separator and scheme not in _SCHEMES:
+                raise InvalidRequest(
+                    f"A NATS URL begins with {scheme}://; write nats://host:4222, or tls://, ws:// or wss://."
+                )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.shown_url!r})"
+
+    @property
+    def shown_url(self) -> str:
+        """Return the URLs without user, password and token, for messages and logs."""
+        return without_secrets(self.url)
+
+    @property
+    def needs_tls(self) -> bool:
+        """Return whether a connection without TLS is refused."""
+        schemes = {url.strip().partition("://")[0] for url in self.url.split(",")}
+        return self.tls_first or self.ca is not None or self.certificate is not None or "tls" in schemes
+
 
 _REFUSALS = ("authorization", "authentication", "credentials")
 """Texts in the errors with which a server refuses a user, token, certificate or signature."""
@@ -226,3 +267,58 @@ def nats_metrics(clients: Mapping[str, Client]) -> list[Metric]:
         Metric("postroom_nats_connected", "gauge", "1 for a connection to NATS that works.", connected),
         Metric("postroom_nats_reconnects", "counter", "Connections to NATS that were replaced.", reconnects),
     ]
+
+
+MIN_VERSION = (2, 10)
+
+
+def check_nats(settings: NatsSettings, seconds: float) -> Iterator[Finding]:
+    """Find whether NATS can be reached, has JetStream, and what its clock says.
+
+    Arguments:
+        seconds: deadline of each request.
+    """
+    yield from asyncio.run(_check(settings, seconds))
+
+
+async def _check(settings: NatsSettings, seconds: float) -> list[Finding]:
+    async with connect(settings, "postroom doctor") as client:
+        server_version = client.connected_server_version
+        text = (
+            f"{settings.shown_url}: NATS {server_version.major}.{server_version.minor}.{server_version.patch}"
+        )
+        if (server_version.major, server_version.minor) < MIN_VERSION:
+            findings = [Finding("nats", "failure", text, "Use NATS 2.10 or newer.")]
+        else:
+            findings = [Finding("nats", "ok", text)]
+        try:
+            account = await _request(client, "$JS.API.INFO", seconds)
+        except (Error, TimeoutError):
+            account = {}
+        if "streams" not in account:
+            advice = "Start the server with -js, and enable JetStream for the account."
+            return [*findings, Finding("jetstream", "failure", "it is not enabled", advice)]
+        advice = "Set sync_interval: always in its jetstream section; clients can't see whether it is."
+        findings.append(Finding("jetstream", "ok", f"{account['streams']:,} streams", advice))
+        findings += await _check_clock(client, seconds)
+        return findings
+
+
+async def _check_clock(client: Client, seconds: float) -> list[Finding]:
+    """Return the difference between the server's clock and ours; nothing if no stream reports a time."""
+    names = (await _request(client, "$JS.API.STREAM.NAMES", seconds)).get("streams")
+    if not names:
+        return []
+    before = time.time_ns() // 1_000
+    at = (await _request(client, f"$JS.API.STREAM.INFO.{names[0]}", seconds)).get("ts")
+    after = time.time_ns() // 1_000
+    if not isinstance(at, str):  # before NATS 2.10.4
+        return []
+    theirs = datetime.fromisoformat(at[:26].rstrip("Z") + "+00:00")  # of nanoseconds, Python reads µs
+    return [clock_finding("nats clock", before, int(theirs.timestamp() * 1_000_000), after)]
+
+
+async def _request(client: Client, subject: str, seconds: float) -> dict[str, Any]:
+    answer = await client.request(subject, b"", timeout=seconds)
+    content: dict[str, Any] = json.loads(answer.data)
+    return content

@@ -1,20 +1,22 @@
-"""Conversion of columns to PostgreSQL's binary format, and of text to and from what it can store.
+"""Columns in PostgreSQL's binary format, text that it can store, rows of commits, and ADBC."""
 
-One `INSERT ... SELECT FROM unnest(...)` inserts any number of rows in one round trip. Packing the arrays here
-takes a fifth of psycopg's time, which adapts items one by one (ADR 0010).
-"""
-
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import lru_cache
 from itertools import chain, repeat
 from struct import pack
 from typing import Any, NamedTuple
 
 from psycopg.adapt import Buffer, Dumper
+from psycopg.conninfo import make_conninfo
 from psycopg.pq import Format
 
+from postroom.adapters.postgres.database import Settings, connect, is_pooled, server_parameters, shown
 from postroom.adapters.sql.statements import statements
 from postroom.application.mailbox.codec import compress, decompress, decompress_envelopes
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry
+from postroom.domain.errors import Unavailable
 
 _NULL = pack("!i", -1)
 _SIZES = tuple(pack("!i", size) for size in range(4_096))
@@ -197,3 +199,52 @@ def index_rows(entries: Iterable[IndexEntry]) -> Iterator[tuple[bytes, int | Non
         yield entry.stream, entry.version, entry.position
         if entry.last is not None:
             yield entry.stream, None, entry.last
+
+
+def adbc_database(url: str, name: str, settings: Settings) -> Any | None:
+    """Return the ADBC handle of a database, which has no connection of its own.
+
+    None without the driver, and at a pooler: the driver sets up its sessions outside of transactions.
+
+    Arguments:
+        name: application name of its connections.
+        settings: settings of the server for its connections.
+    """
+    return _database(url, name, tuple(settings.items()), os.getpid())
+
+
+def adbc_connection(database: Any) -> Any:
+    """Return a DB-API connection of a handle, which begins a transaction with its first statement."""
+    from adbc_driver_manager import AdbcConnection
+    from adbc_driver_manager.dbapi import Connection
+
+    return Connection(_SharedHandle(database), AdbcConnection(database))  # type: ignore[arg-type]  # closable
+
+
+@lru_cache(maxsize=8)
+def _database(url: str, name: str, settings: tuple[tuple[str, str], ...], process: int) -> Any | None:
+    """Return the handle of a process: a fork must not use that of its parent."""
+    try:
+        from adbc_driver_postgresql import connect as open_database
+    except ImportError:
+        return None
+    with closing(connect(url, name)) as connection:
+        if is_pooled(connection):
+            return None
+    from adbc_driver_manager import Error
+
+    try:
+        return open_database(make_conninfo(**server_parameters(url, name, dict(settings))))
+    except Error as error:
+        reason = str(error).replace(url, shown(url)).partition("\n")[0]
+        raise Unavailable(f"The database {shown(url)} can't be read: {reason}") from None
+
+
+class _SharedHandle:
+    """A database handle that a connection keeps, but does not close, because others use it."""
+
+    def __init__(self, database: Any) -> None:
+        self._database = database
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import psycopg
 import pyarrow as pa
 
-from postroom.adapters.postgres.adbc import adbc_database
+from postroom.adapters.postgres.columns import adbc_database
 from postroom.adapters.postgres.database import (
     Closable,
     Connection,

@@ -43,8 +43,7 @@ from postroom.adapters.postgres.database import (
 from postroom.adapters.postgres.url import DEFAULT_SCHEMA, schema_of
 from postroom.adapters.sql.read_models import SqlReadModels
 from postroom.adapters.sql.statements import statements
-from postroom.adapters.sql.tables import ReadModelTables
-from postroom.adapters.sql.version_row import read_heads
+from postroom.adapters.sql.tables import ReadModelTables, read_heads
 from postroom.domain.errors import Unavailable, UnusableServer
 from postroom.domain.tokenizer import Word
 from postroom.projections.incremental.cursors import Cursor, Head

@@ -1,28 +1,34 @@
-"""A store in a PostgreSQL database."""
+"""A store in a PostgreSQL database, and its checks."""
 
-from collections.abc import Sequence
-from contextlib import closing
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from postroom.adapters.postgres.database import connect, identity, shown, unavailable
+from postroom.adapters.postgres.database import Connection, connect, identity, is_pooled, shown, unavailable
 from postroom.adapters.postgres.event_log import Durability, PostgresEventLog, mailbox_names
 from postroom.adapters.postgres.messaging.message_outbox import (
     PostgresMessageOutbox,
     count_messages,
     has_message_outbox,
 )
+from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.postgres.ownership import PostgresOwnership
+from postroom.adapters.postgres.url import DEFAULT_SCHEMA, schema_of
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.transaction import for_psycopg
+from postroom.application.diagnosis import Finding, clock_finding
 from postroom.application.ports.outbox import MessageCount
 from postroom.application.ports.read_models import ContextBacklog
+from postroom.domain.errors import UnusableServer
 
 if TYPE_CHECKING:
     from postroom.adapters.postgres.log_reader import PostgresLogReader
     from postroom.adapters.postgres.read_model_store import PostgresReadModelStore
-    from postroom.adapters.postgres.read_model_updater import PostgresReadModelUpdater
+    from postroom.adapters.postgres.read_model_writer import PostgresReadModelUpdater
     from postroom.adapters.postgres.read_models import PostgresReadModels
     from postroom.adapters.sql.log_reader import Driver
 
@@ -92,7 +98,7 @@ class PostgresStore:
 
     def read_model_updater(self) -> "PostgresReadModelUpdater":
         """Open the read models for updates; see `Store.read_model_updater`."""
-        from postroom.adapters.postgres.read_model_updater import PostgresReadModelUpdater
+        from postroom.adapters.postgres.read_model_writer import PostgresReadModelUpdater
 
         return PostgresReadModelUpdater(self._url)
 
@@ -108,3 +114,111 @@ class PostgresStore:
             connection.transaction(),
         ):
             connection.cursor().executemany(statement.encode(), rows)
+
+
+MIN_VERSION = 140_000
+FULL_SHARE = 0.8
+MAX_OWNERS = 20
+_POOLER = "Name the server itself for owners, relays with hints, followers, rebuilds and capture."
+_SQL = statements("postroom.adapters.postgres", "sql/diagnosis.sql")
+_DIRECTORY = statements("postroom.adapters.postgres", "owner_directory.sql")
+
+
+def check_database(url: str, set_: str, name: str, seconds: float) -> Iterator[Finding]:
+    """Find whether a database can be used, how safely it writes, and what its clock says.
+
+    Arguments:
+        set_: the migrations that it should have, `store` or `messaging`.
+        name: first word of the findings' names.
+        seconds: deadline of each statement.
+    """
+    with _connect(url, seconds) as connection:
+        yield from _check_version(connection, url, name)
+        if is_pooled(connection):
+            yield Finding(f"{name} pooler", "warning", "a transaction pooler, for reads and records", _POOLER)
+        yield _check_migrations(connection, url, set_, name)
+        if set_ == "store":
+            yield _check_rights(connection, url, name)
+        yield _check_durability(connection, set_, name)
+        yield _check_clock(connection, name)
+        yield _check_connections(connection, name)
+
+
+def find_owners(url: str, seconds: float) -> Iterator[Finding]:
+    """Find where the owners of mailboxes answer other hosts, at most `MAX_OWNERS` of them.
+
+    Arguments:
+        seconds: deadline of a statement.
+    """
+    with _connect(url, seconds) as connection:
+        owners = connection.execute(_DIRECTORY["owners"].encode(), {"limit": MAX_OWNERS}).fetchall()
+    for mailbox, owner, address in owners:
+        yield Finding("owners", "ok", f"{mailbox}: {owner}, at {address}")
+    if not owners:
+        yield Finding("owners", "ok", "no process owns a mailbox and answers other hosts")
+
+
+@contextmanager
+def _connect(url: str, seconds: float) -> Iterator[Connection]:
+    settings = {"statement_timeout": str(int(seconds * 1_000))}
+    with closing(connect(url, "postroom doctor", settings)) as connection, unavailable(url):
+        yield connection
+
+
+def _check_version(connection: Connection, url: str, name: str) -> Iterator[Finding]:
+    ((text, number, is_replica),) = connection.execute(_SQL["version"].encode()).fetchall()
+    if number < MIN_VERSION:
+        yield Finding(name, "failure", f"{shown(url)}: PostgreSQL {text}", "Use PostgreSQL 14 or newer.")
+    else:
+        yield Finding(name, "ok", f"{shown(url)}: PostgreSQL {text}")
+    if is_replica:
+        advice = "Name the primary in the URL, or add target_session_attrs=read-write."
+        yield Finding(name, "failure", "it is a replica, which accepts no writes", advice)
+
+
+def _check_migrations(connection: Connection, url: str, set_: str, name: str) -> Finding:
+    try:
+        check_connection(connection, url, set_)
+    except UnusableServer as error:
+        finding, _, advice = str(error).partition("; ")
+        return Finding(f"{name} tables", "failure", finding, advice[:1].upper() + advice[1:])
+    return Finding(f"{name} tables", "ok", "those of this version")
+
+
+def _check_rights(connection: Connection, url: str, name: str) -> Finding:
+    missing = connection.execute(_SQL["missing_rights"].encode()).fetchall()
+    if not missing:
+        return Finding(f"{name} rights", "ok", "reads and writes all tables")
+    table, right, role = missing[0]
+    more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+    advice = f"As the user that migrates, run: postroom migrate --store URL --grant-to {quote(role)}"
+    return Finding(
+        f"{name} rights", "failure", f"no {right} on {schema_of(url) or DEFAULT_SCHEMA}.{table}{more}", advice
+    )
+
+
+def _check_durability(connection: Connection, set_: str, name: str) -> Finding:
+    settings: dict[str, str] = dict(connection.execute(_SQL["durability"].encode()).fetchall())
+    is_off = [each for each in ("fsync", "full_page_writes") if settings.get(each) == "off"]
+    if is_off:
+        advice = "Set both to on: a power cut may destroy the database."
+        return Finding(f"{name} durability", "failure", f"{' and '.join(is_off)}: off", advice)
+    if settings.get("synchronous_commit") == "off" and set_ == "messaging":  # a store's owner sets it itself
+        advice = "Set it to on, unless the last commits before a crash may be lost."
+        return Finding(f"{name} durability", "warning", "synchronous_commit: off", advice)
+    return Finding(f"{name} durability", "ok", "every commit is synced")
+
+
+def _check_clock(connection: Connection, name: str) -> Finding:
+    before = time.time_ns() // 1_000
+    ((theirs,),) = connection.execute(_SQL["clock"].encode()).fetchall()
+    after = time.time_ns() // 1_000
+    return clock_finding(f"{name} clock", before, theirs, after)
+
+
+def _check_connections(connection: Connection, name: str) -> Finding:
+    ((count, limit),) = connection.execute(_SQL["connections"].encode()).fetchall()
+    text = f"{count:,} of {limit:,} in use"
+    if count < FULL_SHARE * limit:
+        return Finding(f"{name} connections", "ok", text)
+    return Finding(f"{name} connections", "warning", text, "Raise max_connections, or end idle processes.")

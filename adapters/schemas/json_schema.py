@@ -10,7 +10,9 @@ import jsonschema_rs
 import msgspec
 from google.protobuf import any_pb2
 
-from postroom.domain.envelope.content import decode_json
+from postroom.domain.envelope.content import (
+    decode_json,
+)
 from postroom.domain.errors import InvalidRequest
 
 MAX_PROBLEMS = 5

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from postroom.adapters.sql.statements import statements
-from postroom.adapters.sql.version_row import chain_text, read_heads, to_cursors, to_version
+from postroom.adapters.sql.tables import chain_text, read_heads, to_cursors, to_version
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import NotFound
 from postroom.projections.fold import MESSAGES, derive

@@ -11,20 +11,20 @@ import msgspec
 from sqlalchemy import Connection, Row, func, inspect, literal, select
 
 from postroom.adapters.sql.access_path import choose, read_page
-from postroom.adapters.sql.dead_letters import DeadLetterQuery
-from postroom.adapters.sql.listing import activity_page, backlog_page
+from postroom.adapters.sql.dead_letters import DeadLetterQuery, activity_page, backlog_page
 from postroom.adapters.sql.search import Dialect, SearchQuery, matching_topics
 from postroom.adapters.sql.statistics import SqlStatistics
 from postroom.adapters.sql.tables import (
     MESSAGE_COLUMNS,
     ReadModelTables,
+    bodies_of,
     context_backlog,
     projection,
     projection_cursor,
     projection_parked,
     tables_of,
+    to_cursors,
 )
-from postroom.adapters.sql.version_row import bodies_of, to_cursors
 from postroom.application.ports.dead_letters import (
     DeadLetterFilter,
     DeadLetterGroupFilter,

@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 
 from postroom.adapters.sql.access_path import fewest_rows
-from postroom.adapters.sql.listing import distinct_values
+from postroom.adapters.sql.dead_letters import distinct_values
 from postroom.adapters.sql.search import Dialect, Lead, SearchQuery, matching_topics
 from postroom.adapters.sql.tables import ReadModelTables, projection_cursor
 from postroom.application.ports.facets import (

@@ -13,10 +13,9 @@ import polars as pl
 
 from postroom.adapters.sql.ddl import compare
 from postroom.adapters.sql.statements import statements
-from postroom.adapters.sql.version_row import chain_text, to_cursors
+from postroom.adapters.sql.tables import chain_text, to_cursors
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import NotFound, Unavailable
-from postroom.projections.comparison import describe_changes
 from postroom.projections.fold import MESSAGES, RECORDS
 from postroom.projections.incremental.cursors import Cursor
 from postroom.projections.log_reader import LogExtent
@@ -24,6 +23,7 @@ from postroom.projections.models.messages import ParkedRecord
 from postroom.projections.plan import Plan
 from postroom.projections.ports.read_model_store import ActiveVersion
 from postroom.projections.projection import POLARS
+from postroom.projections.verify import describe_changes
 
 SIDE_TABLES = {"mailbox": ("header", "topic", "text")}
 """Additional tables of a model, for searching it."""

@@ -25,8 +25,7 @@ from sqlalchemy.pool import QueuePool
 from postroom.adapters.files.durable import is_file_locked
 from postroom.adapters.sql.read_models import SqlReadModels
 from postroom.adapters.sql.statements import statements
-from postroom.adapters.sql.tables import ReadModelTables
-from postroom.adapters.sql.version_row import read_heads
+from postroom.adapters.sql.tables import ReadModelTables, read_heads
 from postroom.adapters.sqlite.database import connect_reader
 from postroom.adapters.sqlite.read_model_file import (
     follow_lock_path,

@@ -1,11 +1,17 @@
-"""The subject keys port in memory."""
+"""The subject keys port in memory, and the log of erasures."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fcntl import LOCK_EX, LOCK_NB, flock
+from pathlib import Path
 from secrets import token_bytes, token_hex
 from threading import Lock
 
-from postroom.adapters.subject_keys.cipher import DATA_KEY_BYTES, PSEUDONYM_PREFIX, DataKey
+from postroom.adapters.files.durable import sync
+from postroom.adapters.subject_keys.master_key import DATA_KEY_BYTES, PSEUDONYM_PREFIX, DataKey
 from postroom.application.ports.subject_keys import MasterKey, Subject, UnknownPseudonym
+from postroom.domain.errors import Unavailable
 
 
 class MemorySubjectKeys:
@@ -89,3 +95,62 @@ class MemorySubjectKeys:
     def _check(self, pseudonym: str) -> None:
         if pseudonym not in self._subjects:
             raise UnknownPseudonym(pseudonym, "The key store in memory")
+
+
+MODE = 0o600
+
+
+class FileErasureLog:
+    """Erasure log in a file that the first lock creates; see `ErasureLog`.
+
+    A last line that a crash left incomplete is ignored, and replaced by the next one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> Sequence[bytes]:
+        """Return the lines; see `ErasureLog.read`."""
+        try:
+            return self._path.read_bytes().split(b"\n")[:-1]
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise self._failure(error) from error
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the file against other processes; see `ErasureLog.locked`."""
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
+        except OSError as error:
+            raise self._failure(error) from error
+        try:
+            sync(self._path.parent)
+            try:
+                flock(descriptor, LOCK_EX | LOCK_NB)
+            except BlockingIOError:
+                raise Unavailable(
+                    f"Another process writes {self._path}; try again when it has ended."
+                ) from None
+            yield
+        finally:
+            os.close(descriptor)
+
+    def append(self, line: bytes) -> None:
+        """Append a line; see `ErasureLog.append`."""
+        try:
+            with self._path.open("r+b", buffering=0) as file:
+                end = file.read().rfind(b"\n") + 1
+                file.truncate(end)
+                file.seek(end)
+                data = line + b"\n"
+                if file.write(data) < len(data):
+                    file.truncate(end)
+                    raise Unavailable(f"The disk of {self._path} is full; free some space and try again.")
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: OSError) -> Unavailable:
+        return Unavailable(f"The erasure log {self._path} can't be used: {error.strerror}.")

@@ -21,7 +21,7 @@ from postroom.adapters.postgres.database import (
 )
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.sql.statements import statements
-from postroom.adapters.subject_keys.cipher import DATA_KEY_BYTES, PSEUDONYM_PREFIX, DataKey
+from postroom.adapters.subject_keys.master_key import DATA_KEY_BYTES, PSEUDONYM_PREFIX, DataKey
 from postroom.application.ports.subject_keys import MasterKey, Subject, UnknownPseudonym
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 

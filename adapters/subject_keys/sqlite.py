@@ -9,7 +9,7 @@ from secrets import token_bytes, token_hex
 
 from postroom.adapters.files.durable import sync
 from postroom.adapters.sql.statements import read_text, statements
-from postroom.adapters.subject_keys.cipher import DATA_KEY_BYTES, PSEUDONYM_PREFIX, DataKey
+from postroom.adapters.subject_keys.master_key import DATA_KEY_BYTES, PSEUDONYM_PREFIX, DataKey
 from postroom.application.ports.subject_keys import MasterKey, Subject, UnknownPseudonym
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 

@@ -23,11 +23,11 @@ from postroom.adapters.sql.staging import (
 from postroom.adapters.sql.versions import Versions
 from postroom.adapters.sqlite.read_model_file import CatalogFile
 from postroom.domain.errors import NotFound, Unavailable
-from postroom.projections.comparison import describe_changes
 from postroom.projections.fold import MESSAGES
 from postroom.projections.plan import Plan, Truncated
 from postroom.projections.ports.read_model_store import ActiveVersion, Build, OnProgress, ReadModelStore
 from postroom.projections.projection import Projection, load_projections, merge_rows
+from postroom.projections.verify import describe_changes
 
 
 class Target(Protocol):

@@ -7,9 +7,14 @@ from uuid import UUID
 
 import msgspec
 
-from postroom.application.cloudevents.event import JSON, CloudEvent, is_json_type
-from postroom.application.cloudevents.message import is_cloud_event, read_message
-from postroom.application.cloudevents.new_message import event_id
+from postroom.application.cloudevents.message import (
+    JSON,
+    CloudEvent,
+    event_id,
+    is_cloud_event,
+    is_json_type,
+    read_message,
+)
 from postroom.application.outbox.events import (
     AGGREGATE_ID,
     AGGREGATE_TYPE,

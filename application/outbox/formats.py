@@ -10,15 +10,18 @@ from uuid import UUID
 
 import msgspec
 
-from postroom.application.cloudevents.event import (
+from postroom.application.cloudevents.message import (
     ATTRIBUTES,
     BYTES,
     JSON,
+    PREFIXES,
     SPECVERSION,
+    Binding,
     CloudEvent,
+    Mode,
     is_attribute_name,
+    write_message,
 )
-from postroom.application.cloudevents.message import PREFIXES, Binding, Mode, write_message
 from postroom.application.outbox.events import (
     AGGREGATE_ID,
     AGGREGATE_TYPE,

@@ -15,8 +15,14 @@ from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import logger, summarize
 from postroom.application.threads import cancel_and_wait, wait_at_most
 from postroom.application.tracing import PROCESS, correlate, tracer
-from postroom.application.workers.handler import Handle, Handler, HandlerThread, Middleware, Settlements
-from postroom.application.workers.loop_watch import Handling
+from postroom.application.workers.handler import (
+    Handle,
+    Handler,
+    HandlerThread,
+    Handling,
+    Middleware,
+    Settlements,
+)
 from postroom.domain.errors import Fenced, InvalidRequest, MailboxClosed, Saturated, Unavailable
 from postroom.domain.message import Receipt
 from postroom.domain.policy import OutageBackoff, backoff_ms

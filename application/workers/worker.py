@@ -12,8 +12,7 @@ from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import logger
 from postroom.application.threads import cancel_and_wait
 from postroom.application.workers.consumer_run import Consumer, ConsumerRun, Topics
-from postroom.application.workers.handler import Middleware, make_handler
-from postroom.application.workers.loop_watch import Handling, LoopWatch
+from postroom.application.workers.handler import Handling, LoopWatch, Middleware, make_handler
 from postroom.domain.arguments import check_int, check_items, check_text
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.names import check_topic

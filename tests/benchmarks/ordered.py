@@ -16,7 +16,7 @@ import psycopg
 from postroom.adapters.compose.inbox import InboxSettings, open_worker
 from postroom.adapters.compose.maintenance import migrate_messaging
 from postroom.adapters.compose.outbox import MessagingSettings, NatsSettings
-from postroom.adapters.memory.event_handler import FunctionEventHandler
+from postroom.adapters.memory.store import FunctionEventHandler
 from postroom.adapters.nats.definitions import ConsumerDefinition
 from postroom.application.ports.inbox import HandlerRequest
 from tests.benchmarks.figures import Figures, Stopwatch

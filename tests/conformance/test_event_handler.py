@@ -9,7 +9,7 @@ from aiohttp import web
 
 from postroom.adapters.http.event_handler import HttpEventHandler
 from postroom.adapters.http.signature import verify_signature
-from postroom.adapters.memory.event_handler import FunctionEventHandler
+from postroom.adapters.memory.store import FunctionEventHandler
 from postroom.application.ports.inbox import EventHandler, HandlerRequest
 from postroom.domain.errors import DuplicateInboxMessage, Forbidden, PoisonMessage
 from tests.conformance.event_handler import EventHandlerConformance, Service, request

@@ -4,8 +4,7 @@ import json
 import psycopg
 import pytest
 
-from postroom.adapters.nats.connection import connect
-from postroom.adapters.nats.settings import NatsSettings
+from postroom.adapters.nats.connection import NatsSettings, connect
 from tests.support.outboxes import order_placed, record
 
 

@@ -18,7 +18,7 @@ from postroom.adapters.compose.inbox import (
     open_dead_letters,
     open_worker,
 )
-from postroom.adapters.memory.event_handler import FunctionEventHandler
+from postroom.adapters.memory.store import FunctionEventHandler
 from postroom.adapters.nats.definitions import ConsumerDefinition
 from postroom.application.inbox.dead_letter_admin import DeadLetterAdmin
 from postroom.application.inbox.dead_letters import DeadLetterRecord

@@ -11,8 +11,7 @@ import threading
 import time
 from contextlib import AsyncExitStack
 
-from postroom.adapters.nats.connection import connect
-from postroom.adapters.nats.settings import NatsSettings
+from postroom.adapters.nats.connection import NatsSettings, connect
 
 ITERATION_SECONDS = 0.02
 ITERATIONS = 24

@@ -15,8 +15,8 @@ from postroom.adapters.compose.outbox import MessagingSettings, open_outbox
 from postroom.adapters.compose.projections import context_backlogs
 from postroom.adapters.compose.queries import open_read_models
 from postroom.adapters.compose.store import open_store
-from postroom.adapters.postgres.messaging.backlog import count_backlog
 from postroom.adapters.postgres.messaging.inbox import PostgresInbox
+from postroom.adapters.postgres.messaging.inbox_queue import count_backlog
 from postroom.adapters.postgres.messaging.outbox import Outbox
 from postroom.adapters.postgres.messaging.settings import Tables
 from postroom.adapters.sqlite.read_model_file import views_path

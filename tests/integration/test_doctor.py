@@ -28,9 +28,9 @@ from postroom.adapters.compose.doctor import (
     run_checks,
     store_checks,
 )
-from postroom.adapters.nats.settings import NatsSettings
-from postroom.adapters.sqlite.diagnosis import check_file_system, check_modes, file_system
+from postroom.adapters.nats.connection import NatsSettings
 from postroom.adapters.sqlite.event_log import SqliteEventLog
+from postroom.adapters.sqlite.store import check_file_system, check_modes, file_system
 from postroom.application.diagnosis import clock_finding
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.domain.capability.token import RootKey

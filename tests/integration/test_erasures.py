@@ -19,9 +19,8 @@ from postroom.adapters.compose.erasures import Erasures
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.compose.store import open_master_key
 from postroom.adapters.sqlite.event_log import SqliteEventLog
-from postroom.adapters.subject_keys.cipher import DataKey
-from postroom.adapters.subject_keys.erasure_log import FileErasureLog
-from postroom.adapters.subject_keys.master_key import LocalMasterKey
+from postroom.adapters.subject_keys.master_key import DataKey, LocalMasterKey
+from postroom.adapters.subject_keys.memory import FileErasureLog
 from postroom.adapters.subject_keys.sqlite import SqliteSubjectKeys
 from postroom.application.erasure.erase_subject import ErasureRecord, SubjectMessages
 from postroom.application.mailbox.administer import EraseMessages

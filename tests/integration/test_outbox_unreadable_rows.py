@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from postroom.adapters.compose.outbox import MessagingSettings, OutboxAdmin, open_outbox
-from postroom.adapters.postgres.messaging.backlog import count_backlog
+from postroom.adapters.postgres.messaging.inbox_queue import count_backlog
 from postroom.adapters.postgres.messaging.settings import Tables
 from postroom.application.outbox.relay import OutboxSettings
 from postroom.domain.errors import InvalidRequest

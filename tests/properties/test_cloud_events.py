@@ -9,13 +9,14 @@ from cloudevents.core.v1.event import CloudEvent as SdkEvent
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.application.cloudevents.event import ATTRIBUTES, CloudEvent
 from postroom.application.cloudevents.message import (
     AMQP,
+    ATTRIBUTES,
     KAFKA,
     MAILBOX,
     NATS,
     Binding,
+    CloudEvent,
     CloudEventMessage,
     Mode,
     is_cloud_event,

@@ -1,4 +1,4 @@
-"""The inbox queue port over PostgreSQL, on one connection that is opened on demand."""
+"""The inbox queue port over PostgreSQL, hints by LISTEN, and backlogs."""
 
 import asyncio
 from collections.abc import Collection, Sequence
@@ -8,11 +8,19 @@ from uuid import UUID, uuid4
 import msgspec
 import psycopg
 
-from postroom.adapters.postgres.database import AsyncReconnecting, connect_shared, describe, shown
+from postroom.adapters.postgres.database import (
+    AsyncReconnecting,
+    connect,
+    connect_shared,
+    describe,
+    shown,
+    unavailable,
+)
 from postroom.adapters.postgres.messaging.settings import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.inbox.request import PARTITIONS
 from postroom.application.ports.inbox import NewMessage, Ownership, QueuedMessage, Retry, Turn
+from postroom.application.ports.read_models import ContextBacklog
 from postroom.application.ports.source import Headers, SourceMessage, StreamState
 from postroom.domain.errors import Unavailable, UnusableServer
 
@@ -153,3 +161,16 @@ def _read(content: bytes, sequence: int, failures: int) -> SourceMessage:
     return SourceMessage(
         stored.subject, stored.data, Headers(stored.headers), failures + 1, str(sequence), None
     )
+
+
+def count_backlog(database: str, context: str, tables: Tables) -> list[ContextBacklog]:
+    """Return the backlog of a context's outbox and inbox in one snapshot (SDS-047 QRY-050, QRY-051).
+
+    Arguments:
+        database: URL of the service's own database.
+
+    Raises: Unavailable when the database can't be read.
+    """
+    statement = messaging_statements("backlog.sql", tables)["backlog"]
+    with connect(database, "postroom backlog") as connection, unavailable(database):
+        return [ContextBacklog(context, *row) for row in connection.execute(statement.encode()).fetchall()]

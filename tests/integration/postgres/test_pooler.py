@@ -21,7 +21,7 @@ from postroom.adapters.postgres.database import is_pooled
 from postroom.adapters.postgres.messaging.inbox import PostgresInbox
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.postgres.migrate import migrate
-from postroom.adapters.postgres.read_model_updater import PostgresReadModelUpdater
+from postroom.adapters.postgres.read_model_writer import PostgresReadModelUpdater
 from postroom.domain.errors import InvalidRequest, Unavailable
 from postroom.domain.policy import TopicPolicy
 from tests.support.fixtures import CreateDatabase

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.adapters.memory.event_handler import FunctionEventHandler
+from postroom.adapters.memory.store import FunctionEventHandler
 from postroom.application.inbox.delivery import MAX_LABELS, EventDispatcher, EventHandlers, find_handler
 from postroom.application.inbox.metrics import InboxSettings
 from postroom.application.ports.inbox import HandlerRequest
