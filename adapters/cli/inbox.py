@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from typer import Argument, Option
 
-from postroom.adapters.cli.dead_letters import (
+from postroom.adapters.cli.dlq import (
     DISCARDED,
     DryRun,
     Remark,

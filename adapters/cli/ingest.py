@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from typer import Argument, Option
 
-from postroom.adapters.cli.dead_letters import DryRun, Row, report, show_dead_letters
+from postroom.adapters.cli.dlq import DryRun, Row, report, show_dead_letters
 from postroom.adapters.cli.filters import takes
 from postroom.adapters.cli.running import Reload, mailbox_settings, monitoring, opened, running
 from postroom.adapters.cli.session import ARCHIVE_MAILBOX, Session

@@ -169,7 +169,7 @@ def anchor(
     can't write.
     """
     from postroom.adapters.cli.output import Time
-    from postroom.adapters.compose.anchors import anchor_store
+    from postroom.adapters.compose.backup import anchor_store
 
     store = session.existing_store()
     if session.settings.mailbox is not None:

@@ -6,7 +6,7 @@ from uuid import UUID
 import msgspec
 from typer import Argument, Option
 
-from postroom.adapters.cli.dead_letters import (
+from postroom.adapters.cli.dlq import (
     DISCARDED,
     Remark,
     check_selection,

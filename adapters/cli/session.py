@@ -17,8 +17,8 @@ from postroom.domain.names import describe_choices
 if TYPE_CHECKING:
     from postroom.adapters.compose import OwnerSettings
     from postroom.adapters.compose.connect import SharedMailbox
-    from postroom.adapters.compose.message_relay import OutboxDatabases
     from postroom.adapters.compose.queries import Reader
+    from postroom.adapters.compose.schedule import OutboxDatabases
     from postroom.application.erasure.erase_subject import ErasureSettings
     from postroom.domain.mailbox.commands import MailboxMode
 
@@ -290,7 +290,7 @@ class Session:
         Arguments:
             others: besides the store and those of [relay] and [messaging].
         """
-        from postroom.adapters.compose.message_relay import OutboxDatabases
+        from postroom.adapters.compose.schedule import OutboxDatabases
 
         messaging = self.settings.sections.get("messaging", {}).get("database")
         services = [messaging] if isinstance(messaging, str) else []

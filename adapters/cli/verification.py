@@ -59,7 +59,7 @@ def load_anchors(session: Session, file: str | None, timestamp_ca: str | None) -
         if timestamp_ca is not None:
             raise WrongUsage("--timestamp-ca verifies the time stamps of anchors; name them with --anchor.")
         return LoadedAnchors(None, (), None)
-    from postroom.adapters.compose.anchors import read_anchors, verify_timestamps
+    from postroom.adapters.compose.backup import read_anchors, verify_timestamps
 
     anchors = read_anchors(Path(file), session.existing_store(), session.settings.mailbox)
     times = None if timestamp_ca is None else verify_timestamps(anchors, Path(timestamp_ca))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 from postroom.adapters.compose.access import open_key_ring
-from postroom.adapters.compose.message_relay import OutboxDatabases
+from postroom.adapters.compose.schedule import OutboxDatabases
 from postroom.adapters.compose.store import MEMORY, open_store
 from postroom.adapters.local.endpoints import fits
 from postroom.adapters.nats.connection import NatsSettings

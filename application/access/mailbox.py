@@ -10,8 +10,7 @@ import msgspec
 from postroom.application.access.audit import MAX_TOPICS, Auditor, audit_refusals, topics_of
 from postroom.application.access.guard import Deliveries, Guard
 from postroom.application.access.reads import AuthorizedReads
-from postroom.application.access.redrives import AuthorizedRedrives
-from postroom.application.access.settlements import AuthorizedSettlements
+from postroom.application.access.settlements import AuthorizedRedrives, AuthorizedSettlements
 from postroom.application.caller import Caller, call_as
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.mailbox.receive import StreamMessages

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from postroom import MailboxOutbox, NewMessage, Unavailable, open_mailbox
-from postroom.adapters.compose.message_relay import OutboxDatabases
+from postroom.adapters.compose.schedule import OutboxDatabases
 from postroom.adapters.compose.serve import HttpSettings, open_http_surface, serve_mailbox
 from postroom.application.metrics import Metric, SurfaceMetrics
 from postroom.application.operations.mailbox import Mailbox
