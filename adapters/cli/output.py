@@ -9,14 +9,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from postroom.application.text import printable
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 GAP = "  "

@@ -1,7 +1,7 @@
 """`postroom streams`: streams and consumers of the settings file, compared and applied."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from typer import Option
@@ -31,10 +31,6 @@ from postroom.adapters.compose.brokers import (
     open_streams,
 )
 from postroom.domain.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    pass
-
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 _SIZES = ("max_bytes", "max_msg_size")

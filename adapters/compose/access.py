@@ -41,7 +41,7 @@ from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.names import AUDIT_LOG, CAPABILITY_LOG
 from postroom.domain.policy import DAY_MS
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # eventsourcing is slow to import
     from postroom.application.access.capabilities import Capabilities
 
 

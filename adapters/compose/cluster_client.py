@@ -3,7 +3,7 @@
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote
 
 import uuid_utils
@@ -17,10 +17,6 @@ from postroom.application.mailbox_client import MailboxClient
 from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.names import check_mailbox, check_member
-
-if TYPE_CHECKING:
-    pass
-
 
 DEFAULT_PORT = 7400
 MAX_PROXIES = 100

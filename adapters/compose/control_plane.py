@@ -27,7 +27,7 @@ from postroom.domain.errors import InvalidRequest
 from postroom.domain.lease.lease import LeasePolicy
 from postroom.domain.names import check_address
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # grpcio and eventsourcing are extras
     from postroom.adapters.grpc.admin_client import ControlPlaneClient
     from postroom.adapters.grpc.node_access import NodeAccess
     from postroom.adapters.sqlite.database import Durability

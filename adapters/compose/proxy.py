@@ -18,9 +18,8 @@ from postroom.application.extras import explain_missing_extra
 from postroom.application.metrics import Metric, Monitor, SurfaceMetrics
 from postroom.application.threads import background_task
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # grpcio is an extra
     from postroom.adapters.grpc.node_access import NodeAccess
-
 
 __all__ = ["LocalRunner", "RunnerSettings", "ServedProxy", "serve_proxy"]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import msgspec
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # eventsourcing is slow to import
     from eventsourcing.persistence import ApplicationRecorder
 
 
