@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from postroom.adapters.compose.store import open_log_reader, open_store
-from postroom.adapters.schemas.validator import ContentDecoder
+from postroom.adapters.schemas.content_decoder import ContentDecoder
 from postroom.application.extras import explain_missing_extra
 from postroom.domain.errors import InvalidRequest
 from postroom.projections.log_reader import LogReader, PayloadDecoder

@@ -179,11 +179,3 @@ class SchemaDecoder:
             return decoded._replace(text=text.decode())
         except InvalidRequest as error:
             return decoded if decoded.problems else decoded._replace(problems=(str(error),))
-
-
-class ContentDecoder:
-    """A payload decoder by content type."""
-
-    def decode(self, mailbox: str, envelope: PrismEnvelope) -> DecodedPayload:  # the port's
-        """Decode a payload; see `PayloadDecoder.decode`."""
-        return decode_payload(envelope)

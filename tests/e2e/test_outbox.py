@@ -89,8 +89,8 @@ def test_an_operator_lists_retries_and_discards_a_row_that_cannot_be_read(config
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("retry",), "Name the events to retry, or pass --all for all parked ones"),
-        (("retry", "--all", "1"), "Name the events to retry, or pass --all for all parked ones"),
+        (("retry",), "Name the events to retry, or pass --all"),
+        (("retry", "--all", "1"), "Name the events to retry, or pass --all"),
         (("retry", "order-1"), "Event ids are UUIDs; one of order-1 is not"),
         (("cleanup", "--older-than", "soon"), "'soon' is not a duration"),
         (("relay",), "No context is configured"),
