@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from postroom.adapters.compose.queries import Projections, Reader, read_mailbox, read_projections
     from postroom.adapters.http.signature import verify_signature
     from postroom.adapters.kafka.settings import KafkaSettings
-    from postroom.adapters.nats.connection import NatsSettings
     from postroom.adapters.nats.definitions import ConsumerDefinition, StreamDefinition
+    from postroom.adapters.nats.settings import NatsSettings
     from postroom.adapters.postgres.capture.settings import CaptureColumns, CaptureSettings
     from postroom.adapters.postgres.messaging.middleware import (
         acknowledge,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     )
     from postroom.adapters.postgres.messaging.outbox import AsyncOutbox, Outbox
     from postroom.adapters.postgres.messaging.settings import MessagingSettings, Tables
-    from postroom.adapters.rabbitmq.connection import RabbitmqSettings
+    from postroom.adapters.rabbitmq.settings import RabbitmqSettings
     from postroom.adapters.sql.mailbox_outbox import AsyncMailboxOutbox, MailboxOutbox
     from postroom.adapters.sync_mailbox import SyncMailbox, SyncMessageStream, SyncReceivedMessage
     from postroom.application.erasure.erase_subject import ErasureSettings

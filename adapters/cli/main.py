@@ -140,7 +140,7 @@ COMMANDS: Entries = {
             "contexts": Command("views:contexts"),
             "verify": Command("views:verify"),
             "roll-back": Command("views:roll_back"),
-            "simulate": Command("simulate:simulate"),
+            "simulate": Command("topic:simulate"),
         },
         OPERATIONS,
     ),

@@ -11,7 +11,6 @@ from postroom.adapters.compose.connect import ClientTls
 from postroom.adapters.compose.connect import connect as connect_mailbox
 from postroom.adapters.compose.store import is_remote
 from postroom.adapters.kafka.settings import KafkaSettings
-from postroom.adapters.nats.connection import NatsSettings
 from postroom.adapters.nats.definitions import (
     ConsumerDefinition,
     Definition,
@@ -20,9 +19,10 @@ from postroom.adapters.nats.definitions import (
     StreamStatus,
     Value,
 )
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.nats.streams import Plan, apply_plan, make_plan
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
-from postroom.adapters.rabbitmq.connection import RabbitmqSettings
+from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.application.cloudevents.message import AMQP, KAFKA, MAILBOX, NATS
 from postroom.application.extras import explain_missing_extra
 from postroom.application.metrics import Metric

@@ -7,7 +7,7 @@ from postroom.adapters.compose.access import open_key_ring
 from postroom.adapters.compose.schedule import OutboxDatabases
 from postroom.adapters.compose.store import MEMORY, open_store
 from postroom.adapters.local.endpoints import fits
-from postroom.adapters.nats.connection import NatsSettings
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.postgres.capture.settings import CaptureSettings
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.postgres.url import is_url

@@ -9,11 +9,12 @@ from postroom.adapters.compose.process import trace_if_used
 from postroom.adapters.http.event_handler import HttpEventHandler
 from postroom.adapters.http.signature import read_keys
 from postroom.adapters.memory.store import FunctionEventHandler
-from postroom.adapters.nats.connection import NatsSettings, connect, nats_metrics
+from postroom.adapters.nats.connection import connect, nats_metrics
 from postroom.adapters.nats.definitions import ConsumerDefinition
 from postroom.adapters.nats.ordered_stream import JetStreamOrderedStream
 from postroom.adapters.nats.publisher import JetStreamDeadLetterQueue, JetStreamPublisher
 from postroom.adapters.nats.pull_consumer import InboxConsumer, PullConsumer, ensure_consumer
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.nats.source import JetStreamSource
 from postroom.adapters.nats.streams import JetStreamStreams
 from postroom.adapters.postgres.messaging.inbox import PostgresInbox

@@ -9,8 +9,8 @@ import msgspec
 from postroom.adapters.config.namespaces import find_namespace, load_namespaces
 from postroom.adapters.kafka.settings import KafkaSettings
 from postroom.adapters.local.mailbox import SharedMailbox
-from postroom.adapters.nats.connection import NatsSettings
-from postroom.adapters.rabbitmq.connection import RabbitmqSettings
+from postroom.adapters.nats.settings import NatsSettings
+from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.adapters.redis.source import RedisSettings
 from postroom.adapters.schemas.validator import SchemaValidator
 from postroom.application.extras import explain_missing_extra

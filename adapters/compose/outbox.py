@@ -8,7 +8,7 @@ from functools import partial
 from postroom.adapters.compose.brokers import EventTarget, MailboxTarget, OpenTarget, open_target
 from postroom.adapters.compose.process import trace_if_used
 from postroom.adapters.kafka.settings import KafkaSettings
-from postroom.adapters.nats.connection import NatsSettings
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.postgres.capture.event_rows import read_held_row
 from postroom.adapters.postgres.capture.settings import CaptureColumns, CaptureSettings
 from postroom.adapters.postgres.capture.slot import ReplicationSlot
@@ -18,7 +18,7 @@ from postroom.adapters.postgres.messaging.message_outbox import PostgresHints
 from postroom.adapters.postgres.messaging.outbox import AsyncOutbox, Outbox
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.adapters.postgres.messaging.settings import MessagingSettings, Tables
-from postroom.adapters.rabbitmq.connection import RabbitmqSettings
+from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.cloudevents.message import NATS
 from postroom.application.messaging.cleanup import Cleanup

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 import msgspec
 from nats.aio.client import Client
 
-from postroom.adapters.nats.connection import NatsSettings, connect
+from postroom.adapters.nats.connection import connect
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.domain.arguments import check_int, check_type
 from postroom.domain.errors import InvalidRequest, Unavailable
 

@@ -12,7 +12,7 @@ from nats.js.api import ConsumerConfig
 from nats.js.errors import NotFoundError
 
 from postroom.adapters.nats.client import SupervisedClient
-from postroom.adapters.nats.connection import NatsSettings, connect
+from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.pull_consumer import (
     CREATED,
     STREAM_NOT_FOUND,
@@ -21,6 +21,7 @@ from postroom.adapters.nats.pull_consumer import (
     find_or_create,
     missing_error,
 )
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.application.ports.source import Headers, SourceMessage
 from postroom.application.telemetry import logger, summarize
 from postroom.application.threads import wait_at_most

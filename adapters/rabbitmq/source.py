@@ -9,13 +9,13 @@ from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMe
 
 from postroom.adapters.rabbitmq.connection import (
     TIMEOUT_SECONDS,
-    RabbitmqSettings,
     StreamOffset,
     at_most,
     connect,
     disconnect,
     translate_errors,
 )
+from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.application.ingest.settlement import Deliveries, DeliveryToken
 from postroom.application.ports.source import Headers, SourceMessage
 from postroom.application.threads import wait_at_most

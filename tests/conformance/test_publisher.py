@@ -7,8 +7,9 @@ from pathlib import Path
 import nats
 import pytest
 
-from postroom.adapters.nats.connection import NatsSettings, connect
+from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.publisher import JetStreamPublisher
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.application.ports.outbox import NotStored, Publisher
 from postroom.domain.errors import InvalidRequest
 from tests.conformance.publisher import ORDERS, Stored, StreamConformance

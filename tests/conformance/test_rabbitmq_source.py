@@ -17,7 +17,8 @@ from aio_pika.exceptions import CONNECTION_EXCEPTIONS
 
 from postroom.adapters.rabbitmq import connection
 from postroom.adapters.rabbitmq import source as adapter
-from postroom.adapters.rabbitmq.connection import RabbitmqPublisher, RabbitmqSettings
+from postroom.adapters.rabbitmq.connection import RabbitmqPublisher
+from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.adapters.rabbitmq.source import QueueConsumer, RabbitmqQueueSource
 from postroom.application.cloudevents.message import AMQP, read_message
 from postroom.application.ingest.namespace import IngestCounts, RabbitmqSource

@@ -10,8 +10,8 @@ import nats
 import pytest
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from postroom.adapters.nats.connection import NatsSettings
 from postroom.adapters.nats.pull_consumer import PullConsumer
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.nats.source import HEARTBEAT_SECONDS, ROUND_TRIP_SECONDS, JetStreamSource
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable

@@ -4,7 +4,8 @@ import json
 import psycopg
 import pytest
 
-from postroom.adapters.nats.connection import NatsSettings, connect
+from postroom.adapters.nats.connection import connect
+from postroom.adapters.nats.settings import NatsSettings
 from tests.support.outboxes import order_placed, record
 
 

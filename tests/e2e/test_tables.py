@@ -9,7 +9,8 @@ from rich.cells import cell_len
 
 from postroom.adapters.cli.values import DIFFERS
 from postroom.adapters.compose import open_mailbox
-from postroom.adapters.nats.connection import NatsSettings, connect
+from postroom.adapters.nats.connection import connect
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.application.messages import NewMessage
 from postroom.domain.policy import TopicPolicy
 from tests.projections.histories import build_without_spark

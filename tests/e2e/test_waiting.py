@@ -10,7 +10,8 @@ import msgspec
 import psycopg
 import pytest
 
-from postroom.adapters.nats.connection import NatsSettings, connect
+from postroom.adapters.nats.connection import connect
+from postroom.adapters.nats.settings import NatsSettings
 from tests.e2e.conftest import TIMEOUT_SECONDS, Postroom
 from tests.support.outboxes import column, order_placed, record
 from tests.support.servers.nats import NatsServer

@@ -12,9 +12,10 @@ from typing import Any
 import psycopg
 
 from postroom.adapters.memory.store import FunctionEventHandler
-from postroom.adapters.nats.connection import NatsSettings, connect
+from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.publisher import JetStreamPublisher
 from postroom.adapters.nats.pull_consumer import PullConsumer
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.nats.source import JetStreamSource
 from postroom.adapters.postgres.messaging.inbox import PostgresInbox
 from postroom.adapters.postgres.messaging.middleware import current_transaction, inbox, pipeline, transaction

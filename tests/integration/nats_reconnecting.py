@@ -11,7 +11,8 @@ import threading
 import time
 from contextlib import AsyncExitStack
 
-from postroom.adapters.nats.connection import NatsSettings, connect
+from postroom.adapters.nats.connection import connect
+from postroom.adapters.nats.settings import NatsSettings
 
 ITERATION_SECONDS = 0.02
 ITERATIONS = 24

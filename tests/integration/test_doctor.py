@@ -28,7 +28,7 @@ from postroom.adapters.compose.doctor import (
     run_checks,
     store_checks,
 )
-from postroom.adapters.nats.connection import NatsSettings
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.sqlite.store import check_file_system, check_modes, file_system
 from postroom.application.diagnosis import clock_finding

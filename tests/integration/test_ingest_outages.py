@@ -9,8 +9,8 @@ import pytest
 from nats.aio.client import Client
 
 from postroom.adapters.compose import open_mailbox
-from postroom.adapters.nats.connection import NatsSettings
 from postroom.adapters.nats.pull_consumer import PullConsumer
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.nats.source import JetStreamSource
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.system.clock import SystemClock

@@ -33,7 +33,8 @@ from postroom.adapters.compose.serve import (
 )
 from postroom.adapters.memory.lease_store import MemoryLeaseStore
 from postroom.adapters.memory.store import FunctionEventHandler
-from postroom.adapters.nats.connection import NatsSettings, connect
+from postroom.adapters.nats.connection import connect
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.prometheus.text import write_metrics
 from postroom.application.messages import NewMessage

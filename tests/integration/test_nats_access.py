@@ -11,7 +11,8 @@ import msgspec
 import nkeys
 import pytest
 
-from postroom.adapters.nats.connection import NatsSettings, connect
+from postroom.adapters.nats.connection import connect
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.application.ingest.namespace import NatsSource
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.support.certificates import PASSWORD, TOKEN, Certificates

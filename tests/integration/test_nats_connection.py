@@ -13,9 +13,10 @@ import pytest
 from nats.aio.client import Client
 from nats.errors import Error
 
-from postroom.adapters.nats.connection import NatsSettings, connect
+from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.publisher import JetStreamPublisher
 from postroom.adapters.nats.pull_consumer import PullConsumer
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.nats.source import JetStreamSource
 from postroom.application.ports.outbox import PublishAck
 from postroom.application.ports.source import SourceMessage

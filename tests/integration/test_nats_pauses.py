@@ -16,9 +16,10 @@ from postroom.adapters.compose.inbox import InboxSettings, open_worker
 from postroom.adapters.compose.ingest import open_ingester
 from postroom.adapters.compose.outbox import OutboxSettings, open_relay
 from postroom.adapters.memory.store import FunctionEventHandler
-from postroom.adapters.nats.connection import NatsSettings, connect
+from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.definitions import ConsumerDefinition
 from postroom.adapters.nats.publisher import JetStreamPublisher
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.application.ports.inbox import HandlerRequest
 from postroom.application.threads import cancel_and_wait

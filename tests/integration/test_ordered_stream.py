@@ -8,9 +8,9 @@ import pytest
 from nats.aio.client import Client
 from nats.js.api import ConsumerConfig, DeliverPolicy
 
-from postroom.adapters.nats.connection import NatsSettings
 from postroom.adapters.nats.ordered_stream import JetStreamOrderedStream
 from postroom.adapters.nats.pull_consumer import PullConsumer
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.nats.source import JetStreamSource
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable

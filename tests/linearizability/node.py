@@ -27,7 +27,7 @@ from postroom.adapters.grpc.proxy_service import GrpcRoutePush
 from postroom.adapters.grpc.server import serve_handlers
 from postroom.adapters.jetstream.connection import LeaseStreamSettings
 from postroom.adapters.jetstream.lease_store import JetStreamLeaseStore
-from postroom.adapters.nats.connection import NatsSettings
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.sockets.address import resolve
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.cluster.control_plane import ControlPlane

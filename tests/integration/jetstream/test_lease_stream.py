@@ -30,7 +30,7 @@ from eventsourcing.tests.persistence import (
 from postroom.adapters.jetstream.connection import LeaseStreamSettings
 from postroom.adapters.jetstream.lease_store import JetStreamLeaseStore
 from postroom.adapters.jetstream.recorder import JetStreamRecorder
-from postroom.adapters.nats.connection import NatsSettings
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.domain.errors import BrokenLog, InvalidRequest, Unavailable
 from tests.integration.jetstream.conftest import OpenLeaseStore
 from tests.support.servers.nats import NatsServer

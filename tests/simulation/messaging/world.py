@@ -13,10 +13,11 @@ from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
 from postroom.adapters.nats.client import SupervisedClient
-from postroom.adapters.nats.connection import NatsSettings, connect
+from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.definitions import ConsumerDefinition, StreamDefinition, with_defaults
 from postroom.adapters.nats.publisher import JetStreamDeadLetterQueue, JetStreamPublisher
 from postroom.adapters.nats.pull_consumer import PullConsumer
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.nats.source import JetStreamSource
 from postroom.adapters.nats.streams import JetStreamStreams
 from postroom.adapters.postgres.messaging import middleware
