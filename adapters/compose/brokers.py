@@ -15,12 +15,14 @@ from postroom.adapters.nats.definitions import (
     ConsumerDefinition,
     Definition,
     Difference,
+    Plan,
     StreamDefinition,
     StreamStatus,
     Value,
+    apply_plan,
+    make_plan,
 )
 from postroom.adapters.nats.settings import NatsSettings
-from postroom.adapters.nats.streams import Plan, apply_plan, make_plan
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.application.cloudevents.message import AMQP, KAFKA, MAILBOX, NATS

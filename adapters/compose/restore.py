@@ -20,14 +20,8 @@ from postroom.adapters.compose.backup import Progress, verify_logs
 from postroom.adapters.compose.store import Store, open_store
 from postroom.adapters.files.durable import sync
 from postroom.adapters.postgres.url import is_url
-from postroom.adapters.sqlite.backup import (
-    STORE_TABLES,
-    SqliteStoreSnapshot,
-    check_side_files,
-    finish,
-    log_ends,
-    replace_store,
-)
+from postroom.adapters.sqlite.backup import STORE_TABLES, SqliteStoreSnapshot
+from postroom.adapters.sqlite.restore import check_side_files, finish, log_ends, replace_store
 from postroom.adapters.sqlite.store import SqliteStore
 from postroom.adapters.sqlite.store_file import has_file
 from postroom.adapters.system.clock import SystemClock

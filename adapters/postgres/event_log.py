@@ -11,7 +11,7 @@ import psycopg
 
 from postroom.adapters.postgres.columns import BinaryValue, append_statement, to_commit, uuid, uuids
 from postroom.adapters.postgres.database import connect, describe, is_lost, shown, unavailable
-from postroom.adapters.postgres.log_reader import SQL, LogConnections
+from postroom.adapters.postgres.log_connections import SQL, LogConnections
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.application.mailbox.codec import stream_ids
 from postroom.application.mailbox.records import Records

@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 
 from postroom.adapters.compose import list_mailboxes
-from postroom.adapters.postgres import event_log, log_reader
+from postroom.adapters.postgres import event_log, log_connections
 from postroom.adapters.postgres.database import Connection, connect, unavailable
 from postroom.adapters.postgres.event_log import PostgresEventLog, mailbox_names
 from postroom.application.mailbox.codec import to_records
@@ -46,7 +46,7 @@ def wait_until(database: Connection, question: str) -> None:
 def test_appends_wait_for_no_transaction_that_idles_with_a_snapshot_or_rows_of_ours(
     open_log: Open, url: str, monkeypatch: pytest.MonkeyPatch, held: str
 ) -> None:
-    monkeypatch.setattr(log_reader, "TIMEOUT", "5s")  # what waits fails
+    monkeypatch.setattr(log_connections, "TIMEOUT", "5s")  # what waits fails
     log = open_log(partition_positions=8)
     append(log, sents(3))
     with closing(psycopg.connect(url)) as idle:
