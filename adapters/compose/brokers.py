@@ -15,13 +15,11 @@ from postroom.adapters.nats.definitions import (
     ConsumerDefinition,
     Definition,
     Difference,
-    Plan,
     StreamDefinition,
     StreamStatus,
     Value,
-    apply_plan,
-    make_plan,
 )
+from postroom.adapters.nats.plan import Plan, apply_plan, make_plan
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings

@@ -1,14 +1,12 @@
 """Wiring of what an owner sends by itself: periodic messages, and those of outboxes."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import NamedTuple
-from zoneinfo import ZoneInfo
 
 import msgspec
-from cronsim import CronSim, CronSimError
 from uuid_utils.compat import uuid7
 
 from postroom.adapters.compose.store import MEMORY, Store, open_store
@@ -22,7 +20,7 @@ from postroom.application.outbox.message_relay import MessageRelay, SendBatch
 from postroom.application.ports.outbox import MessageOutbox
 from postroom.application.schedule import Missed, Schedule, Scheduler
 from postroom.application.threads import cancel_and_wait
-from postroom.domain.arguments import check_any_text, check_text
+from postroom.domain.arguments import check_text
 from postroom.domain.errors import InvalidRequest, PostroomError, UnusableServer
 from postroom.domain.names import DEFAULT_MAILBOX
 
@@ -56,7 +54,7 @@ def make_schedules(schedules: Mapping[str, ScheduleSettings]) -> list[Schedule]:
     Raises: InvalidRequest naming the schedule that is invalid, MissingExtra when cronsim is not installed.
     """
     with explain_missing_extra():
-        pass
+        from postroom.adapters.cron import cron_ticks
 
     factory = MessageFactory(DEFAULT_MAILBOX, SystemClock().wall, uuid7)
     made = []
@@ -86,38 +84,6 @@ def make_scheduler(mailbox: Mailbox, schedules: Sequence[Schedule]) -> Scheduler
         return datetime.fromisoformat((await mailbox.get_backlog()).as_of)
 
     return Scheduler(mailbox.send_message, schedules, now=now)
-
-
-def cron_ticks(expression: str, timezone: str = "UTC") -> Callable[[datetime], datetime]:
-    """Return a function that returns the first tick of a cron expression after a time.
-
-    Arguments:
-        expression: five fields (minute, hour, day, month, day of the week), or six with seconds first.
-        timezone: IANA name of the zone in which the expression is read. Around changes of the clock, a job at
-            a fixed time runs once, as in Debian's cron.
-
-    Raises: InvalidRequest for an invalid expression, one that has no ticks, and an unknown zone.
-    """
-    try:
-        zone = ZoneInfo(check_any_text("timezone", timezone))
-    except (ValueError, OSError, KeyError):
-        raise InvalidRequest(
-            f"Unknown time zone {timezone!r:.80}; use an IANA name such as Europe/Berlin."
-        ) from None
-
-    def next_tick(after: datetime) -> datetime:
-        return next(CronSim(expression, after.astimezone(zone)))
-
-    try:
-        check_any_text("cron", expression)
-        next_tick(datetime.now(zone))
-    except (CronSimError, StopIteration) as error:
-        reason = str(error) or "it has no ticks"
-        raise InvalidRequest(
-            f"{expression!r:.80} is not a cron expression: {reason}; write minute, hour, day, month and day "
-            "of the week, such as '*/5 * * * *'."
-        ) from error
-    return next_tick
 
 
 MAX_OUTBOXES = 100

@@ -10,13 +10,8 @@ import pytest
 
 from postroom.adapters.compose.outbox import MessagingSettings, OutboxSettings, open_outbox
 from postroom.adapters.nats.connection import connect
-from postroom.adapters.nats.definitions import (
-    ConsumerDefinition,
-    Definition,
-    StreamDefinition,
-    apply_plan,
-    make_plan,
-)
+from postroom.adapters.nats.definitions import ConsumerDefinition, Definition, StreamDefinition
+from postroom.adapters.nats.plan import apply_plan, make_plan
 from postroom.adapters.nats.publisher import JetStreamPublisher
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.nats.streams import JetStreamStreams

@@ -13,7 +13,8 @@ from postroom.adapters.cli.settings import InvalidSettings, Settings
 from postroom.adapters.cli.streams import read_definitions
 from postroom.adapters.compose.brokers import open_streams
 from postroom.adapters.nats.connection import connect
-from postroom.adapters.nats.definitions import Difference, apply_plan, make_plan
+from postroom.adapters.nats.definitions import Difference
+from postroom.adapters.nats.plan import apply_plan, make_plan
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.domain.errors import InvalidRequest
 
