@@ -21,8 +21,8 @@ from postroom.adapters.compose.access import read_audit_log
 from postroom.adapters.compose.export import StoreSearchQueries
 from postroom.adapters.compose.store import MEMORY, open_store
 from postroom.adapters.console.samples import Samples
-from postroom.adapters.console.security import ConsoleData, ConsoleSettings, Decode
 from postroom.adapters.console.sessions import OneTimeCode
+from postroom.adapters.console.settings import ConsoleData, ConsoleSettings, Decode
 from postroom.adapters.local.mailbox import SharedMailbox
 from postroom.application.extras import explain_missing_extra
 from postroom.application.metrics import Measure

@@ -15,7 +15,7 @@ import msgspec
 from postroom.adapters.compose.connect import ClientTls
 from postroom.adapters.compose.process import trace_if_used
 from postroom.adapters.compose.store import DATABASE_SCHEMES, scheme_of
-from postroom.adapters.jetstream.connection import LeaseStreamSettings
+from postroom.adapters.jetstream.settings import LeaseStreamSettings
 from postroom.adapters.sockets.address import Address, Protection
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.cluster.control_plane_metrics import ControlPlaneSettings, LeasePolicies

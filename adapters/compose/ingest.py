@@ -11,7 +11,7 @@ from postroom.adapters.kafka.settings import KafkaSettings
 from postroom.adapters.local.mailbox import SharedMailbox
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
-from postroom.adapters.redis.source import RedisSettings
+from postroom.adapters.redis.settings import RedisSettings
 from postroom.adapters.schemas.validator import SchemaValidator
 from postroom.application.extras import explain_missing_extra
 from postroom.application.ingest.ingester import Ingester, ingest_monitor

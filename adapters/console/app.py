@@ -18,8 +18,6 @@ from postroom.adapters.console import pages
 from postroom.adapters.console.page import Handler, NavEntry, Page
 from postroom.adapters.console.samples import Samples
 from postroom.adapters.console.security import (
-    ConsoleData,
-    ConsoleSettings,
     StartLink,
     client_address,
     cookie_name,
@@ -30,6 +28,7 @@ from postroom.adapters.console.security import (
     set_cookie,
 )
 from postroom.adapters.console.sessions import BrowserSession, OneTimeCode, Sessions, SignInThrottle, same
+from postroom.adapters.console.settings import ConsoleData, ConsoleSettings
 from postroom.adapters.console.templating import StaticFiles, Templates
 from postroom.application.service import Service
 from postroom.application.telemetry import logger

@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 from postroom.adapters.console.event_filter import EPOCH, MS, parse_time
 from postroom.adapters.console.samples import Samples
-from postroom.adapters.console.security import ConsoleData, ConsoleSettings
 from postroom.adapters.console.sessions import BrowserSession, Sessions
+from postroom.adapters.console.settings import ConsoleData, ConsoleSettings
 from postroom.adapters.console.templating import Templates
 from postroom.application.masking import NO_MASK, Mask
 from postroom.application.operations.mailbox import Mailbox

@@ -9,8 +9,9 @@ from urllib.error import URLError
 import msgspec
 from nats.aio.msg import Msg
 
-from postroom.adapters.jetstream.connection import ConnectionThread, LeaseStreamSettings
+from postroom.adapters.jetstream.connection import ConnectionThread
 from postroom.adapters.jetstream.recorder import JetStreamRecorder
+from postroom.adapters.jetstream.settings import LeaseStreamSettings
 from postroom.adapters.jetstream.stream import StreamServers, ensure_stream, hints_subject
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest, Unavailable

@@ -11,7 +11,7 @@ from eventsourcing.persistence import Notification, StoredEvent
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
-from postroom.adapters.jetstream.connection import MIN_EVENTS_PER_AGGREGATE, LeaseStreamSettings
+from postroom.adapters.jetstream.settings import MIN_EVENTS_PER_AGGREGATE, LeaseStreamSettings
 from postroom.domain.errors import BrokenLog, InvalidRequest, Unavailable
 
 CLUSTER_REPLICAS = 3

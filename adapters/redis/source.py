@@ -1,4 +1,4 @@
-"""Redis streams: settings, the source port over a consumer group, and the publisher port."""
+"""The source port over a consumer group of a Redis stream, and the publisher port."""
 
 import asyncio
 import os
@@ -6,7 +6,6 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 from redis.asyncio import Redis
@@ -14,51 +13,12 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
-from postroom.application.ingest.broker_access import BrokerAccess, tls_advice
+from postroom.adapters.redis.settings import RedisSettings
+from postroom.application.ingest.broker_access import tls_advice
 from postroom.application.ports.outbox import PublishAck
 from postroom.application.ports.source import SourceMessage
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest, Unavailable
-
-_FILES = {"ca": "ssl_ca_certs", "certificate": "ssl_certfile", "key": "ssl_keyfile"}
-
-
-class RedisSettings(BrokerAccess, frozen=True, kw_only=True):
-    """Address of Redis, and access to it.
-
-    Arguments:
-        url: `redis://`, `rediss://` with TLS, or `unix://`, as in redis-py; `user` and `password_file` take
-            precedence over its user and password.
-
-    Raises: InvalidRequest for settings that need TLS without it; see also `BrokerAccess`.
-    """
-
-    url: str
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.url.startswith("rediss://") and (self.ca is not None or self.certificate is not None):
-            raise InvalidRequest("The Redis settings ca and certificate need TLS; write rediss://.")
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.shown_address!r})"
-
-    @property
-    def shown_address(self) -> str:
-        """Return host and path of the URL, without user and password, for messages and logs."""
-        parts = urlsplit(self.url)
-        return f"{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-    def client_options(self) -> dict[str, Any]:
-        """Return the options of redis-py; raise InvalidRequest if the password file can't be read."""
-        options: dict[str, Any] = {"url": self.url}
-        options |= {option: path for name, option in _FILES.items() if (path := getattr(self, name))}
-        if (password := self.read_password()) is not None:
-            parts = urlsplit(self.url)  # redis-py prefers the user of the URL
-            address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-            options |= {"url": address, "username": self.user, "password": password}
-        return options
-
 
 TIMEOUT_SECONDS = 5.0
 """Time within which a server answers, in addition to the time that a read blocks."""

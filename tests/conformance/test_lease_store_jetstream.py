@@ -5,8 +5,8 @@ from uuid import uuid4
 
 import pytest
 
-from postroom.adapters.jetstream.connection import EVENTS_PER_AGGREGATE, LeaseStreamSettings
 from postroom.adapters.jetstream.lease_store import JetStreamLeaseStore
+from postroom.adapters.jetstream.settings import EVENTS_PER_AGGREGATE, LeaseStreamSettings
 from postroom.adapters.nats.settings import NatsSettings
 from tests.conformance.lease_store import PATIENT_MS, LeaseStoreConformance, OpenStore
 from tests.support.servers.nats import NatsServer

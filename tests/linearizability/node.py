@@ -25,8 +25,8 @@ from postroom.adapters.grpc.admin_service import admin_handlers
 from postroom.adapters.grpc.node_access import NodeAccess
 from postroom.adapters.grpc.proxy_service import GrpcRoutePush
 from postroom.adapters.grpc.server import serve_handlers
-from postroom.adapters.jetstream.connection import LeaseStreamSettings
 from postroom.adapters.jetstream.lease_store import JetStreamLeaseStore
+from postroom.adapters.jetstream.settings import LeaseStreamSettings
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.sockets.address import resolve
 from postroom.adapters.system.clock import SystemClock

@@ -13,7 +13,7 @@ from postroom.adapters.compose.serve import make_service, unrestricted
 from postroom.adapters.console.app import make_console
 from postroom.adapters.console.pages import message as message_page
 from postroom.adapters.console.samples import Samples
-from postroom.adapters.console.security import ConsoleData, ConsoleSettings
+from postroom.adapters.console.settings import ConsoleData, ConsoleSettings
 from postroom.domain.capability.rights import Expires, NotBefore, Right
 from postroom.domain.capability.token import Token
 from tests.support.access import Controlled

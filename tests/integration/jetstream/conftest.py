@@ -6,8 +6,8 @@ from uuid import uuid4
 
 import pytest
 
-from postroom.adapters.jetstream.connection import LeaseStreamSettings
 from postroom.adapters.jetstream.lease_store import JetStreamLeaseStore
+from postroom.adapters.jetstream.settings import LeaseStreamSettings
 from postroom.adapters.nats.settings import NatsSettings
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.nats_cluster import NatsCluster

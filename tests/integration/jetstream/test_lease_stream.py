@@ -27,9 +27,9 @@ from eventsourcing.tests.persistence import (
     NonInterleavingNotificationIDsBaseCase,
 )
 
-from postroom.adapters.jetstream.connection import LeaseStreamSettings
 from postroom.adapters.jetstream.lease_store import JetStreamLeaseStore
 from postroom.adapters.jetstream.recorder import JetStreamRecorder
+from postroom.adapters.jetstream.settings import LeaseStreamSettings
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.domain.errors import BrokenLog, InvalidRequest, Unavailable
 from tests.integration.jetstream.conftest import OpenLeaseStore
