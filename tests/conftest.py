@@ -2,6 +2,7 @@ import asyncio
 import gc
 import logging
 import os
+import signal
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
@@ -41,6 +42,9 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 
 # For every JVM that `spark-submit` starts, also in commands that tests run.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", archive_options())
+
+# Servers that tests start reload at SIGHUP, also where `nohup` runs the tests.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Commands, servers and workers are forks of a process that imported what most of them need.
 SHARED_IMPORTS.append("tests.support.script_imports")
