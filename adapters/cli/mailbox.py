@@ -11,7 +11,7 @@ from postroom.adapters.cli.output import Prose
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import FILE, InvalidSettings, find_field, parse_fields
 from postroom.adapters.cli.values import DIFFERS, REFUSED, WrongUsage, Yes, exact_duration, parse_pairs
-from postroom.application.queries.simulate_policy import LosesData, check_losses, describe_effect
+from postroom.application.queries.preview_settings import LosesData, check_losses, describe_effect
 from postroom.domain.errors import Difference, InvalidRequest, NotFound
 from postroom.domain.mailbox.topic_decisions import SettingsPreview
 from postroom.domain.names import describe_choices

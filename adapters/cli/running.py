@@ -17,7 +17,7 @@ from postroom.adapters.cli.settings import Settings
 from postroom.adapters.compose.process import ServiceManager
 from postroom.application.metrics import Monitor
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.queries.simulate_policy import check_losses
+from postroom.application.queries.preview_settings import check_losses
 from postroom.application.telemetry import ROOT, logger, summarize
 from postroom.application.threads import background_task, exempt_heap
 from postroom.domain.errors import PostroomError, Unavailable, UnusableServer

@@ -34,7 +34,8 @@ from postroom.application.queries.message_lists import (
     SearchMessages,
     WhyEmpty,
 )
-from postroom.application.queries.simulate_policy import PreviewSettings, SimulatePolicy
+from postroom.application.queries.preview_settings import PreviewSettings
+from postroom.application.queries.simulate_policy import SimulatePolicy
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.arguments import check_path
 from postroom.domain.errors import InvalidRequest

@@ -13,7 +13,7 @@ from postroom.application.queries.get_message import GetMessage
 from postroom.application.queries.mailbox_past import StateAt
 from postroom.application.queries.measure_mailbox import GetBacklog, ListTopics, MeasureMailbox
 from postroom.application.queries.message_lists import ListDeadLetters, PeekMessages, SearchUnsettled
-from postroom.application.queries.simulate_policy import PreviewSettings
+from postroom.application.queries.preview_settings import PreviewSettings
 from postroom.application.query_results import (
     Backlog,
     DeadLetter,
