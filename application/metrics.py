@@ -1,4 +1,4 @@
-"""Metrics: counters, gauges and histograms; those of surfaces, and of long-running commands' dependencies."""
+"""Metrics: counters, gauges and histograms, the requests of servers, and the state of dependencies."""
 
 import asyncio
 import time

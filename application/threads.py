@@ -1,4 +1,4 @@
-"""Threads, background tasks and forks of a process, and its garbage collector."""
+"""Threads, background tasks, forks and garbage collection of a process."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""Commands for dead letters, and what those of mailboxes, ingestion and inboxes share."""
+"""Commands for dead letters, and the lists and confirmations that all dead-letter commands share."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""Options that commands share: those of searches, and those that are settings of a section."""
+"""Options that several commands have: filters of searches, and settings of one section."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""`postroom audit`, `erase` and `erasure`, and what verifications of logs have in common."""
+"""Commands that verify logs: `postroom audit`, `erase` and `erasure`, and their common output."""
 
 import re
 from collections.abc import Iterable, Sequence

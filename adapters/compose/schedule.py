@@ -1,4 +1,4 @@
-"""Wiring of what an owner sends by itself: periodic messages, and those of outboxes."""
+"""Wiring of the messages that an owner sends by itself: periodic messages, and messages of outboxes."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

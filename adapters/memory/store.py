@@ -1,4 +1,4 @@
-"""A store in memory, which is lost at the end of the process, with its ports."""
+"""A store in memory, which is lost at the end of the process, and its locks and event handler."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -237,7 +237,7 @@ class JetStreamSource:
         await wait_at_most(min((time - now for time in times if time > now), default=0), self._arrived.wait())
 
     async def _forget_lost(self, now: float) -> None:
-        """Drop requests that the server lost: all after a reconnect, and those without answers.
+        """Drop requests that the server lost: all requests after a reconnect, else the unanswered ones.
 
         A request that reaches the server while it deletes the consumer gets neither an answer nor heartbeats.
         """

@@ -1,4 +1,4 @@
-"""A store in a PostgreSQL database, and its checks."""
+"""A store in a PostgreSQL database, and the checks of `postroom doctor`."""
 
 import time
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""A store in a SQLite file, and its checks."""
+"""A store in a SQLite file, and the checks of `postroom doctor`."""
 
 import os
 import shutil

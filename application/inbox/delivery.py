@@ -1,4 +1,4 @@
-"""Delivery of a message to its handler, and its response, recorded in the inbox and the dead letters."""
+"""Delivery of a message to its handler; the response is recorded in the inbox or the dead letters."""
 
 import asyncio
 import inspect

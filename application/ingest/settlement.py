@@ -1,4 +1,4 @@
-"""Deliveries of a source: acks and delays, which it receives while later messages are stored."""
+"""Acks and delays of a source's messages, sent while later messages are stored."""
 
 import asyncio
 import math

@@ -196,7 +196,7 @@ class Delivery(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     def to_delivery(self) -> MessageDelivery:
         """Return it as the owner handed it over.
 
-        Raises: ValueError for a time, hash or envelope that is none; InvalidRequest for such a receipt.
+        Raises: ValueError for an invalid time, hash or envelope; InvalidRequest for an invalid receipt.
         """
         receipt, visible_at = read_receipt(self.receipt), datetime.fromisoformat(self.visible_at)
         if self.envelope_b64 is None or visible_at.tzinfo is None:
@@ -362,7 +362,7 @@ def to_envelope(message: ReceivedMessage, *, with_envelope: bool) -> Envelope:
 
 
 def _read_hash(text: str) -> bytes:
-    """Return the bytes of a hash; raise ValueError if it is none."""
+    """Return the bytes of a hash; raise ValueError if the text is no hash."""
     if not text.startswith(_HASH_PREFIX) or len(text) != _HASH_CHARS:
         raise ValueError(f"{text[:80]!r} is not a hash")
     return bytes.fromhex(text.removeprefix(_HASH_PREFIX))

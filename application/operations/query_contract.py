@@ -75,7 +75,7 @@ class FoundMessages(msgspec.Struct, frozen=True):
     next_cursor: str | None = None
 
     def to_page(self) -> SearchPage:
-        """Return it as `Mailbox.search_messages` does; raises ValidationError for an item that is none."""
+        """Return it as `Mailbox.search_messages` does; raises ValidationError for an invalid item."""
         items = (
             msgspec.convert(item | {"status": _status(item), "envelope_blob": b""}, FoundMessage)
             for item in self.items
@@ -110,7 +110,7 @@ class ReadDetail(msgspec.Struct, frozen=True, kw_only=True):
     stream_id: str = ""
 
     def to_detail(self) -> MessageDetail:
-        """Return it as `Mailbox.get_message` does; raises ValidationError for an item that is none."""
+        """Return it as `Mailbox.get_message` does; raises ValidationError for an invalid item."""
         values = {name: getattr(self, name) for name in MessageDetail.__struct_fields__}
         item = msgspec.convert(self.item | {"envelope_blob": self.envelope_b64}, MailboxItem)
         return MessageDetail(**values | {"item": item})

@@ -1,4 +1,4 @@
-"""Ports: the owner of a mailbox, its event log and archive, and its clock."""
+"""Ports of the owner of a mailbox: commands, event log, archive and clock."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol

@@ -1,4 +1,4 @@
-"""A mailbox at a past moment, and what happened to it as far as its messages' histories depend on it."""
+"""The state of a mailbox at a past moment, and the events of a mailbox that change its messages."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator

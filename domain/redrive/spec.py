@@ -1,4 +1,4 @@
-"""What a redrive job selects, and what it does with the messages (RFC 7396 merge patches)."""
+"""The filter of a redrive job, and the changes that it makes to messages (RFC 7396 merge patches)."""
 
 from typing import Any, Literal
 

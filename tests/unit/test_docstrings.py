@@ -1,4 +1,4 @@
-"""Docstrings of methods: those that are left out are inherited."""
+"""Methods without a docstring inherit one."""
 
 import ast
 import inspect
