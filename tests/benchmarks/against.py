@@ -1,7 +1,7 @@
 """Old code and new code in turns: the same benchmarks, each side in processes of its own.
 
-The benchmarks are those of this worktree: they use only what both sides offer. Those that read tables of the
-log themselves are each side's own.
+The benchmarks are those of this worktree if the old code has all that they import. If a module was moved
+in the meantime, each side runs its own, as it does with benchmarks that read tables of the log themselves.
 """
 
 import os
@@ -93,6 +93,13 @@ class Side(msgspec.Struct, frozen=True):
         if found.returncode or not path.is_relative_to(self.folder):
             raise InvalidRequest(f"{self.folder} has no code of Postroom to measure; name a worktree.")
 
+    def has_imports(self) -> bool:
+        """Return whether its code has all that the benchmarks of this worktree import."""
+        names = [path.stem for path in Path(__file__).parent.glob("[a-z]*.py") if path.stem[:5] != "test_"]
+        script = f"import {', '.join(f'tests.benchmarks.{name}' for name in names)}"
+        command = [self.python(), "-c", script]
+        return not subprocess.run(command, cwd=ROOT, env=self.environment(), capture_output=True).returncode
+
 
 class Comparison(msgspec.Struct, frozen=True):
     """One figure of both sides.
@@ -152,13 +159,17 @@ def compare(
     sides = (Side.of("old", old.resolve(), folder), Side.of("new", ROOT, folder))
     for side in sides:
         side.check()
+    has_imports = all(side.has_imports() for side in sides)
+    if not has_imports:
+        tell("modules were moved: each side runs its own benchmarks")
     results: dict[str, dict[str, list[Figure]]] = {side.name: {} for side in sides}
     for turn in range(turns):
         for name in names:
             # Who begins changes: what a run leaves behind (a warm cache, a hot processor) is no advantage.
             for side in sides if turn % 2 == 0 else sides[::-1]:
                 tell(f"turn {turn + 1} of {turns}: {name}, {side.name}")
-                for figure in _measure(side, name, options(side), folder):
+                tests = ROOT if has_imports and not _reads_tables(name) else side.folder
+                for figure in _measure(side, name, options(side), folder, tests):
                     results[side.name].setdefault(figure.name, []).append(figure)
     return compared(results["old"], results["new"])
 
@@ -190,9 +201,8 @@ def compared(old: dict[str, list[Figure]], new: dict[str, list[Figure]]) -> list
     return comparisons
 
 
-def _measure(side: Side, name: str, options: Sequence[str], folder: Path) -> list[Figure]:
+def _measure(side: Side, name: str, options: Sequence[str], folder: Path, tests: Path) -> list[Figure]:
     output = folder / "figures.json"
-    tests = side.folder if _is_own(name) else ROOT
     name = OLD_NAMES.get(name, name) if side.name == "old" else name
     finished = subprocess.run(
         [side.python(), "-m", "tests.benchmarks", name, "--json", "--output", str(output), *options],
@@ -210,6 +220,6 @@ def _measure(side: Side, name: str, options: Sequence[str], folder: Path) -> lis
     return [msgspec.structs.replace(each, name=present.get(each.name, each.name)) for each in figures]
 
 
-def _is_own(name: str) -> bool:
-    """Return whether each side measures what is asked for by its own benchmarks."""
+def _reads_tables(name: str) -> bool:
+    """Return whether a measurement is one of `OWN`."""
     return any(f"{name}.".startswith(f"{own}.") for own in OWN)

@@ -9,7 +9,7 @@ import pytest
 
 from postroom.domain.errors import InvalidRequest
 from tests.benchmarks.__main__ import MODULES
-from tests.benchmarks.against import OLD_NAMES, ROOT, compare, compared, default_names, worktree
+from tests.benchmarks.against import OLD_NAMES, ROOT, Side, compare, compared, default_names, worktree
 from tests.benchmarks.figures import Figure, Figures
 from tests.benchmarks.options import Options
 
@@ -50,6 +50,14 @@ def test_a_figure_is_measured_under_its_present_and_its_older_name() -> None:
     for name, older in OLD_NAMES.items():
         assert Figures([name], lambda _: None).wants(name)
         assert Figures([older], lambda _: None).wants(name)
+
+
+def test_code_whose_modules_were_moved_runs_benchmarks_of_its_own(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    (other / "postroom").mkdir(parents=True)
+    (other / "postroom" / "__init__.py").touch()
+    assert Side.of("new", ROOT, tmp_path).has_imports()
+    assert not Side.of("old", other, tmp_path).has_imports()
 
 
 def test_a_folder_without_code_and_an_unknown_commit_are_refused(tmp_path: Path) -> None:
