@@ -61,7 +61,7 @@ class SyncMessageStream:
         self.close()
 
     def close(self) -> None:
-        """End the stream, and make ready what was not settled; idempotent."""
+        """End the stream, and make unsettled messages ready; idempotent."""
         if self._stream is not None:
             self._stream = None
             self._loop.run(self._opening.__aexit__(None, None, None), may_block=True)
@@ -104,7 +104,7 @@ class SyncMailbox(SyncOperations):
         self.close()
 
     def close(self) -> None:
-        """Finish what is in progress, and release the mailbox; idempotent."""
+        """Finish calls in progress, and release the mailbox; idempotent."""
         with self._closing:
             if self._mailbox is not None:
                 self._mailbox = None

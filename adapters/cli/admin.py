@@ -37,13 +37,12 @@ class AdminSettings(ListenSettings, frozen=True, kw_only=True):
     Arguments:
         listen: `host:port` or `unix:path`.
         standalone: keep leases in a SQLite file, for the admins of one machine.
-        jetstream: URLs of NATS servers that keep the leases, with commas between them; access is that of
-            `[nats]`.
+        jetstream: URLs of NATS servers that keep the leases, with commas between them; access as in `[nats]`.
         store: SQLite file or `postgresql://` URL of the leases; with `jetstream`, SQLite file of the tables
             `mailbox_leases` and `mailbox_routes`.
         stream: name of the JetStream stream.
         replicas: of that stream; None is 3 in a cluster of servers, and 1 on a single one.
-        monitoring: URLs of the NATS servers' monitoring, by which it is verified that they sync every write.
+        monitoring: URLs of the NATS servers' monitoring; the admin checks there that they sync every write.
         assume_sync_always: the operator's statement that they do.
         namespaces: YAML file whose namespaces have a section `lease`.
         ttl_ms, heartbeat_interval_ms, grace_period_ms: of the leases of other namespaces.

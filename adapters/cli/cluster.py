@@ -179,8 +179,8 @@ def runner(
 ) -> None:
     """Own and serve mailboxes by leases of the control plane, until interrupted.
 
-    Every runner of a mailbox needs the same store. On SIGTERM, the runner finishes what it began and releases
-    its leases within 5 s.
+    Every runner of a mailbox needs the same store. On SIGTERM, the runner finishes calls in progress and
+    releases its leases within 5 s.
     """
     section = options.read(session.settings)
     protection = section.protection("runner")

@@ -1,4 +1,4 @@
-"""`postroom config` and `doctor`: the settings in force, and what is wrong with an installation."""
+"""`postroom config` and `doctor`: the settings in force, and the faults of an installation."""
 
 import re
 import stat

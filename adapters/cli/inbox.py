@@ -143,7 +143,7 @@ async def consume(
 async def backlog(session: Session, database: Database = None, context: Context = None) -> None:
     """Count the received messages that are not processed yet, and show the age of the oldest.
 
-    If workers are ordered, count the messages in their queues, too, and those of the fullest partition.
+    If workers are ordered, also count the messages in their queues and in the fullest partition.
     """
     with explain_missing_extra(EXTRAS):
         from postroom.adapters.compose.inbox import open_inbox

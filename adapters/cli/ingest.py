@@ -300,7 +300,7 @@ async def open_admin(
 
 Opening = AbstractAsyncContextManager["IngestDeadLetterAdmin"]
 takes_admin = takes(open_admin)
-"""Adds the options of `open_admin` to a command, which enters what it returns."""
+"""Adds the options of `open_admin` to a command, which enters the context that it returns."""
 
 
 @takes_admin

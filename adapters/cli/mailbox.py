@@ -192,9 +192,9 @@ async def apply(
 ) -> int:
     """Make the settings of the mailbox, and the streams of NATS, equal to the settings file.
 
-    The mailbox gets [limits], [policy], [topics] and the topics of [erasure]; what the file leaves out gets
-    its default. It is created if it does not exist. Streams and consumers are created and updated as by
-    streams apply.
+    The mailbox gets [limits], [policy], [topics] and the topics of [erasure]; fields that the file leaves out
+    get their defaults. It is created if it does not exist. Streams and consumers are created and updated as
+    by streams apply.
     """
     if file is not None:
         session = session.with_settings(session.load(file))

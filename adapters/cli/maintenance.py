@@ -27,8 +27,8 @@ def create(
 ) -> None:
     """Back up a store to a new folder, while others send and receive.
 
-    The folder appears when the backup is complete. It contains all mailboxes as of one moment, and names the
-    end of each log, by which it can be verified. Read models and keys are not part of it, and the segments of
+    The folder appears when the backup is complete. It contains all mailboxes as of one moment, and has the
+    end of each log, so that it can be verified. Read models and keys are not part of it, and the segments of
     the log archive are only named.
     """
     from postroom.adapters.compose.backup import back_up
@@ -88,9 +88,9 @@ async def restore(
 ) -> None:
     """Restore a backup into an empty store, after verifying it.
 
-    With --replace, what the store contains is replaced; no process may use it. If it has records that the
-    backup lacks, such as acknowledged sends, the error names their number for --discard-newer. Owners and
-    receipts from after the backup are refused. Rebuild the read models afterwards.
+    With --replace, the backup replaces the contents of the store; no process may use it. If it has records
+    that the backup lacks, such as acknowledged sends, the error names their number for --discard-newer.
+    Owners and receipts from after the backup are refused. Rebuild the read models afterwards.
     """
     from postroom.adapters.compose.restore import restore as run
 

@@ -93,7 +93,7 @@ def target_from_url(session: Session, url: str | None, nats: str | None = None) 
 
     Arguments:
         url: None takes NATS.
-        nats: the URL of NATS then; None takes that of `[nats]`.
+        nats: the URL of NATS then; None takes the one of `[nats]`.
 
     Raises: WrongUsage for a URL of another scheme, InvalidRequest for an invalid one.
     """

@@ -225,8 +225,8 @@ MAX_LABEL = 24
 def prepare_streams() -> None:
     """Make the standard streams fit to write any text to, however the process was started.
 
-    Closed streams discard what is written, and characters that the encoding of a stream lacks are escaped as
-    in JSON, so that documents of JSON stay valid.
+    Writes to a closed stream are discarded. Characters that a stream's encoding lacks are escaped as in JSON,
+    so that JSON output stays valid.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -200,7 +200,7 @@ async def resume(
 
 
 async def cancel(session: Session, job: JobId) -> None:
-    """Cancel a redrive job; what it did stays done."""
+    """Cancel a redrive job; its effects stay."""
     await _change(session, job, "cancel")
 
 

@@ -1,6 +1,6 @@
 """Commands on a mailbox, wherever it is, and the tokens that servers ask for.
 
-A token is never an argument: other users see those of a process.
+A token is never an argument: other users can see a process's arguments.
 """
 
 import os

@@ -183,7 +183,8 @@ class AccessSection(msgspec.Struct, frozen=True, kw_only=True):
     Arguments:
         key_file: path of the keys that sign capabilities; None is beside the store.
         cap_cache_ttl_ms: how long a verified token is not verified again, 5 to 120 s.
-        quotas: by principal, such as `1000/1m` or `50MB/1h`; `*` is that of each one that is not named.
+        quotas: by principal, such as `1000/1m` or `50MB/1h`; `*` applies to every principal that is not
+            named.
     """
 
     key_file: str | None = None

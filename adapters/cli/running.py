@@ -42,7 +42,7 @@ def monitoring(session: Session, port: int | None, monitor: Monitor) -> Iterator
 
 
 BACKOFF = OutageBackoff(250, 15_000)
-"""Backoff while what a command uses is unavailable at its start."""
+"""Backoff while a server or store that a command uses is unavailable at its start."""
 T = TypeVar("T")
 MAILBOX_SETTINGS = ("policy", "limits", "topics")
 LIVE = ("log_level",)
@@ -53,7 +53,7 @@ class Reload(NamedTuple):
     """Something that a command reloads at SIGHUP.
 
     Arguments:
-        name: what it is, for the log, such as `TLS certificates`.
+        name: name of the object in the log, such as `TLS certificates`.
         apply: applies the new settings, and reads files again that they name. Changes nothing and raises
             PostroomError when they are invalid.
         settings: names of the settings that it applies, or the sections, such as `topics`; changes of others
@@ -107,7 +107,7 @@ async def running(
 async def opened(
     open_: Callable[[], AbstractAsyncContextManager[T]], *, is_patient: bool = True
 ) -> AsyncIterator[T]:
-    """Open what a long-running command uses, and wait while a server or the store is unavailable.
+    """Open the store and servers that a long-running command uses, and wait while one is unavailable.
 
     The service manager is told that the command is ready when it begins to wait, as it is during an outage.
 
@@ -183,7 +183,7 @@ class Reloader:
             manager.ready()
 
     async def reload(self) -> None:
-        """Load the settings again, and apply what a running command can apply.
+        """Load the settings again, and apply the changes that a running command can apply.
 
         Raises: InvalidSettings, before anything is changed, when they are invalid.
         """

@@ -96,7 +96,7 @@ class ServeSettings(HttpSettings, frozen=True, kw_only=True):
         tls_certificate, tls_key: PEM files; `host:port` addresses are then served with TLS.
         tls_client_ca: PEM file of authorities; clients must then have a certificate of one of them.
         behind_proxy: whether a proxy in front terminates TLS.
-        allowed_hosts: host names of the server besides those of loopback; `*` for any.
+        allowed_hosts: host names of the server besides loopback names; `*` for any.
         console: whether to serve the console; None if its packages are installed.
     """
 
@@ -259,8 +259,9 @@ def console(
 ) -> None:
     """Show the mailbox in a browser, until interrupted.
 
-    Prints a link that works once, within ten minutes. Its session may do everything, or what the token of
-    --token-file or POSTROOM_TOKEN permits. If another process owns the mailbox, the console calls that one.
+    Prints a link that works once, within ten minutes. Its session may do everything, or only what the token
+    of --token-file or POSTROOM_TOKEN permits. If another process owns the mailbox, the console calls that
+    one.
     """
     settings = session.settings.section("console", ConsoleSettings, {"read_only": read_only or None})
     settings = settings.validate()

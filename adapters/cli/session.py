@@ -56,7 +56,7 @@ class OwnerSection(msgspec.Struct, frozen=True):
 
     Arguments:
         listen: `host:port` where the owner of a mailbox in a database accepts connections from other hosts,
-            or `off`; None takes the interface by which it connects to the database.
+            or `off`; None takes the interface of its connection to the database.
     """
 
     listen: str | None = None
@@ -179,7 +179,7 @@ class Session:
         return [_check_mailbox(self.settings.mailbox, mailboxes, self.shown_store)]
 
     def archive(self, folder: str | None = None) -> str | None:
-        """Return the archive's folder: `folder`, or that of the settings, if any.
+        """Return the archive's folder: `folder`, or the folder of the settings, if any.
 
         Raises: NotFound if `folder` does not exist.
         """
@@ -192,7 +192,7 @@ class Session:
         """Open a mailbox and its archive for queries, whether or not another process owns it.
 
         Arguments:
-            archive: the archive's folder; None takes that of the settings.
+            archive: the archive's folder; None takes the one of the settings.
         """
         from postroom.adapters.compose.queries import read_mailbox
 
@@ -288,7 +288,7 @@ class Session:
         """Return the databases in which recorded messages are counted.
 
         Arguments:
-            others: besides the store and those of [relay] and [messaging].
+            others: besides the store and the databases of [relay] and [messaging].
         """
         from postroom.adapters.compose.schedule import OutboxDatabases
 

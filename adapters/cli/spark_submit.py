@@ -14,7 +14,7 @@ from postroom.domain.search import BodyRules
 
 
 def main() -> int:
-    """Run what the first argument names, and return the exit code."""
+    """Run the job that the first argument names, and return the exit code."""
     commands: dict[str, Callable[[], int]] = {"rebuild": rebuild, "report": report, "verify": verify}
     return commands[sys.argv.pop(1)]()
 

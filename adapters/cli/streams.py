@@ -106,7 +106,7 @@ def read_definitions(settings: Settings, replicas: int | None = None) -> Sequenc
     """Return the streams and consumers that the settings define.
 
     Arguments:
-        replicas: overrides those of every definition; None takes `replicas` of `[streams]`, if any.
+        replicas: overrides the replicas of every definition; None takes `replicas` of `[streams]`, if any.
 
     Raises: InvalidSettings naming the table and key, or if nothing is defined.
     """

@@ -286,7 +286,7 @@ def attenuate(
 
 
 def inspect(session: Session, token_file: TokenFile = None) -> None:
-    """Show whom a token was issued to, and what it allows; needs neither key nor store.
+    """Show the principal and the rights of a token; needs neither key nor store.
 
     Only the server checks the signature, and whether the capability was revoked.
     """

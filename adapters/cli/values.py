@@ -266,7 +266,7 @@ def parse_moment(text: str, now: datetime) -> int | datetime:
 def parse_micros(option: str, text: str | None) -> int | None:
     """Return the time that an option names in µs since 1970 UTC, or None without one.
 
-    Raises: WrongUsage for a text that is neither a time nor an age.
+    Raises: WrongUsage if the text is not a time or an age.
     """
     if text is None:
         return None

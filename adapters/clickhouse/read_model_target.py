@@ -110,7 +110,7 @@ class ClickHouseTarget:
         return self._database.tables()
 
     def drop(self, table: str) -> bool:
-        """Drop a table, and that of its ended rows."""
+        """Drop a table, and the table of its ended rows."""
         database = self._database
         for name in (table, ended(table)):
             database.command("drop", table=database.table(name))

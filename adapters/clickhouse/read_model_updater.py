@@ -41,7 +41,7 @@ MIN_REVISIONS = 100
 def compact(database: ClickHouseDatabase) -> None:
     """Remove the rows that ended before `SNAPSHOT_SECONDS`, and those that never became visible.
 
-    A process that is killed in between leaves what the next compaction removes.
+    If a process is killed in between, the next compaction removes its leftovers.
     """
     cursor, before = database.table(CURSOR), time.time_ns() - SNAPSHOT_SECONDS * 1_000_000_000
     with database.client() as client:

@@ -55,7 +55,7 @@ from postroom.projections.models.messages import PROJECTION
 from postroom.projections.projection import load_projections
 
 ALL = "all"
-"""Field of the access path whose conditions are all those of the filter."""
+"""Field of the access path that covers all conditions of the filter."""
 
 
 class NullableText(TypeDecorator[str]):

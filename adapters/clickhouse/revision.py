@@ -123,7 +123,7 @@ class Revision:
             )
 
     def apply_derived(self, changes: Changes) -> None:
-        """Apply the changes of the read models of unsettled messages, after those of the messages."""
+        """Apply the changes of the read models of unsettled messages, after the changes of messages."""
         for name, after in changes.after.items():
             projection, before = load_projections()[name], changes.before[name]
             assert isinstance(projection, MessageProjection)
@@ -185,7 +185,7 @@ class Revision:
     def _counted(
         self, projection: Projection, keys: pl.DataFrame, before: pl.DataFrame, after: pl.DataFrame
     ) -> pl.DataFrame:
-        """Return the stored counts, plus those of `after`, minus those of `before`."""
+        """Return the stored counts, plus the counts of `after`, minus the counts of `before`."""
         sums = [each.name for each in projection.columns if each.merge == "sum"]
         counts = [*projection.key, *sums]
         stored = self._among(self._live(projection), projection.schema, keys)

@@ -87,7 +87,7 @@ class OwnerSettings(NamedTuple):
     """How a process opens a mailbox that it owns; see `open_mailbox`.
 
     Arguments:
-        settings: those of a new mailbox, which one that exists must have.
+        settings: settings of a new mailbox; an existing mailbox must have the same.
     """
 
     mode: MailboxMode | None = None
@@ -142,7 +142,7 @@ class OwnerSettings(NamedTuple):
 
 
 def make_settings(limits: MailboxLimits | None, default_policy: TopicPolicy | None) -> SettingsChanges:
-    """Return what a program gives when it opens a mailbox, or raise InvalidRequest."""
+    """Return the arguments with which a program opens a mailbox, or raise InvalidRequest."""
     if limits is not None:
         check_type("limits", limits, MailboxLimits).validate()
     if default_policy is not None:
@@ -186,7 +186,7 @@ async def open_mailbox(
         amnesia: forget the content of messages when they settle, and refuse sends above `max_store_bytes`,
             256 MiB by default (svc-mailbox I-9); for the store `memory:` only.
         listen: `host:port` where this process accepts connections from other hosts while it owns the mailbox
-            of a database; None takes the interface by which it connects to the database, `off` accepts none.
+            of a database; None takes the interface of its connection to the database, `off` accepts none.
         erasure: encrypt the messages of data subjects, so that they can be erased; None sends none to topics
             whose messages are encrypted.
 
@@ -372,7 +372,7 @@ def list_mailboxes(store: str) -> list[str]:
 
 
 def open_archive(folder: str | Path) -> LogArchive:
-    """Return the archive in which retention stores what it removes.
+    """Return the archive in which retention stores the commits that it removes.
 
     Raises: MissingExtra when PyArrow is not installed.
     """

@@ -35,7 +35,7 @@ from postroom.domain.errors import IntegrityFailure, InvalidRequest, NotFound
 from postroom.domain.names import AUDIT_LOG, CAPABILITY_LOG
 
 Progress = Callable[[float, str], None]
-"""Called with a growing number and what it means."""
+"""Called with a growing number and its unit."""
 
 
 @explain_missing_extra()
@@ -97,7 +97,7 @@ def verify_logs(
 
 
 def _copy(place: Store, address: str, file: Path, progress: Progress) -> str:
-    """Copy a store to a file, and what the file can't hold to other files beside it; return its kind."""
+    """Copy a store to a file, and data that the file can't hold to other files beside it; return its kind."""
     if isinstance(place, SqliteStore):
         copy_file(Path(place.identity), file, lambda done, total: progress(done / total, f"{total:,} pages"))
         return "sqlite"

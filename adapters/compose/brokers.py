@@ -62,7 +62,7 @@ TIMEOUT_MS = 5_000
 
 
 class MailboxTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """A mailbox to which an outbox publishes; the arguments are those of `connect`."""
+    """A mailbox to which an outbox publishes; the arguments are the same as for `connect`."""
 
     address: str
     mailbox: str = DEFAULT_MAILBOX

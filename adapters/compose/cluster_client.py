@@ -25,7 +25,7 @@ _PROXY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?\Z")
 
 
 class ClusterUrl(NamedTuple):
-    """What a URL of a cluster names.
+    """Cluster, servers and mailbox of a URL.
 
     Arguments:
         proxies: addresses, `host:port`.
@@ -55,7 +55,7 @@ async def connect_cluster(
         url: `postroom://PROXY,.../NAMESPACE` for all mailboxes of a namespace, or
             `postroom://PROXY,.../NAMESPACE@ID` for one; `postrooms://` with TLS. A proxy is `host` or
             `host:port`; the default port is 7400.
-        mailbox: the mailbox, or None to take what the URL names.
+        mailbox: the mailbox; None takes the one in the URL.
         timeout_ms: time for each call, besides the wait for messages.
         token: sent with each call as `authorization: Bearer`.
         tls: certificates; None connects without TLS.

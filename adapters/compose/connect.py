@@ -234,7 +234,7 @@ class Connection:
 
 
 class _OpenMailboxes(Generic[T]):
-    """What a connection has opened, by the task or thread that did."""
+    """Resources that a connection has opened, by the task or thread that opened them."""
 
     def __init__(self) -> None:
         self._items: list[tuple[object, T]] = []
@@ -287,7 +287,7 @@ def connect(
         token: sent to a server with each call as `Authorization: Bearer`; a store takes none.
         tls: certificates with which to connect to the `https://` or `grpcs://` URL of a server.
         owner_timeout_ms: time without an answer after which an owner is replaced, even if it still runs.
-        mode, limits, default_policy: see `open_mailbox`; compared with those of the mailbox when it is
+        mode, limits, default_policy: see `open_mailbox`; compared with the mailbox's settings when it is
             opened, whoever owns it.
         durability, owner, archive, accept_clock, amnesia, listen, erasure: how this process opens the mailbox
             if it becomes the owner; see `open_mailbox`.

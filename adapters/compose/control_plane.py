@@ -194,7 +194,7 @@ async def serve_admin(
     Arguments:
         listen: `host:port`, port 0 for any free one; or `unix:path`.
         access: how proxies and runners are authenticated, and proxies are called.
-        protection: what an address beyond loopback needs.
+        protection: required for an address beyond loopback.
 
     Raises: InvalidRequest for an address that is malformed or not protected, Unavailable when it can't be
         bound or the lease store can't be read, MissingExtra without grpcio.

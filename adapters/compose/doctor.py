@@ -128,7 +128,7 @@ def keys_check(store: str, path: str | None) -> Check:
 
 
 def outboxes_check(databases: OutboxDatabases) -> Check:
-    """Return the check of messages that transactions recorded and that no owner sends."""
+    """Return the check for messages that transactions recorded and no owner sends."""
 
     def run() -> Iterator[Finding]:
         is_fine = True

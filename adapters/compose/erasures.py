@@ -27,7 +27,7 @@ from postroom.application.queries.mailbox_past import LogTime
 
 
 class ErasurePreview(NamedTuple):
-    """What an erasure would make unreadable, and how many messages of the subject were never encrypted."""
+    """Messages that an erasure would make unreadable, and how many of the subject were never encrypted."""
 
     subject: Subject
     messages: list[SubjectMessages]
@@ -58,7 +58,7 @@ class Erasures:
 
     Arguments:
         mailboxes: of the store.
-        owner: how mailboxes are opened that no process owns; with settings of erasure.
+        owner: opens mailboxes that no process owns; with settings of erasure.
         archive: folder with the records that retention removed.
     """
 

@@ -28,8 +28,8 @@ class TracingSettings(msgspec.Struct, frozen=True):
     """Settings of `[tracing]`.
 
     Arguments:
-        otlp_endpoint: base URL of a collector that accepts OTLP over HTTP; None takes that of OpenTelemetry's
-            environment variables, if any.
+        otlp_endpoint: base URL of a collector that accepts OTLP over HTTP; None takes the one of
+            OpenTelemetry's environment variables, if any.
     """
 
     otlp_endpoint: str | None = None
@@ -52,7 +52,7 @@ def export_traces(endpoint: str | None) -> Iterator[None]:
     """Export the spans of this process for as long as the context lasts, if a collector is configured.
 
     Arguments:
-        endpoint: base URL of the collector; None takes that of OpenTelemetry's environment variables.
+        endpoint: base URL of the collector; None takes the one of OpenTelemetry's environment variables.
 
     Raises: MissingExtra when an endpoint is given and the extra `otel` is not installed.
     """

@@ -32,7 +32,7 @@ class LocalRunner(NamedTuple):
     Arguments:
         store: of its mailboxes.
         settings: of the runner; it ignores the addresses and certificates of a server, as the proxy serves.
-        access: decides what the bearer of a token may use.
+        access: decides what the bearer of a token may do.
     """
 
     store: str
@@ -74,7 +74,7 @@ async def serve_proxy(
         admins: addresses of admins.
         listen: `host:port` or `unix:path`.
         access: credentials of this process.
-        protection: what an address beyond loopback needs.
+        protection: required for an address beyond loopback.
         address: at which other processes reach it; None takes `listen`.
         runner: a runner in this process; None for none.
 

@@ -39,7 +39,7 @@ class Restoration(msgspec.Struct, frozen=True):
     Arguments:
         manifest: of the backup.
         epochs: the first epoch of each mailbox after the restore.
-        losses: what the store had and the backup has not.
+        losses: events that the store had and the backup lacks.
     """
 
     store: str
@@ -60,12 +60,12 @@ async def restore(
 
     Arguments:
         store: address of an empty store, unless `replace` is set.
-        replace: replace what the store contains; no process may use it.
+        replace: replace the contents of the store; no process may use it.
         discard_newer: number of the store's records that the backup lacks, which are given up.
 
-    Raises: InvalidRequest when the store is not empty, has another number of newer records, or can't hold
-        what is in the backup; MailboxOwned and Unavailable when a process uses it; NotFound and
-        IntegrityFailure as `verify_backup`.
+    Raises: InvalidRequest when the store is not empty, has another number of newer records, or can't hold the
+        backup's data; MailboxOwned and Unavailable when a process uses it; NotFound and IntegrityFailure as
+        `verify_backup`.
     """
     place, manifest = open_store(store), read_manifest(backup)
     if isinstance(place, SqliteStore):
@@ -92,7 +92,7 @@ async def restore(
 
 
 async def _own(place: Store, existing: list[str], manifest: Manifest, opened: AsyncExitStack) -> None:
-    """Own the mailboxes of the store and of the backup, so that no other process opens one meanwhile."""
+    """Own the mailboxes of the store and of the backup, so that no other process can open one meanwhile."""
     owner = f"postroom restore, process {os.getpid()} on {socket.gethostname()}"
     for mailbox in sorted({*existing, *(head.mailbox for head in manifest.mailboxes)}):
         if is_mailbox(mailbox):
@@ -111,7 +111,7 @@ def _existing_in_file(path: Path) -> list[str]:
 def _replace_file(
     path: Path, place: Store, backup: Path, manifest: Manifest, discard_newer: int, progress: Progress
 ) -> tuple[dict[str, int], list[Loss]]:
-    """Put the file of a backup in the place of `path`; return the new epochs, and what was lost."""
+    """Put the file of a backup in the place of `path`; return the new epochs and the lost events."""
     others = [file.name for file in manifest.files if file.name != STORE]
     if others:
         raise InvalidRequest(
@@ -165,7 +165,7 @@ def _existing_in_database(url: str) -> list[str]:
 def _load_database(
     url: str, place: Store, backup: Path, manifest: Manifest, discard_newer: int, progress: Progress
 ) -> tuple[dict[str, int], list[Loss]]:
-    """Replace what a database contains in one transaction; return the new epochs, and what was lost."""
+    """Replace the contents of a database in one transaction; return the new epochs and the lost events."""
     from postroom.adapters.postgres.backup import loading_store
 
     check_files(backup, manifest)

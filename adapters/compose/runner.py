@@ -57,7 +57,7 @@ Access = Callable[[Mailbox, Search], OpenSession]
 
 
 class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a runner is, and how it opens its mailboxes.
+    """Identity of a runner, and how it opens its mailboxes.
 
     Arguments:
         runner, proxy: ids of the runner, and of the proxy that it belongs to.
@@ -93,7 +93,7 @@ class StoreHost(MailboxHost):
 
     Arguments:
         store: its address.
-        access: decides what the bearer of a token may use.
+        access: decides what the bearer of a token may do.
     """
 
     def __init__(self, store: str, settings: RunnerSettings, access: Access) -> None:
@@ -196,7 +196,7 @@ async def open_runner(
     """Serve the mailboxes of a runner over gRPC for as long as the context lasts; `OpenRunner.run` owns them.
 
     Arguments:
-        access: decides what the bearer of a token may use; `unrestricted` lets every caller do everything.
+        access: decides what the bearer of a token may do; `unrestricted` lets every caller do everything.
         admin: the control plane.
 
     Raises: InvalidRequest for an address that is not served, Unavailable when it can't be bound.

@@ -103,7 +103,7 @@ class OutboxRelays:
         self._outboxes: list[MessageOutbox] = []
 
     def add(self, addresses: Sequence[str]) -> None:
-        """Relay what is recorded at these addresses until `close`, as soon as they can be used.
+        """Relay the messages recorded at these addresses until `close`, as soon as they can be used.
 
         Arguments:
             addresses: paths of SQLite files and `postgresql://...`; those that are relayed already are
@@ -115,7 +115,7 @@ class OutboxRelays:
             self.add_store(open_store(address))
 
     def add_store(self, store: Store) -> None:
-        """Relay what is recorded in a store; see `add`."""
+        """Relay the messages recorded in a store; see `add`."""
         outbox = store.message_outbox(self._mailbox)
         if outbox is None or store.identity in self._relays:
             return

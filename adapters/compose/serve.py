@@ -61,7 +61,7 @@ async def serve_mailbox(
 
     Arguments:
         store: the store of the mailbox.
-        access: decides what the bearer of a token may use; `unrestricted` lets every caller do everything.
+        access: decides what the bearer of a token may do; `unrestricted` lets every caller do everything.
         search: searches messages in place of the mailbox.
         measure: returns the metrics of the mailbox; None for none.
         cap_cache_ttl_ms: how long `access` does not verify a token again, for the metrics.

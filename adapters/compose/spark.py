@@ -90,8 +90,8 @@ def register(spark: "SparkSession") -> None:
     """Register Postroom's data sources with a Spark session, which then reads stores by `spark.read.format`.
 
     Without it, Spark finds the sources by their installed modules, and divides the work by the size of the
-    log alone. On a local master the session's Python processes become those of this Python, unless
-    `PYSPARK_PYTHON` names another one.
+    log alone. On a local master the session's workers use this Python, unless `PYSPARK_PYTHON` names another
+    one.
 
     Arguments:
         spark: a session, also one of Spark Connect, whose server needs Postroom, too.

@@ -57,7 +57,7 @@ class Store(Protocol):
     def event_log(
         self, mailbox: str, *, durability: Durability = "full", can_shrink: bool = False
     ) -> EventLog:
-        """Open the log of a mailbox for writing; create what is missing.
+        """Open the log of a mailbox for writing; create missing parts.
 
         Arguments:
             durability: `full` survives power cuts, `relaxed` only process crashes.
@@ -151,7 +151,7 @@ _STORES: dict[str, Callable[[str], Store]] = {
 
 
 def scheme_of(address: str) -> str:
-    """Return the scheme of an address; empty for that of a file."""
+    """Return the scheme of an address; empty for a file."""
     scheme, separator, _ = address.partition("://")
     return "memory" if address == MEMORY else scheme if separator else ""
 
@@ -162,7 +162,7 @@ def is_remote(address: object) -> bool:
 
 
 def has_store(address: str) -> bool:
-    """Return whether there is a store at an address; that of a database is not looked for.
+    """Return whether there is a store at an address; a database is not looked for.
 
     Raises: UnusableStore when this process may not see it.
     """
@@ -201,7 +201,7 @@ def open_protection(settings: ErasureSettings) -> Protection:
 
 
 def open_subject_keys(settings: ErasureSettings, master_key: MasterKey) -> SubjectKeys:
-    """Return the key store; its methods raise as those of `SubjectKeys`.
+    """Return the key store; its methods raise the same errors as `SubjectKeys`.
 
     Raises: MissingExtra for one in PostgreSQL without the driver.
     """

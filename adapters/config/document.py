@@ -40,7 +40,7 @@ class EnvelopeSchema(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """The schema of one topic's payloads; missing keys default to those of `PayloadSchemas`."""
+    """The schema of one topic's payloads; missing keys have the defaults of `PayloadSchemas`."""
 
     topic: str
     message_name: str | None = None

@@ -220,7 +220,7 @@ def _timeline(detail: MessageDetail, explanation: Explanation, mask: Mask) -> It
 PREVIEW_CHARS = 64 << 10
 """Length of the text that is shown."""
 PREVIEW_BYTES = 2 << 10
-"""Number of bytes that are shown of what is not text."""
+"""Number of bytes shown of a value that is not text."""
 ROW_BYTES = 16
 MAX_DECODED_BYTES = 8 << 20
 """Size above which a payload is not decoded: of it, only the first part is looked at."""
@@ -268,7 +268,7 @@ def preview_payload(envelope: PrismEnvelope, decode: Decode, mask: Mask = NO_MAS
 
     Arguments:
         decode: decodes by content type or by schema; not called for large payloads.
-        mask: what the reader may not see.
+        mask: fields that the reader may not see.
     """
     payload = decode_bounded(envelope, decode)
     size = len(envelope.payload.value)

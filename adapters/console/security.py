@@ -68,7 +68,7 @@ def client_address(request: Request, *, trusts_proxy: bool) -> str:
 
 
 def return_path(text: object) -> str:
-    """Return a path within the console if the text is one, else that of the overview."""
+    """Return a path within the console if the text is one, else the path of the overview."""
     return text if isinstance(text, str) and _RETURN_PATH.match(text) else "/"
 
 

@@ -1,4 +1,4 @@
-"""What a console is given: its settings, and where its data come from."""
+"""Settings of a console: its settings, and where its data come from."""
 
 import re
 from collections.abc import Awaitable, Callable, Sequence

@@ -52,7 +52,7 @@ class File(Protocol):
 def whole_file(target: Path, format_: ExportFormat, overwrite: bool) -> Iterator[BinaryIO]:
     """Yield a file that is renamed to `target` when the context ends, and removed on an error.
 
-    It is for its owner only. What a killed process left of an export to the same file is removed.
+    It is for its owner only. Leftovers of a killed export to the same file are removed.
 
     Arguments:
         overwrite: replace an export of the same format.
@@ -184,7 +184,7 @@ class StreamedExport:
 
 
 class _Sink(io.RawIOBase):
-    """Collects what is written; `tell` counts what was passed on, too."""
+    """Collects written bytes; `tell` also counts bytes that were passed on."""
 
     def __init__(self) -> None:
         self.parts = bytearray()
@@ -214,7 +214,7 @@ def _open_file(sink: _Sink, options: ExportOptions, envelope: bool) -> File:
 
 
 class JsonFile:
-    """A file of JSON lines that is being written; its rows are those of `postroom search --json`.
+    """A file of JSON lines that is being written; its rows are the same as of `postroom search --json`.
 
     Arguments:
         file: is closed by `close`.

@@ -226,7 +226,7 @@ def _optional(key: str, number: int | None) -> list[tuple[str, str]]:
 
 
 def _seconds(ttl_ms: int | None) -> int:
-    """Return a TTL as RFC-049's message has it: whole seconds, 0 for that of the namespace."""
+    """Return a TTL as RFC-049's message has it: whole seconds, 0 for the TTL of the namespace."""
     return 0 if ttl_ms is None else max(1, ttl_ms // 1_000)
 
 

@@ -1,4 +1,4 @@
-"""What a gRPC call has besides its messages: its method, metadata, and the status of its error (C-10)."""
+"""Parts of a gRPC call besides its messages: its method, metadata, and the status of its error (C-10)."""
 
 import math
 import re

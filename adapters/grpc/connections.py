@@ -1,7 +1,8 @@
 """Channels of gRPC clients, and the limits of a server's connections by address and by time.
 
 The library accepts connections itself and tells only the address of a call's peer. So the server looks
-through the sockets of its process, and shuts down those of clients that have not shown a valid token in time.
+through the sockets of its process, and shuts down the connections of clients that have not shown a valid
+token in time.
 """
 
 import asyncio

@@ -200,7 +200,7 @@ READS = frozenset(
 )
 """The methods that change nothing, and so are repeated when their outcome is unknown."""
 _CONNECTION_KEYS = frozenset({"user-agent", "content-type", "te", "host", FORWARDED_KEY, MAILBOX_KEY})
-"""Metadata that is not passed on, besides that of gRPC itself."""
+"""Metadata that is not passed on, besides gRPC's own."""
 CORR_ID_KEY = "x-corr-id"
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
@@ -234,7 +234,7 @@ class ForwardedCall:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the metadata, and what is left of the caller's time."""
+        """Return the metadata, and the remainder of the caller's time."""
         return {"metadata": self._metadata, "timeout": self._context.time_remaining()}
 
     async def begin_answer(self, initial: Metadata | None) -> None:
@@ -322,7 +322,7 @@ def forwarded_metadata(pairs: Metadata, mailbox: str) -> Metadata:
 
 
 def _passed_on(pairs: Metadata | None) -> Metadata:
-    """Return metadata without that of the connection."""
+    """Return metadata without the fields of the connection."""
     return tuple(
         (key, value)
         for key, value in pairs or ()

@@ -237,7 +237,7 @@ class RoutedChannel:
         return call
 
     def has_moved(self, error: grpc.aio.AioRpcError, target: Target) -> bool:
-        """Return whether an error says that the mailbox is elsewhere; note what it says of the server."""
+        """Return whether an error says that the mailbox is elsewhere; note what it tells about the server."""
         if error_of(error, target.where).code == WrongOwner.code:
             self._routes.forget(self._mailbox)
             return True

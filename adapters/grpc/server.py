@@ -82,7 +82,7 @@ def grpc_surface(
 
     Arguments:
         address: `host:port`, port 0 for any free one; or `unix:path`.
-        protection: what an address beyond loopback needs.
+        protection: required for an address beyond loopback.
         limits: of the connections.
 
     Raises: InvalidRequest for an address that is malformed or not protected.

@@ -1,4 +1,4 @@
-"""The calls of `postroom.v1`, translated into those of a mailbox."""
+"""The calls of `postroom.v1`, translated into operations of a mailbox."""
 
 import asyncio
 import math
@@ -73,7 +73,7 @@ ANSWER_MS = 100
 class MailboxService:
     """The methods of both services, named as in `METHODS`; each raises a PostroomError when it is refused.
 
-    Those of other operations are derived from the table of operations; see `answer`.
+    The other calls are derived from the table of operations; see `answer`.
     """
 
     def __init__(self, service: Service) -> None:
@@ -118,7 +118,7 @@ class MailboxService:
         return _delivery(await call.mailbox.receive_messages(topics, **options))
 
     async def recv_stream(self, request: pb.RecvStreamRequest, call: Call) -> None:
-        """Receive messages until the caller ends the call; then make ready what it did not settle."""
+        """Receive messages until the caller ends the call; then make its unsettled messages ready."""
         options = messages.set_fields(request)
         topics = list(options.pop("topics", ()))
         heartbeat_ms = check_int(

@@ -1,4 +1,4 @@
-"""The event handler port over HTTP, and what its responses mean (SDS-047 PORT-047-005, section 12)."""
+"""The event handler port over HTTP, and the meaning of its responses (SDS-047 PORT-047-005, section 12)."""
 
 import time
 from collections.abc import Iterable, Sequence

@@ -95,7 +95,7 @@ BODIES = ("set_topic_policy", "preview_redrive")
 
 
 class Info(msgspec.Struct, frozen=True):
-    """What the client needs of the mailbox that is served."""
+    """Facts about the served mailbox that the client needs."""
 
     mailbox: str
 

@@ -37,7 +37,7 @@ _RESULTS = {"results": [{"ok": True}]}
 
 
 def make_routes(messages: MessageHandlers, queries: QueryHandlers, state: StateHandlers) -> Sequence[Route]:
-    """Return the routes: those that are written here, and those of all other operations."""
+    """Return the routes: those written here, and derived ones for all other operations."""
     written = (
         Route(
             "POST",

@@ -60,7 +60,7 @@ class WriteBuffer:
             self._flush()
 
     def close(self) -> None:
-        """Send what was written, and close; a client that does not read it keeps no connection."""
+        """Send the written data, and close; a client that does not read it keeps no connection."""
         if self.lingers:
             self.end()
             return
@@ -70,10 +70,10 @@ class WriteBuffer:
             self._aborting = self._loop.call_later(self._seconds, self._transport.abort)
 
     def end(self) -> None:
-        """Send what was written, and close when the client has, or after 1 s.
+        """Send the written data, and close when the client has closed, or after 1 s.
 
-        What the client still sends is to be ignored. Bytes that reach a closed socket reset the connection,
-        and then the client might not see the answer (RFC 9112, 9.6).
+        Ignore further data from the client. Bytes that reach a closed socket reset the connection, and then
+        the client might not see the answer (RFC 9112, 9.6).
         """
         if self.is_closing():
             return
@@ -291,11 +291,11 @@ class Connection(HttpToolsProtocol):
     # -- refusals ---
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP/1.1, such as a request with Content-Length and Transfer-Encoding."""
+        """Refuse bytes that are not HTTP/1.1, such as a request with Content-Length and Transfer-Encoding."""
         self._refuse(400, "E_SCHEMA", "The request is not valid HTTP/1.1.")
 
     def _parse(self, data: bytes) -> bytes:
-        """Parse bytes; return what is left to be parsed."""
+        """Parse bytes; return the bytes left to be parsed."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:

@@ -180,7 +180,7 @@ class MessageHandlers:
         self._settings = settings
 
     async def send(self, call: Call) -> Reply:
-        """Send one message, a list, or what a CloudEvent has become."""
+        """Send one message, a list, or the message of a CloudEvent."""
         body: contract.Send | list[contract.Send] | NewMessage = call.body
         as_conflict = _as_conflict(call)
         if isinstance(body, list):
@@ -194,7 +194,7 @@ class MessageHandlers:
         return json_reply(contract.SendAnswer(sent.message_id, sent.duplicate, sent.message_id))
 
     async def recv(self, call: Call) -> Reply:
-        """Receive messages; what a client that has gone can't get is ready again at once."""
+        """Receive messages; messages that a departed client can't get are ready again at once."""
         body: contract.Recv = call.body
         messages = await receive_or_stop(
             self._service, call.mailbox, body, body.max_messages, body.wait_ms or 0, call.closed
@@ -254,7 +254,7 @@ class MessageHandlers:
         return _settle_results(answers)
 
     async def _receipt(self, call: Call) -> Receipt:
-        """Return the receipt of the body, or that of the message's latest delivery."""
+        """Return the receipt of the body, or the receipt of the message's latest delivery."""
         id_ = call.path["msg_id"]
         if call.body.receipt is None:
             with call_as(call.session.caller):  # who means a message of a topic that the token covers

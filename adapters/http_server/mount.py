@@ -45,8 +45,8 @@ class Mount(NamedTuple):
 class MountedApp:
     """ASGI application that passes requests below a path to one application, and all others to another.
 
-    What a request may have for `Host`, `Origin` and body is checked here: the mounted application gets whole
-    bodies within the bounds, and forms of its own pages only.
+    `Host`, `Origin` and the body of a request are checked here: the mounted application gets whole bodies
+    within the bounds, and forms of its own pages only.
 
     Arguments:
         others: None answers that there is nothing.

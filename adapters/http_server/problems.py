@@ -60,7 +60,7 @@ class ForeignHost(Rejected):
 
 
 class ForeignOrigin(Rejected):
-    """The Origin header is that of a web page, whose requests are forgeries (CSRF)."""
+    """The Origin header names a web page, whose requests are forgeries (CSRF)."""
 
     code = "E_ORIGIN"
     status = 403

@@ -202,7 +202,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Site:
-    """Names by which clients may reach the server.
+    """Names under which clients may reach the server.
 
     Arguments:
         any_host: accept any `Host`, as on a Unix socket; otherwise loopback names only.
@@ -243,7 +243,7 @@ class Site:
             raise ForeignOrigin("Web pages may not use the service; a proxy for them must remove Origin.")
 
     def check_form(self, headers: Headers) -> None:
-        """Refuse a form that a page of another site sent, by what its browser says of it.
+        """Refuse a form that a page of another site sent, according to the headers of its browser.
 
         A proxy may have replaced `Host`; then the origin must be one of the server's names.
         """

@@ -81,7 +81,7 @@ class Route(NamedTuple):
         body: type of the JSON body; None if it takes none.
         query: struct of the query parameters; None if it takes none.
         answer: type of the JSON answer, or a tuple of them; the media type of another one.
-        refusals: error statuses of this route, besides those that every route has.
+        refusals: error statuses of this route, besides those of every route.
         examples: of body and answer.
         is_public: it needs no token.
         takes_cloud_events: its body may also be a CloudEvent, which becomes a `NewMessage`.

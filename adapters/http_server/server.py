@@ -49,7 +49,7 @@ def http_surface(
 
     Arguments:
         address: `host:port`, or `unix:path`.
-        protection: what an address beyond loopback needs.
+        protection: required for an address beyond loopback.
         mount: an application for browsers, such as the console.
 
     Its context raises Unavailable when the address can't be bound, and InvalidRequest for one beyond loopback
@@ -134,7 +134,7 @@ def make_app(
     """Return the ASGI application of a service.
 
     Arguments:
-        site: the names of the server; those of loopback by default.
+        site: the names of the server; loopback names by default.
     """
     state = StateHandlers(service)
     messages = MessageHandlers(service, limits)
@@ -177,7 +177,7 @@ async def _tell_time(state: State, headers: list[tuple[bytes, bytes]]) -> None:
     """Keep the `Date` of answers up to date (RFC 9110, 6.6.1).
 
     Arguments:
-        headers: what all answers have besides.
+        headers: further headers of all answers.
     """
     while True:
         state.default_headers = [(b"date", formatdate(usegmt=True).encode()), *headers]

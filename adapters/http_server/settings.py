@@ -4,7 +4,7 @@ from postroom.adapters.sockets.connections import ConnectionLimits
 
 
 class HttpSettings(ConnectionLimits, frozen=True, kw_only=True):
-    """Limits of the HTTP server, besides those of connections; times in ms.
+    """Limits of the HTTP server, besides the limits of connections; times in ms.
 
     Arguments:
         frame_bytes: largest body of a request (svc-mailbox I-6).
@@ -12,7 +12,7 @@ class HttpSettings(ConnectionLimits, frozen=True, kw_only=True):
         header_timeout_ms: time to send the header of a request.
         body_timeout_ms: time to send its body.
         idle_timeout_ms: time between two requests of a connection that has shown a valid token.
-        write_timeout_ms: time for the client to read what is sent.
+        write_timeout_ms: time for the client to read the sent data.
         heartbeat_ms: longest silence of a stream.
         stop_timeout_ms: time to finish the requests in progress at a stop.
         open_metrics: let processes of this machine read `/metrics` without a token.

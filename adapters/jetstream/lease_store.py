@@ -93,7 +93,7 @@ class JetStreamLeaseStore:
         settings: of the stream, and how its durability is known.
 
     Raises:
-        InvalidRequest: the stream or a server could lose what it acknowledges, or this can't be verified.
+        InvalidRequest: the stream or a server could lose acknowledged data, or this can't be verified.
         Unavailable: no server answers, or the stream has no leader.
     """
 
@@ -118,7 +118,7 @@ class JetStreamLeaseStore:
     def wait(self, after: int, timeout_ms: int) -> None:
         """Return when there may be an event after position `after`, or after the timeout.
 
-        The stream's leader announces what it has stored; announcements are lost with a connection.
+        The stream's leader announces stored messages; announcements are lost with a connection.
         """
         with self._hints:
             self._hints.wait_for(lambda: self._is_closed or self._newest > after, timeout_ms / 1_000)

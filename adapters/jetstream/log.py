@@ -47,7 +47,7 @@ class ApiError(Exception):
 
 
 class LeaseLog:
-    """The messages of a stream; decisions rest on what its leader answers.
+    """The messages of a stream; decisions rest on the answers of its leader.
 
     Each call ends before its deadline, a time of the event loop, or raises OperationalError.
 

@@ -25,8 +25,8 @@ class LeaseStreamSettings(msgspec.Struct, frozen=True, kw_only=True):
         nats: address of the servers, and access to them.
         stream: name of the stream, which is created if it is missing.
         replicas: of the stream; None is 3 in a cluster, and 1 on a server that is alone.
-        monitoring: HTTP addresses of the monitoring of all servers, by which it is verified that they sync
-            every write before they acknowledge it.
+        monitoring: HTTP addresses of the monitoring of all servers; it is checked there that they sync every
+            write before they acknowledge it.
         assume_sync_always: the operator's statement that they do, where their monitoring can't be reached.
         events_per_aggregate: how many events the stream keeps of each aggregate, if it is created.
         timeout_ms: after which a call fails.

@@ -32,12 +32,12 @@ class StreamServers(NamedTuple):
 
 
 def hints_subject(stream: str) -> str:
-    """Return the subject at which the stream's leader announces what it has stored."""
+    """Return the subject at which the stream's leader announces stored messages."""
     return f"{stream}_HINTS.*"
 
 
 async def ensure_stream(client: Client, settings: LeaseStreamSettings) -> StreamServers:
-    """Create the stream unless it exists, and check that it keeps what it has acknowledged.
+    """Create the stream unless it exists, and check that it keeps acknowledged messages.
 
     Raises:
         InvalidRequest: the stream could lose events, or the server is too old or refuses to create it.

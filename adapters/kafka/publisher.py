@@ -171,7 +171,7 @@ class ThreadCalls:
     async def request(self, call: Callable[[], T]) -> T:
         """Have the thread make a call, and return its result.
 
-        Raises: the error of the call, or that of `end`.
+        Raises: the error of the call, or the error of `end`.
         """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         with self._changed:

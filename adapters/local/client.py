@@ -130,7 +130,7 @@ class LocalClient(asyncio.Protocol):
         return self._read(lambda body: protocol.read_result(name, body), result)
 
     async def relay(self, outboxes: Sequence[str]) -> None:
-        """Have the owner send what is recorded for its mailbox in these databases.
+        """Have the owner send the messages recorded for its mailbox in these databases.
 
         Arguments:
             outboxes: absolute paths of SQLite files and `postgresql://...`.

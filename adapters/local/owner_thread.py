@@ -1,4 +1,4 @@
-"""A shared mailbox on an event loop in a thread of its own, so that no code of its callers delays it."""
+"""A shared mailbox on an event loop in its own thread, so that no code of its callers delays it."""
 
 import asyncio
 import os

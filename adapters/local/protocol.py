@@ -89,7 +89,7 @@ class Receiving(msgspec.Struct, frozen=True, array_like=True):
     """Body of a receive.
 
     Arguments:
-        is_stream: return what is unsettled when the connection ends; an older owner reads past it.
+        is_stream: return unsettled messages when the connection ends; an older owner reads past it.
     """
 
     command: Receive

@@ -15,7 +15,7 @@ from postroom.domain.errors import InvalidRequest, PostroomError
 
 TICKET_BYTES = 32
 MAX_BYTES = 1 << 20
-"""What a peer may send with its ticket, before it is admitted."""
+"""Maximum size of a peer's ticket and the bytes that it may send before it is admitted."""
 HANDSHAKE_SECONDS = 10.0
 MAX_HANDSHAKES = 64
 MAX_STRANGERS = 64
@@ -45,7 +45,7 @@ class RemoteServer:
     Arguments:
         server: answers those that were admitted.
         directory: tells others the address, and redeems their tickets.
-        address: `host:port` to listen at; None takes the interface by which the database is used, and any
+        address: `host:port` to listen at; None takes the interface of the connection to the database, and any
             free port.
     """
 
@@ -101,7 +101,7 @@ class RemoteServer:
                 stranger.abort()
 
     def _note(self, error: PostroomError) -> None:
-        """Log a failure, unless it is that of the attempt before."""
+        """Log a failure, unless the previous attempt failed in the same way."""
         if str(error) != self._failure:
             self._failure = str(error)
             logger().warning("mailbox.other_hosts_unanswered", mailbox=self._mailbox, error=self._failure)
@@ -190,7 +190,7 @@ class _Stranger(asyncio.Protocol):
 
 
 def _shown(address: str | None, host: str, listener: socket.socket) -> str:
-    """Return the address to tell others: that of the interface in place of a wildcard."""
+    """Return the address to tell others: the interface's address in place of a wildcard."""
     port: int = listener.getsockname()[1]
     if address is None:
         return join_address(host, port)

@@ -42,7 +42,7 @@ FLUSH_SECONDS = 1.0
 
 
 class OwnedMailbox(Protocol):
-    """What the server answers from: the engine, and the queries as methods."""
+    """The mailbox that the server answers from: the engine, and the queries as methods."""
 
     @property
     def engine(self) -> MailboxOwner:
@@ -169,7 +169,7 @@ class LocalServer:
             connection.abort()
 
     async def close(self) -> None:
-        """Send what is answered, and close all connections."""
+        """Send pending answers, and close all connections."""
         self.stop_reading()
         self._served.cancel()
         closing = [asyncio.ensure_future(each.close()) for each in list(self.connections)]
@@ -342,7 +342,7 @@ class _Connection(asyncio.Protocol):
         return deliveries
 
     def _note(self, commands: Sequence[Command]) -> None:
-        """Note what was settled or extended of the deliveries of streams."""
+        """Note which deliveries of streams were settled or extended."""
         for command in commands:
             if isinstance(command, Ack | Nack):
                 self._streamed.pop(command.receipt, None)
@@ -350,7 +350,7 @@ class _Connection(asyncio.Protocol):
                 self._streamed[command.receipt] = _now_us() + command.visibility_ms * 1_000
 
     async def _return_streamed(self) -> None:
-        """Make ready what the streams of a client that has gone left unsettled."""
+        """Make the unsettled messages of a departed client's streams ready."""
         now_us = _now_us()
         nacks = [Nack(each, 0.0, STREAM_ENDED, 0) for each, due in self._streamed.items() if due > now_us]
         with suppress(PostroomError):  # the visibility timeout does it otherwise

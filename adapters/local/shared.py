@@ -140,7 +140,7 @@ class SharedOwner:
         raise self._unavailable("nothing was sent")
 
     async def close(self) -> None:
-        """Finish what is in progress, and release the mailbox if this process owns it."""
+        """Finish calls in progress, and release the mailbox if this process owns it."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

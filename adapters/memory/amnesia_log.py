@@ -34,13 +34,13 @@ class AmnesiaEventLog(MemoryEventLog):
     """The events of a mailbox in memory, without the content of settled messages; see `VolatileLog`.
 
     Its commits are kept decoded, so that one message can be forgotten, and encoded again when they are read.
-    Their chain hashes are those of the original commits, so the log can't be verified (ADR 0066).
+    They keep the chain hashes of the original commits, so the log can't be verified (ADR 0066).
     """
 
     def __init__(self, mailbox: str) -> None:
         super().__init__(mailbox)
         self._records: dict[int, Record] = {}
-        """By position: those of the commits, and those that compactions leave of older messages."""
+        """By position: records of the commits, and records of older messages that compactions left."""
         self._streams: dict[bytes, list[int]] = {}
         self._settled: set[bytes] = set()
         self._used = 0

@@ -203,7 +203,7 @@ class SupervisedClient(Client):
         return reply
 
     async def request_bytes(self, subject: bytes, headers: bytes, payload: bytes, seconds: float) -> Reply:
-        """Send a request, and return its reply; the cost is a third of that of `request`.
+        """Send a request, and return its reply; the cost is a third of `request`'s.
 
         Arguments:
             headers: as they are sent, from `NATS/1.0` to the empty line.

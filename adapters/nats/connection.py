@@ -235,7 +235,7 @@ MIN_VERSION = (2, 10)
 
 
 def check_nats(settings: NatsSettings, seconds: float) -> Iterator[Finding]:
-    """Find whether NATS can be reached, has JetStream, and what its clock says.
+    """Check whether NATS can be reached and has JetStream, and read its clock.
 
     Arguments:
         seconds: deadline of each request.

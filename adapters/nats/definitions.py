@@ -20,7 +20,7 @@ class StreamDefinition(msgspec.Struct, frozen=True, kw_only=True):
     Arguments:
         subjects: subjects that it stores; `*` matches one token, `>` all remaining ones.
         retention: when messages are deleted: at a limit, when all consumers have acked them, or when one has.
-        discard: what a full stream does: delete `old` messages, or refuse `new` ones.
+        discard: action of a full stream: delete `old` messages, or refuse `new` ones.
         replicas: number of servers of a cluster that store it, 1 to 5.
         max_age_ms, max_bytes, max_msgs: limits beyond which messages are deleted.
         max_msg_size: bytes; a larger message is refused.
@@ -70,7 +70,7 @@ class ConsumerDefinition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Return the name, prefixed with that of the stream."""
+        """Return the name, prefixed with the stream's name."""
         return f"{self.stream}/{self.durable}"
 
     def __post_init__(self) -> None:

@@ -1,7 +1,8 @@
 """The ordered stream port over a durable pull consumer of JetStream.
 
 Workers share the deliveries of a consumer, so one of them receives a part of the messages; the others may be
-with a worker that is paused. What is missing between two deliveries is read from the stream by its sequence.
+with a worker that is paused. Messages missing between two deliveries are read from the stream by their
+sequence.
 """
 
 from base64 import b64decode
@@ -103,7 +104,8 @@ class JetStreamOrderedStream:
         await self._source.close()
 
     async def _next(self, after: int, last: SourceMessage | None) -> SourceMessage | None:
-        """Return the message that follows a sequence, which is that of `last` if it is known."""
+        """Return the message that follows a sequence; `last` is the message of that sequence, if it is known.
+        """
         ahead = min(self._ahead, default=None)
         if ahead is not None and (ahead == after + 1 or _follows(last, self._ahead[ahead])):
             return self._ahead.pop(ahead)

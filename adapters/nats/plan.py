@@ -33,7 +33,7 @@ class Plan(msgspec.Struct, frozen=True):
 async def make_plan(server: "JetStreamStreams", definitions: Sequence[Definition]) -> Plan:
     """Compare a server with definitions, without changing it.
 
-    Raises: InvalidRequest for a consumer whose stream neither exists nor is defined.
+    Raises: InvalidRequest for a consumer whose stream doesn't exist and is not defined.
     """
     streams = [each for each in definitions if isinstance(each, StreamDefinition)]
     consumers = [each for each in definitions if isinstance(each, ConsumerDefinition)]
@@ -54,7 +54,7 @@ async def make_plan(server: "JetStreamStreams", definitions: Sequence[Definition
 
 
 async def apply_plan(server: "JetStreamStreams", plan: Plan) -> None:
-    """Create what is missing and update what differs, streams before consumers.
+    """Create missing streams and consumers and update different ones, streams first.
 
     Raises: InvalidRequest if NATS does not support one of the changes, in which case nothing is changed, or
         if the server refuses a step; earlier steps remain applied then, and it is safe to apply again.

@@ -266,8 +266,8 @@ class JetStreamSource:
     async def _check(self) -> None:
         """Raise when the source is closed, or when the server refused a request permanently.
 
-        A consumer that this program created is created again: what was stored before is delivered again, too,
-        and skipped as a duplicate.
+        A consumer that this program created is created again: messages stored before are delivered again,
+        too, and skipped as duplicates.
         """
         if self._closed:
             raise self._unavailable("can't be read", "it was closed")

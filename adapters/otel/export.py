@@ -22,10 +22,10 @@ FLUSH_SECONDS: Final = 3.0
 def exporting_tracer(endpoint: str | None) -> Iterator[OtelTracer]:
     """Yield a tracer whose spans are exported until the context ends, which flushes them within 3 s.
 
-    Sampler, resource, headers, time limits and sizes are those of OpenTelemetry's environment variables.
+    OpenTelemetry's environment variables set sampler, resource, headers, time limits and sizes.
 
     Arguments:
-        endpoint: base URL of the collector; None takes that of the environment.
+        endpoint: base URL of the collector; None takes the one of the environment.
     """
     resource = Resource({"service.name": SYSTEM, "service.version": version(SYSTEM)})
     provider = TracerProvider(

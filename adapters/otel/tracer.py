@@ -27,7 +27,7 @@ class OtelTracer(Tracer):
     """`Tracer` over OpenTelemetry.
 
     Arguments:
-        provider: None takes that of the application.
+        provider: None takes the one of the application.
     """
 
     def __init__(self, provider: trace.TracerProvider | None = None) -> None:

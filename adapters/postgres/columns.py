@@ -223,7 +223,7 @@ def adbc_connection(database: Any) -> Any:
 
 @lru_cache(maxsize=8)
 def _database(url: str, name: str, settings: tuple[tuple[str, str], ...], process: int) -> Any | None:
-    """Return the handle of a process: a fork must not use that of its parent."""
+    """Return the handle of a process: a fork must not use its parent's."""
     try:
         from adbc_driver_postgresql import connect as open_database
     except ImportError:

@@ -200,7 +200,7 @@ def connect(
         url: `postgresql://user:password@host:port/database?schema=NAME`; its options override the defaults.
         name: the connection's application name, which the server shows.
         settings: settings of the server for this connection.
-        session_for: what needs a session of its own, for the message that refuses a pooler.
+        session_for: feature that needs its own session, for the message that refuses a pooler.
         sync: `synchronous_commit` in place of `off`, if the server has that.
 
     Raises: Unavailable when the server can't be reached or refuses, InvalidRequest for a malformed URL, or a
@@ -384,7 +384,8 @@ class Reconnecting:
         """Return a function's result; call it once more if the connection was lost in its first call.
 
         Arguments:
-            function: idempotent, as the server may have executed what the first call sent, or still will.
+            function: idempotent, as the server may have executed the statements of the first call, or still
+                will.
         """
         with self.use() as connection:
             try:
@@ -437,7 +438,7 @@ class AsyncReconnecting:
 
 @contextmanager
 def closing_on_failure(connection: Closable) -> Iterator[None]:
-    """Close a connection if what is done with it fails."""
+    """Close a connection if its use fails."""
     try:
         yield
     except BaseException:

@@ -41,7 +41,7 @@ _SQL = statements("postroom.adapters.postgres", "leases.sql")
 
 
 def open_session(url: str, name: str, settings: Settings = NO_SETTINGS) -> Connection:
-    """Open a connection to a lease store, with settings beside those of all.
+    """Open a connection to a lease store, with settings beside the common ones.
 
     Raises: Unavailable when the database can't be used or is not migrated.
     """

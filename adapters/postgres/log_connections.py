@@ -129,7 +129,7 @@ class LogConnections:
                 failover may have another one. Returns whether the log holds the commits already, and raises
                 an error if they can't be appended there.
 
-        Raises: psycopg.Error, as what it means depends on the end of the log.
+        Raises: psycopg.Error, as its meaning depends on the end of the log.
         """
         with self._writer.use() as writer:
             if self._verified is not self._session:

@@ -136,7 +136,7 @@ def _created(set_: str) -> list[str]:
 
 
 def _grant(connection: Connection, url: str, set_: str, role: str) -> None:
-    """Grant a role what it needs to use a set, but not to migrate it; the transaction is the caller's.
+    """Grant a role the privileges to use a set, but not to migrate it; the transaction is the caller's.
 
     Raises: UnusableServer when a table belongs to somebody for whom this user can't grant.
     """

@@ -125,7 +125,7 @@ _DIRECTORY = statements("postroom.adapters.postgres", "owner_directory.sql")
 
 
 def check_database(url: str, set_: str, name: str, seconds: float) -> Iterator[Finding]:
-    """Find whether a database can be used, how safely it writes, and what its clock says.
+    """Check whether a database can be used and writes safely, and read its clock.
 
     Arguments:
         set_: the migrations that it should have, `store` or `messaging`.

@@ -26,7 +26,7 @@ def is_url(store: str) -> bool:
 def schema_of(url: str) -> str | None:
     """Return the schema that a URL names by `?schema=NAME`, or None: each set of tables has a default.
 
-    Raises: InvalidRequest for a name that no schema of a store may have, or two of them.
+    Raises: InvalidRequest for more than one name, or one that a schema of a store may not have.
     """
     names = _PARAMETER.findall(url)
     if len(names) > 1:

@@ -61,7 +61,7 @@ def serve_monitor(
 
 
 class _Server(ThreadingHTTPServer):
-    """Server with a thread per connection, of which there are a few; the oldest makes room for a new one."""
+    """Server with a thread for each of its few connections; the oldest makes room for a new one."""
 
     daemon_threads = True
 

@@ -84,7 +84,7 @@ def _ignore_error(task: asyncio.Task[Any]) -> None:
 
 @asynccontextmanager
 async def translate_errors(label: str, participle: str) -> AsyncIterator[None]:
-    """Translate errors of the client to those of Postroom.
+    """Translate errors of the client to Postroom's.
 
     Arguments:
         label: the queue or exchange, and its server.

@@ -280,7 +280,7 @@ def connect_redis(settings: RedisSettings, what: str) -> Redis:
     """Return a client that connects at its first request.
 
     Arguments:
-        what: what the client is for, such as `stream orders`.
+        what: purpose of the client, such as `stream orders`.
 
     Raises: InvalidRequest for a malformed URL, or a file that can't be read.
     """

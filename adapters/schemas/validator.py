@@ -42,7 +42,7 @@ class Schema(Protocol):
 
 
 class TopicRules(Generic[_T]):
-    """Rules by topic, of which the first that matches applies."""
+    """Rules by topic; the first that matches applies."""
 
     def __init__(self, rules: Iterable[tuple[str, _T]]) -> None:
         """Take rules by topic, an exact name or glob."""
@@ -155,7 +155,7 @@ class SchemaDecoder:
         }
 
     def __reduce__(self) -> Any:
-        """Pickle the schemas without what was compiled from them."""
+        """Pickle the schemas without the validators compiled from them."""
         return SchemaDecoder, (self._schemas,)
 
     def decode(self, mailbox: str, envelope: PrismEnvelope) -> DecodedPayload:

@@ -34,7 +34,7 @@ class Address(NamedTuple):
 
     @property
     def is_unix(self) -> bool:
-        """Return whether it is that of a Unix socket."""
+        """Return whether it is the address of a Unix socket."""
         return self.family == socket.AF_UNIX
 
 
@@ -179,7 +179,7 @@ class Protection(NamedTuple):
     Arguments:
         tls: certificate of the server; Unix sockets need none.
         behind_proxy: a proxy in front speaks TLS, and nobody else reaches the address.
-        allowed_hosts: names besides those of loopback that the `Host` of a request may have; `*` is any.
+        allowed_hosts: names besides loopback names that the `Host` of a request may have; `*` is any.
         limits: of the connections of a process of a cluster.
     """
 
@@ -225,7 +225,7 @@ def is_own_or_root(connection: Any) -> bool:
 def check_socket_owner(path: str) -> None:
     """Check that a Unix socket belongs to this process's user or to root, before anything is sent to it.
 
-    Raises: Unavailable if it belongs to another user, who could read what is sent.
+    Raises: Unavailable if it belongs to another user, who could read the sent data.
     """
     with suppress(FileNotFoundError):  # which connecting reports
         if os.geteuid() and os.stat(path).st_uid not in (0, os.geteuid()):

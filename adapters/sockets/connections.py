@@ -270,7 +270,7 @@ class AlertingContext(ssl.SSLContext):
 
 
 async def _send_last(peer: socket.socket, data: bytes) -> None:
-    """Send bytes, and wait for the peer to close: what it still sends would reset the connection."""
+    """Send bytes, and wait for the peer to close: unread data from it would reset the connection."""
     loop = asyncio.get_running_loop()
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(SHUTDOWN_SECONDS):

@@ -16,15 +16,15 @@ class ClientFiles(Protocol):
 
     @property
     def ca(self) -> str | None:
-        """Return that of the authorities that are trusted; None trusts those of the system."""
+        """Return the path of the trusted authorities' certificates; None trusts the system's."""
 
     @property
     def certificate(self) -> str | None:
-        """Return that of the client's certificate."""
+        """Return the path of the client's certificate."""
 
     @property
     def key(self) -> str | None:
-        """Return that of its key."""
+        """Return the path of its key."""
 
 
 def make_client_context(files: ClientFiles) -> ssl.SSLContext:
@@ -55,7 +55,7 @@ def read_pem(setting: str, path: str, kind: str) -> bytes:
 
     Arguments:
         setting: what names the file, for errors.
-        kind: what it has to contain, such as `CERTIFICATE`.
+        kind: required section, such as `CERTIFICATE`.
 
     Raises: InvalidRequest when it is missing, unreadable or malformed.
     """
@@ -75,7 +75,7 @@ def load_pair(context: ssl.SSLContext, certificate: str, key: str, names: tuple[
     """Load a certificate and its key.
 
     Arguments:
-        names: of what names the files, for errors.
+        names: of the settings that name the files, for errors.
 
     Raises: InvalidRequest when they are malformed, the key is another one's, or it is encrypted.
     """
@@ -146,7 +146,7 @@ class TlsFiles(NamedTuple):
     """Files in PEM of a server's certificate.
 
     Arguments:
-        certificate: followed by those of intermediate authorities.
+        certificate: followed by the certificates of intermediate authorities.
         key: of the certificate, not encrypted.
         client_ca: of the authorities that sign clients' certificates; None asks clients for none.
     """
@@ -157,7 +157,7 @@ class TlsFiles(NamedTuple):
 
 
 class LoadedTls(NamedTuple):
-    """What was read from the files."""
+    """Contents of the files."""
 
     certificate: bytes
     key: bytes
@@ -195,7 +195,7 @@ class ServerTls:
     def reload(self) -> None:
         """Read the files again, for new connections; connections that are open keep their certificate.
 
-        Raises: InvalidRequest as when it is made; what was loaded before stays in use.
+        Raises: InvalidRequest as when it is made; the certificates loaded before stay in use.
         """
         self._loaded = _load(self._files)
 

@@ -100,7 +100,7 @@ def _by_text(
     """Return the messages that match a text as an access path; None if they are many.
 
     Arguments:
-        must_scan: take the conditions that no text index has, instead of those that one has.
+        must_scan: take the conditions that no text index has, instead of the others.
     """
     least, fewest = None, MAX_CANDIDATES
     for lead in leads:

@@ -260,7 +260,7 @@ class SqlReadModelUpdater(ABC):
     def _add(
         self, version: Version, projection: Projection, before: pl.DataFrame, after: pl.DataFrame
     ) -> None:
-        """Add the counts of `after` and subtract those of `before`."""
+        """Add the counts of `after` and subtract the counts of `before`."""
         sums = [each.name for each in projection.columns if each.merge == "sum"]
         counts = [*projection.key, *sums]
         negated = before.select(*projection.key, *(-pl.col(name) for name in sums))

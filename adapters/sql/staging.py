@@ -90,7 +90,7 @@ class StagingWriter:
 
 
 def make_staging(start: Path, version: int) -> Path:
-    """Create and return the staging folder of a version, and remove those of other versions.
+    """Create and return the staging folder of a version, and remove the folders of other versions.
 
     Arguments:
         start: common prefix of the folders' paths.

@@ -377,7 +377,8 @@ def facet_values(
 def _facets(path: AccessPath, tables: ReadModelTables, fields: Sequence[FacetField], cap: int) -> Select[Any]:
     """Return the statement for rows of field, value and count.
 
-    A row without a field has the number of all messages, and one without a value that of the field's values.
+    A row without a field has the number of all messages; a row without a value has the number of the field's
+    values.
     """
     matches = facet_values(path, tables, fields, cap).cte("matches")
     text = tables.text_type

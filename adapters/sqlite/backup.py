@@ -31,7 +31,7 @@ def copy_file(source: Path, target: Path, progress: Callable[[int, int], None] =
     """Copy a store as of one moment while others read and write it, into a file that does not exist.
 
     One read transaction covers the whole copy. Without it, every commit of another process would restart it;
-    with it, writers are not blocked, but the write-ahead log grows by what they write meanwhile.
+    with it, writers are not blocked, but the write-ahead log grows meanwhile.
 
     Arguments:
         progress: called with the number of pages copied, and of all pages.
@@ -73,7 +73,7 @@ class SqliteStoreSnapshot:
         return [self._head(name) for name in self.mailboxes()]
 
     def tables(self) -> list[str]:
-        """Return the names of all tables, those of the user included."""
+        """Return the names of all tables, the user's included."""
         with self._reading() as reader:
             return [name for (name,) in reader.execute(_SQL["tables"])]
 

@@ -209,7 +209,7 @@ def check_modes(files: list[Path]) -> Iterator[Finding]:
 
 
 def check_file_system(store: Path, mounts: Path = _MOUNTS) -> Iterator[Finding]:
-    """Find file systems that don't keep what they acknowledge, or that several hosts share."""
+    """Find file systems that may lose acknowledged writes, or that several hosts share."""
     kind = file_system(store, mounts)
     if kind is None:
         yield Finding("file system", "ok", "its type can't be seen here")

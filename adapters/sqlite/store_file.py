@@ -154,7 +154,7 @@ def name_byte(path: Path) -> int:
 
 
 def lock_name(descriptor: int, name: int) -> bool:
-    """Lock the byte of a file's name; return False if a process has locked that of another name.
+    """Lock the byte of a file's name; return False if a process has locked the lock file of another name.
 
     The lock is shared by all processes that use this name, and ends with the descriptor. It is an OFD lock,
     which does not end with other descriptors, as SQLite's do.
@@ -198,7 +198,7 @@ def _mode(status: os.stat_result) -> str:
 
 
 APPLICATION_ID = int.from_bytes(b"Post")
-"""`PRAGMA application_id` of a store, by which `file` and others know it; a user's own is left."""
+"""`PRAGMA application_id` of a store, by which `file` and other tools recognise it; a user's own is left."""
 _PACKAGE = "postroom.adapters.sqlite"
 _SQL = statements(_PACKAGE, "format.sql")
 

@@ -36,7 +36,7 @@ class LocalMasterKey:
     """Master key in the memory of this process; see `MasterKey`.
 
     Arguments:
-        key: 32 random bytes, of which a key for each purpose is derived.
+        key: 32 random bytes, from which a key for each purpose is derived.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -181,7 +181,7 @@ def run_master_key_command(command: str) -> LocalMasterKey:
 
 
 def _read_output(process: Popen[bytes]) -> tuple[str, int | None]:
-    """Return the beginning of what a process prints, and its exit status or None if it took too long."""
+    """Return the beginning of a process's output, and its exit status or None if it took too long."""
     is_over = Event()
 
     def kill() -> None:

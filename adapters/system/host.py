@@ -1,4 +1,4 @@
-"""Checks of what a host offers, and protection of a process's memory from its disks (svc-mailbox I-9)."""
+"""Checks of a host, and protection of a process's memory from its disks (svc-mailbox I-9)."""
 
 import ctypes
 import os
@@ -135,8 +135,8 @@ _CAP_IPC_LOCK = 1 << 14
 def protect_memory() -> list[str]:
     """Keep the memory of this process off every disk as far as the system permits.
 
-    No core is dumped and no bytecode written, memory is locked against swapping, and the C library overwrites
-    what is freed.
+    The process dumps no core, writes no bytecode, locks its memory against swapping, and has the C library
+    overwrite freed memory.
 
     Returns: a sentence for each protection that the system does not permit.
     """

@@ -304,7 +304,7 @@ class HeldEvents(Protocol):
     """
 
     async def find_waiting(self, aggregates: Collection[Aggregate]) -> set[Aggregate]:
-        """Return those of the aggregates that have unpublished events in the outbox."""
+        """Return the aggregates that have unpublished events in the outbox."""
 
     async def hold(self, events: Sequence[tuple[Decision, bytes]]) -> None:
         """Add events with their JSON payloads to the outbox, all or none; those that it has are skipped."""

@@ -63,7 +63,7 @@ class RedriveResumed(Event, frozen=True, gc=False):
 
 
 class RedriveCancelled(Event, frozen=True, gc=False):
-    """An operator cancelled the job; what it did stays done."""
+    """An operator cancelled the job; its effects stay."""
 
     principal: str | None
 

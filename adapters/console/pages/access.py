@@ -1,4 +1,4 @@
-"""Access: what the caller's capability permits, and the sessions of browsers that are signed in."""
+"""Access: the rights of the caller's capability, and the sessions of signed-in browsers."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -36,7 +36,7 @@ class SessionRow(NamedTuple):
 
 
 async def show_access(page: Page) -> Response:
-    """Show what the caller may do and, to administrators, who is signed in."""
+    """Show the caller's rights and, to administrators, who is signed in."""
     access = page.grant.access
     return await page.render(
         "access.html",

@@ -168,7 +168,7 @@ async def verify_part(
 ) -> dict[str, Any]:
     """Verify the part of a log that the URL names; return variables of `log/verify_part.html`.
 
-    The parameter `from` is the first position, `chain` is that of `VerifyRange`, and `begin` is the first
+    The parameter `from` is the first position, `chain` the chain hash of `VerifyRange`, and `begin` the first
     position of earlier parts.
 
     Arguments:

@@ -170,7 +170,7 @@ async def search(page: Page) -> Response:
 
 
 async def suggest(page: Page) -> Response:
-    """Return values of a field that begin with what was typed, as options of a list."""
+    """Return values of a field that begin with the typed text, as options of a list."""
     try:
         field = SuggestionField(page.path["field"])
     except ValueError:

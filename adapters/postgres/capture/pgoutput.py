@@ -132,7 +132,7 @@ KEEPALIVE = struct.Struct(">cqqb")
 
 
 class ChangeReader:
-    """Reader of one stream; `batch` returns what was read since the last call.
+    """Reader of one stream; `batch` returns the rows read since the last call.
 
     Arguments:
         oid: of the table, which it keeps when it is renamed.

@@ -20,9 +20,9 @@ class CaptureColumns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Several names are those that a column has had: the write-ahead log has rows under the name at their time.
 
     Arguments:
-        id: identifies the event; what is no UUID becomes one.
+        id: identifies the event; any other text becomes one.
         payload: published as the text that PostgreSQL prints; the bytes of a `bytea`.
-        occurred_at: a time, without a time zone in UTC; None takes that of the commit.
+        occurred_at: a time, without a time zone in UTC; None takes the commit's.
         headers: a JSON object of texts, published as headers.
     """
 
@@ -77,7 +77,7 @@ class CaptureSettings(msgspec.Struct, frozen=True):
 
     Arguments:
         table: `name` in the schema `public`, or `schema.name`.
-        database: URL for replication, if it differs from that of `[messaging]`.
+        database: URL for replication, if it differs from the URL of `[messaging]`.
         slot: name of the replication slot: lower-case letters, digits and `_`.
         publication: name of the publication, of the same characters.
 

@@ -193,7 +193,7 @@ _NAME = "capture"
 
 
 def check_slot(url: str, settings: CaptureSettings, seconds: float) -> Finding:
-    """Find whether the replication slot can be read, is read, and what the server keeps for it.
+    """Check whether the replication slot can be read and is read, and how much the server keeps for it.
 
     Arguments:
         url: database of the table.

@@ -185,7 +185,7 @@ class PostgresHeldEvents:
         self._sql = {name: for_psycopg(text) for name, text in statements.items()}
 
     async def find_waiting(self, aggregates: Collection[Aggregate]) -> set[Aggregate]:
-        """Return those of the aggregates that have unpublished events in the outbox."""
+        """Return the aggregates that have unpublished events in the outbox."""
         types, ids = [type_ for type_, _ in aggregates], [id_ for _, id_ in aggregates]
         return {(type_, id_) for type_, id_ in await self._run("find_waiting", {"types": types, "ids": ids})}
 

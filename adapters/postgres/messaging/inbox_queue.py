@@ -26,7 +26,7 @@ from postroom.domain.errors import Unavailable, UnusableServer
 
 
 class _Content(msgspec.Struct, array_like=True, frozen=True):
-    """What the queue stores of a message, msgpack."""
+    """A message as the queue stores it, msgpack."""
 
     subject: str
     headers: Sequence[tuple[str, str]]

@@ -119,7 +119,7 @@ def inbox(tables: Tables | None = None, *, wall: Callable[[], int] | None = None
 def outbox(tables: Tables | None = None, *, recorder: AsyncOutbox | None = None) -> Middleware:
     """Record the `NewEvent`s that the handler returns in the surrounding transaction.
 
-    Causation and correlation ids default to those of the current message.
+    Causation and correlation ids default to the ids of the current message.
 
     Arguments:
         recorder: outbox that records the events; None creates one for `tables`.

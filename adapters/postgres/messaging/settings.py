@@ -56,7 +56,7 @@ class MessagingSettings(msgspec.Struct, frozen=True):
     Arguments:
         database: `postgresql://user:password@host:port/database`, the service's own.
         context: first token of the subjects of its events, such as `sea`; empty if nothing is published.
-        tables: names of its tables, if they differ from those of the migrations.
+        tables: names of its tables, if they differ from the migrations.
     """
 
     database: str
