@@ -46,7 +46,7 @@ class DeliveryWindow:
         return list(self._due)
 
     def add(self, messages: Iterable[ReceivedMessage]) -> None:
-        """Count what is about to be delivered."""
+        """Count the messages about to be delivered."""
         for message in messages:
             self._set_due(message.receipt, message.visible_at_us)
 
@@ -75,7 +75,7 @@ class DeliveryWindow:
 
 
 class DeliveryWindows:
-    """The windows of all open streams of a service; each learns what its surfaces settle."""
+    """The windows of all open streams of a service; each learns of the settlements of its surfaces."""
 
     def __init__(self) -> None:
         self._windows: set[DeliveryWindow] = set()

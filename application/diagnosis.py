@@ -20,7 +20,7 @@ class Finding(msgspec.Struct, frozen=True):
     """Result of a check.
 
     Arguments:
-        finding: what was found.
+        finding: the finding.
         advice: what to do; empty if nothing.
     """
 

@@ -82,8 +82,8 @@ class MailboxTransport(Protocol):
     def stream(self, command: Receive, heartbeat_ms: int) -> AsyncGenerator[list[MessageDelivery], None]:
         """Yield messages as they come, at most `command.max_messages` of them unsettled at a time.
 
-        A batch comes at least every `heartbeat_ms`, if need be an empty one. The server makes ready what is
-        unsettled when the generator is closed. It never ends by itself.
+        A batch comes at least every `heartbeat_ms`, if need be an empty one. The server makes unsettled
+        messages ready when the generator is closed. It never ends by itself.
 
         Raises: as every call, when the server refuses or ends the stream.
         """

@@ -27,7 +27,7 @@ class Mask(msgspec.Struct, frozen=True):
     """Headers and fields of payloads whose values are not shown.
 
     Arguments:
-        headers: names of headers, custom ones or those of `MailboxItem`; case does not count, and neither
+        headers: names of headers, custom ones or fields of `MailboxItem`; case does not count, and neither
             does whether words are joined by `_`, `-` or a space.
         payload_fields: JSON pointers (RFC 6901) into payloads, such as `/card/number`; a part `*` stands for
             every member or element.

@@ -1,4 +1,4 @@
-"""Streams of deliveries: what a caller iterates over."""
+"""Streams of deliveries: the iterator of a caller."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

@@ -112,7 +112,7 @@ class DeliveredMessage(msgspec.Struct, gc=False, eq=False):
     """Message of a delivery: its payload and headers (svc-mailbox C-9).
 
     Arguments:
-        delivery: what the owner handed over.
+        delivery: data from the owner.
         mailbox: what settles it, if anything does; a pickled message leaves it behind.
     """
 
@@ -295,7 +295,7 @@ class DeliveredMessage(msgspec.Struct, gc=False, eq=False):
     def to_json(self) -> dict[str, Any]:
         """Return the delivery as a JSON object, with payload and receipt.
 
-        Its keys are those of searches; HTTP adds the names of svc-mailbox C-9. `timestamp` is when it was
+        It has the same keys as searches; HTTP adds the names of svc-mailbox C-9. `timestamp` is when it was
         published, in ms since 1970 UTC.
         """
         delivery, published_at = self._delivery, self.published_at_us
@@ -328,7 +328,7 @@ class ReceivedMessage(DeliveredMessage):
     """Delivery of a message: its payload and headers, and how to settle it (svc-mailbox C-9).
 
     Arguments:
-        delivery: what the owner handed over.
+        delivery: data from the owner.
         mailbox: the mailbox that delivered it, which settles it.
     """
 

@@ -16,7 +16,7 @@ from postroom.domain.policy import SECOND_MS
 SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of latencies; 35 ms and 20 ms are the targets of enqueue, dequeue and ack."""
 OTHERS = "*"
-"""Label value for what has no label of its own, such as further topics, and for the default policy."""
+"""Label value for things without their own label, such as further topics, and for the default policy."""
 
 
 class Histogram(msgspec.Struct):
@@ -150,7 +150,7 @@ class Monitor(NamedTuple):
 
     Arguments:
         collect: returns the metrics.
-        find_missing: returns the names of what it needs and can't use; empty if it is ready.
+        find_missing: returns the names of required things that can't be used; empty if it is ready.
     """
 
     collect: Callable[[], Coroutine[Any, Any, Sequence[Metric]]]
@@ -253,7 +253,7 @@ class SurfaceMetrics:
             self._rejected[error.code] += 1
 
     async def collect(self) -> list[Metric]:
-        """Return all metrics; while the mailbox can't be used, those of the surfaces."""
+        """Return all metrics; while the mailbox can't be used, the metrics of the surfaces."""
         metrics: list[Metric] = []
         is_up = True
         if self.measure is not None:

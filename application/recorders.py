@@ -1,4 +1,4 @@
-"""What the recorders of the `eventsourcing` library share: checks of ids, and subscriptions that poll."""
+"""Code shared by recorders of the `eventsourcing` library: checks of ids, and subscriptions that poll."""
 
 from collections.abc import Iterator, Sequence
 from threading import Event

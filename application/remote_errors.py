@@ -96,5 +96,5 @@ def retry_after_ms(error: PostroomError) -> int | None:
 
 
 def reason_of(error: PostroomError) -> str | None:
-    """Return what is wrong with the capability of a refused call, if that is why it was refused."""
+    """Return the fault of the capability, if the call was refused for it."""
     return (error.reason or None) if isinstance(error, Unauthenticated | Forbidden) else None

@@ -73,7 +73,7 @@ Groups = Callable[[DeadLetterGroupFilter], Awaitable[DeadLetterGroupPage]]
 
 
 class Grant(NamedTuple):
-    """What a token permits, for surfaces that show it; the mailbox of the session decides.
+    """Rights of a token, for surfaces that show them; the mailbox of the session decides.
 
     Arguments:
         principal: to whom the token was issued; None without one.
@@ -160,7 +160,7 @@ class Service(NamedTuple):
     """What network surfaces serve.
 
     Arguments:
-        mailbox: for what the server itself does, such as returning the messages of a lost connection; calls
+        mailbox: for actions of the server itself, such as returning the messages of a lost connection; calls
             go to the mailbox of their session.
         stopping: set when the service begins to stop; long polls and streams then end.
         streams: flow control of the streams of all surfaces.

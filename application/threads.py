@@ -59,7 +59,7 @@ class DaemonExecutor(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Finish what was submitted, and end the threads."""
+        """Finish submitted calls, and end the threads."""
         for _ in self._workers:
             self._items.put(None)
         if wait:
@@ -163,8 +163,8 @@ _executors: dict[int, DaemonExecutor] = {}
 async def in_query_thread(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Return the result of a call that blocks, made in one of a few threads of the process.
 
-    Mailboxes read their logs in the threads of the event loop, of which there are few, too: however many
-    searches callers start at a time, no mailbox waits for them.
+    Mailboxes, too, read their logs in the few threads of the event loop: however many searches callers start
+    at a time, no mailbox waits for them.
     """
     work = partial(copy_context().run, call, *args, **kwargs)
     return await asyncio.get_running_loop().run_in_executor(_executor(), work)
@@ -184,7 +184,7 @@ _descriptors: dict[int, os.stat_result] = {}
 def set_close_on_fork(descriptor: int, is_closed: bool) -> None:
     """Set whether forked processes lose a descriptor; unset it before it is closed.
 
-    Other than close-on-exec, this is about processes that go on with the same program, such as those of
+    Unlike close-on-exec, this concerns processes that go on with the same program, such as workers of
     `multiprocessing` and of web servers.
     """
     if is_closed:
@@ -230,7 +230,8 @@ def exempt_heap() -> Iterator[None]:
     """Exempt the objects that exist now from garbage collection while the context lasts.
 
     A full collection visits every object, with the interpreter stopped: the modules, which are never garbage,
-    and the queues of a mailbox, which have no cycles (ADR 0067). What is created later is collected as usual.
+    and the queues of a mailbox, which have no cycles (ADR 0067). Objects created later are collected as
+    usual.
     """
     gc.collect()
     gc.freeze()

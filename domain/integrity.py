@@ -58,7 +58,7 @@ def has_intact_payload(sent: MessageSent) -> bool:
 
 
 def has_intact_headers(sent: MessageSent) -> bool:
-    """Return whether the headers of a message are those of its envelope (svc-mailbox I-12, RFC-037)."""
+    """Return whether the headers of a message equal its envelope's (svc-mailbox I-12, RFC-037)."""
     headers = sent.headers
     try:
         item = extract_mailbox_item(sent.envelope, received_at=headers.timestamp)

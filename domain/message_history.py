@@ -142,7 +142,7 @@ class Removal(msgspec.Struct, frozen=True, gc=False):
 class MessageHistory(msgspec.Struct):
     """History of a message; `rounds` is empty for an archived message.
 
-    `policy` is that of its topic when it was sent; None if unknown.
+    `policy` is its topic's when it was sent; None if unknown.
     """
 
     stream: bytes

@@ -21,7 +21,7 @@ _NAMES = UUID("6ad9bd0e-54c4-5d0b-9a39-0d9bb4ce1c4e").bytes  # the namespace of 
 _AS_VERSION_5 = [bytes([byte & 0x0F | 0x50]) for byte in range(256)]
 _AS_VARIANT = [bytes([byte & 0x3F | 0x80]) for byte in range(256)]
 _TOPIC_VARIANT = 0xC0
-"""Variant of the stream ids of messages whose ids are unique in their topic; that of UUIDs is 0x80."""
+"""Variant of the stream ids of messages whose ids are unique in their topic; UUIDs have 0x80."""
 DEFAULT_MAILBOX = "main@local"
 AUDIT_LOG = "$audit"
 CAPABILITY_LOG = "$capabilities"
@@ -89,7 +89,7 @@ def check_uuid(name: str, value: object) -> str:
 
 
 def is_mailbox(log: str) -> bool:
-    """Return whether a log of a store is that of a mailbox, by its name."""
+    """Return whether a log of a store belongs to a mailbox, by its name."""
     return "@" in log
 
 
@@ -147,7 +147,8 @@ def message_stream(mailbox: str, message_id: object, topic: str | None = None) -
 
     Arguments:
         topic: of an id that is unique in its topic only, as senders have that are limited to topics (ADR
-            0106). Its stream id begins as the other one, and has a variant that no UUID of a library has.
+            0106). Its stream id begins like the other one, and has a variant that libraries never give a
+            UUID.
 
     Raises: InvalidRequest unless the id is text of 1 to 255 characters.
     """

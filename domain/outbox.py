@@ -205,7 +205,7 @@ class MarkFailed(msgspec.Struct, frozen=True):
 
 
 class ParkOutboxEvent(msgspec.Struct, frozen=True):
-    """Command that parks an event that no further attempt could publish."""
+    """Command that parks an event that further attempts could not publish."""
 
     error: str
 

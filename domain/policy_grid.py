@@ -9,7 +9,7 @@ from postroom.domain.message_history import MessageHistory
 from postroom.domain.policy_simulation import Changes, Outcome, is_unaffected, observe, simulate
 
 MAX_POLICIES = 60
-"""Maximum number of policies in a grid, each of which has a bit of an integer."""
+"""Maximum number of policies in a grid; each has a bit of an integer."""
 
 Effect = Literal["unchanged", "avoided", "pending", "caused", "other"]
 """What changes do to a message in both cases.

@@ -42,7 +42,7 @@ class StoredEvent(Event, frozen=True, gc=False):
 
 
 class Record(NamedTuple):
-    """Event of a log, and what its commit says about it.
+    """Event of a log, with the facts of its commit.
 
     Arguments:
         position: number in the mailbox's log: 1, 2, 3, ... without gaps.

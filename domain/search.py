@@ -133,11 +133,11 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Arguments:
         start_time, end_time: ms since 1970, UTC, both inclusive as in SQL's BETWEEN.
-        topics: exact names or globs, any of which may match (see `topic_matches`).
-        principals: publishers, any of which may match.
-        statuses: of the message, any of which may match.
+        topics: exact names or globs; one must match (see `topic_matches`).
+        principals: publishers; one must match.
+        statuses: of the message; one must match.
         headers: custom headers that a message must have with exactly these values.
-        text: substrings, separated by blanks, each of which must occur in some header, ignoring case (see
+        text: substrings, separated by blanks; each must occur in some header, ignoring case (see
             `searchable_text`).
         match: words that must all occur as whole words in headers other than ids, or in searched bodies;
             `pay*` matches every word with that prefix (see `searchable_words`).
@@ -249,7 +249,7 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def filter_of_mailbox(filter_: object, mailbox: str) -> EventFilter:
     """Return a filter limited to one mailbox.
 
-    Raises: InvalidRequest for what is no filter, or one that names another mailbox.
+    Raises: InvalidRequest if it is not a filter, or names another mailbox.
     """
     checked = check_type("The filter", filter_, EventFilter)
     if checked.mailbox not in (None, mailbox):

@@ -36,7 +36,7 @@ _LIBRARY_VISIBILITY_MS = 5_000
 
 
 class MailboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is true of a mailbox whoever owns it; changes are events in its log.
+    """Settings of a mailbox, whoever owns it; changes are events in its log.
 
     Arguments:
         default_policy: of topics, unless a section changes it.
@@ -52,7 +52,7 @@ class MailboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def validate(self) -> "MailboxSettings":
         """Return these settings.
 
-        Raises: InvalidRequest naming the first field of a wrong type or out of bounds, alone or with those of
+        Raises: InvalidRequest naming the first field of a wrong type or out of bounds, alone or together with
             other sections that match the same topic.
         """
         check_type("limits", self.limits, MailboxLimits).validate()
@@ -69,7 +69,7 @@ class MailboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SettingsChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Changes of a mailbox's settings; what they leave out stays as it is.
+    """Changes of a mailbox's settings; fields that they leave out stay as they are.
 
     Arguments:
         limits, default_policy: values by the name of the field.
@@ -254,7 +254,7 @@ def is_glob(pattern: str) -> bool:
 def check_settings(mailbox: str, stored: MailboxSettings, settings: SettingsChanges) -> None:
     """Check that a mailbox has the settings with which a process opens it.
 
-    Fields of a topic's section are compared with the policy in force, those of a glob with the section.
+    Fields of a topic's section are compared with the policy in force, fields of a glob with the section.
 
     Raises: SettingsConflict naming each difference.
     """
@@ -266,7 +266,7 @@ def check_settings(mailbox: str, stored: MailboxSettings, settings: SettingsChan
 def settings_before(owner: str) -> MailboxSettings:
     """Return the settings of a mailbox whose log has none, as far as its owner's name tells.
 
-    Owners of the command line hid what they delivered for 30 s, those of the library for 5 s.
+    Owners of the command line hid delivered messages for 30 s, owners of the library for 5 s.
     """
     if owner.startswith(_COMMAND_LINE):
         return MailboxSettings()
@@ -314,7 +314,7 @@ def _check_mapping(name: str, values: object) -> Mapping[str, Any]:
 
 
 def _check_values(where: str, values: object) -> dict[str, Any]:
-    """Return the values of fields, each of which is a number, a boolean or None."""
+    """Return the values of fields, which are numbers, booleans or None."""
     return {
         check_text("The name of a field", name): value
         if value is None or type(value) is bool

@@ -118,9 +118,9 @@ def find_policy(policies: Mapping[str, SubjectPolicy], topic: str) -> SubjectPol
 
 
 def check_subject_policies(topics: object) -> dict[str, SubjectPolicy]:
-    """Return policies by topic; `*` is that of the topics without one of their own.
+    """Return policies by topic; `*` applies to topics without their own.
 
-    Raises: InvalidRequest naming what is of a wrong type or malformed.
+    Raises: InvalidRequest naming the argument of a wrong type or malformed.
     """
     if not isinstance(topics, Mapping):
         raise InvalidRequest(f"topics must be a mapping of policies, not {type(topics).__name__}.")

@@ -115,7 +115,7 @@ def fold_pieces(
     """Fold all pieces of some messages, after all ranges have been folded.
 
     Arguments:
-        pieces: pieces that `fold_range` returned for all ranges; all of those of each message.
+        pieces: pieces that `fold_range` returned for all ranges; all events of each message.
     """
     partials = messages.merge(pieces[MESSAGES])
     rows = messages.finish(partials, extents)

@@ -1,4 +1,4 @@
-"""Checks of the log that a rebuild reads: that no record is missing, and that none was altered."""
+"""Checks of the log that a rebuild reads: no record is missing or was altered."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ def check_bounds(log: LogReader) -> None:
 
 
 def check_names(log: LogReader) -> None:
-    """Check that each log that still has its beginning is that of the mailbox that the store names.
+    """Check that each log that still has its beginning belongs to the mailbox that the store names.
 
     Raises: BrokenLog naming both mailboxes.
     """

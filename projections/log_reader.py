@@ -16,7 +16,7 @@ from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 
 @dataclass(frozen=True)
 class IsIn:
-    """Condition: the column has one of these values, of which there is at least one."""
+    """Condition: the column has one of these values; there is at least one."""
 
     column: str
     values: tuple[int | str, ...]
@@ -84,7 +84,7 @@ class LogExtent(msgspec.Struct, frozen=True):
 
 
 class LogBounds(NamedTuple):
-    """What a store has recorded of the ends of a mailbox log.
+    """Ends of a mailbox log as recorded in the store.
 
     Arguments:
         removed: last position that retention removed, or 0.
@@ -139,7 +139,7 @@ class LogReader(Protocol):
     """A columnar reader of the event log of one store.
 
     A reader is pickled and sent to the tasks of a `Runner`, so no connection stays open between calls, except
-    those of a reader that `connected` gives. All methods raise NotFound when the store does not exist, and
+    in a reader that `connected` gives. All methods raise NotFound when the store does not exist, and
     Unavailable when it can't be read.
     """
 
@@ -175,7 +175,7 @@ class LogReader(Protocol):
         Each read transaction covers at most `POSITIONS_PER_READ` positions and ends before the next begins.
 
         Arguments:
-            columns: the columns of `COLUMNS` to read; others are neither read nor transferred.
+            columns: the columns of `COLUMNS` to read; others are not read or transferred.
             where: conditions on `EVENT_COLUMNS`; records must meet all of them.
 
         Raises: BrokenLog when a commit can't be decoded, or is missing between others; a reader that allows

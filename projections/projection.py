@@ -54,8 +54,8 @@ EVENT_COLUMNS: dict[str, pa.DataType] = {
 }
 """The columns of an event, null where its type has no such field.
 
-`event` is the name of its type; `epoch`, `at` and `chain` are those of its commit; `envelope_hash` is the
-BLAKE3 of the envelope. `principal` is that of the message, or of a delivery that of its consumer.
+`event` is the name of its type; `epoch`, `at` and `chain` are its commit's; `envelope_hash` is the BLAKE3 of
+the envelope. `principal` is the message's, or a delivery's consumer.
 """
 
 COLUMNS: dict[str, pa.DataType] = {

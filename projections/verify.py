@@ -105,7 +105,7 @@ def compare_rows(
 def describe_changes(
     projection: Projection, added: int, removed: int, changed: int, first: Sequence[object], version: int
 ) -> str:
-    """Return a sentence about the rows of a model that differ from those of another version.
+    """Return a sentence about the rows of a model that differ from another version's.
 
     Arguments:
         first: key of the first one.

@@ -79,7 +79,7 @@ class Reader:
         return resolve_policy(self.get_settings(), check_topic(topic))
 
     def preview_settings(self, changes: SettingsChanges, *, replace: bool = False) -> SettingsPreview:
-        """Return what a change of settings would do; see `Settings.preview_settings`."""
+        """Return the effects of a change of settings; see `Settings.preview_settings`."""
         return self._preview_settings.count_removed(*self._preview_settings(changes, replace=replace))
 
 

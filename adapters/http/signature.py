@@ -1,5 +1,4 @@
-"""Signatures of requests, with which handlers authenticate the worker: Standard Webhooks, with symmetric
-keys.
+"""Signatures of requests for handlers to authenticate the worker: Standard Webhooks, symmetric keys.
 
 A request carries `webhook-id`, `webhook-timestamp` (Unix seconds) and `webhook-signature`, `v1,` and the
 HMAC-SHA256 of id, timestamp and body, joined by dots, in base64. With two keys, while one replaces the other,

@@ -67,8 +67,7 @@ class Dialect(Protocol):
     def sortable(
         self, column: ColumnElement[Any]
     ) -> tuple[ColumnElement[str], tuple[ColumnElement[bool], ...]]:
-        """Return the expression with which an index sorts a column of text, and the condition of the index.
-        """
+        """Return how an index sorts a column of text, and the condition of the index."""
 
     def allow_unordered(self, db: Connection) -> None:
         """Let the statements of this transaction read indexes that return rows in no order."""

@@ -20,13 +20,13 @@ from postroom.domain.names import AUDIT_LOG, mailbox_stream
 from postroom.domain.record import Record, StoredEvent
 
 ALLOWED = "allowed"
-"""Outcome of an access that was answered; that of a failed one is its error code, such as `E_CAP_SCOPE`."""
+"""Outcome of an access that was answered; a failed one has its error code, such as `E_CAP_SCOPE`."""
 CANCELLED = "cancelled"
 """Outcome of an access whose caller did not wait for the answer."""
 
 
 class AuditEntry(msgspec.Struct, frozen=True):
-    """One access of a principal: what was searched or read, and the outcome.
+    """One access of a principal: the object that was searched or read, and the outcome.
 
     It has no payload, no token and no search term: of a filter, only which fields were used (ADR 0051).
 
@@ -73,7 +73,7 @@ class AuditLog(Protocol):
 ACCESS_AUDITED = "AccessAudited.1"
 ENTRIES_REMOVED = "AuditEntriesRemoved.1"
 EPOCH = 0
-"""Epoch of the audit log's commits; those of mailbox owners begin at 1."""
+"""Epoch of the audit log's commits; the positions of mailbox owners begin at 1."""
 _ENTRIES = mailbox_stream(AUDIT_LOG)
 REMOVALS = mailbox_stream(f"{AUDIT_LOG}/removals")
 """Stream of the removals by retention."""

@@ -29,8 +29,8 @@ class KeyRing(Protocol):
         """Add the key that signs from now on; it is durable when this returns.
 
         Arguments:
-            retire_at: what the other keys signed is valid until then, unless they retire earlier; µs since
-                1970 UTC. Keys that were retired when `key` was created are removed.
+            retire_at: tokens signed by the other keys are valid until then, unless the keys retire earlier;
+                µs since 1970 UTC. Keys that were retired when `key` was created are removed.
 
         Raises: as `root_keys`.
         """
@@ -101,7 +101,7 @@ class RevocationLog(Protocol):
     """Port: where revocations are recorded; calls block."""
 
     def read_revocations(self, revocations: Revocations) -> None:
-        """Add what was revoked after `revocations.position`.
+        """Add the revocations after `revocations.position`.
 
         Raises: Unavailable when the log can't be read.
         """

@@ -81,7 +81,7 @@ class Capabilities(Application[UUID]):
         super().__init__()
 
     def construct_env(self, name: str, env: EnvType | None = None) -> Environment:
-        """Return no settings: those of the process's environment are for other applications."""
+        """Return no settings: the process's environment variables are for other applications."""
         return Environment(name, {})
 
     def construct_recorder(self) -> ApplicationRecorder:
@@ -170,7 +170,7 @@ class Capabilities(Application[UUID]):
         """Sign capabilities with a new key from now on, and return its id in hexadecimal.
 
         Arguments:
-            overlap_ms: how long what the other keys signed stays valid, up to 366 days.
+            overlap_ms: how long tokens signed by the other keys stay valid, up to 366 days.
         """
         check_int("overlap_ms", overlap_ms, 0, MAX_LIFETIME_MS)
         now = self._wall()

@@ -59,7 +59,7 @@ class RootKeyRotated(Aggregate.Event):
 
     Arguments:
         key_id: in hexadecimal.
-        retire_at: end of what the other keys signed, µs since 1970 UTC.
+        retire_at: end of the tokens that the other keys signed, µs since 1970 UTC.
     """
 
     TOPIC = "RootKeyRotated"

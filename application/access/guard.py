@@ -1,4 +1,4 @@
-"""What one capability permits now: its rights, its quotas, and the deliveries that it may settle."""
+"""The current rights of one capability: its rights, its quotas, and the deliveries that it may settle."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -27,7 +27,7 @@ class Limit(NamedTuple):
 
 
 class _Usage:
-    """What was used in one window."""
+    """Usage in one window."""
 
     __slots__ = ("bytes", "number", "operations")
 
@@ -54,7 +54,7 @@ class Quotas:
         self._settings = settings
 
     def limits_of(self, access: Access) -> list[Limit]:
-        """Return the limits of a capability: its own quotas and that of its principal."""
+        """Return the limits of a capability: its own quotas and its principal's."""
         limits = [Limit((access.nonce, quota.window_ms), quota) for quota in access.quotas]
         quota = self._settings.quota_of(access.principal)
         if quota is not None:

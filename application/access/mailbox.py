@@ -36,7 +36,7 @@ CRITERIA = {
     "pause_topic": "pause",
     "resume_topic": "resume",
 }
-"""Names of changes of topics in the audit log, where they are not those of the operations."""
+"""Names of changes of topics in the audit log, where they differ from the operations' names."""
 
 
 @derive(Mailbox)
@@ -48,13 +48,13 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
     until the visibility timeout ends. Acks and nacks are not charged to quotas.
 
     Changes are audited, and so are refusals. Sends, receives and settlements leave events in the log of the
-    mailbox; those of a message that another capability received are audited, too.
+    mailbox; settlements of a message that another capability received are audited, too.
 
     Arguments:
         mailbox: the mailbox, which permits everything.
         deliveries, windows: of all capabilities on the mailbox.
         wall: the wall clock in µs since 1970 UTC.
-        search: searches what the capability covers.
+        search: searches the messages that the capability covers.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
     ) -> AbstractAsyncContextManager[MessageStream]:
         """Receive messages for the length of a context; see `Mailbox.stream_messages`.
 
-        When the capability expires or is revoked, the stream ends; what it delivered can still be settled.
+        When the capability expires or is revoked, the stream ends; its deliveries can still be settled.
         """
         stream = StreamMessages(self._receive_for_stream, self._return_messages, self._windows)
         return stream(
@@ -233,7 +233,7 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
         """Make a change of the mailbox, and record it with the settings that it names.
 
         Arguments:
-            fields: names by the topic or glob of their section, "" for those of the mailbox.
+            fields: names by the topic or glob of their section, "" for the mailbox's own.
             is_whole: the change is of the mailbox whatever it names.
         """
 

@@ -32,7 +32,7 @@ from postroom.domain.search import EventFilter, SearchPage
 
 READ_HEADERS, READ_PAYLOAD = Right.READ_HEADERS, Right.READ_PAYLOAD
 PAGE = 1_000
-"""Number of past dead letters that are read at a time to find those of covered topics."""
+"""Number of past dead letters that are read at a time to find the ones of covered topics."""
 
 
 class AuthorizedReads(Mailbox):

@@ -38,7 +38,7 @@ class AuthorizedSearch:
     async def __call__(self, filter_: EventFilter) -> SearchPage:
         """Return a page of the messages that match.
 
-        Raises: Unauthenticated, Forbidden, Saturated; what the search raises.
+        Raises: Unauthenticated, Forbidden, Saturated; the errors of the search.
         """
         check_type("The filter", filter_, EventFilter)
         return await self._auditor.run(

@@ -18,7 +18,7 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Arguments:
         cap_cache_ttl_ms: how long a verified token is not verified again, and how long a revocation may take
             to be effective in other processes; 5 to 120 s (svc-mailbox I-15, C-6).
-        principal_quotas: quota of all capabilities of a principal together, by its name; `*` is that of each
+        principal_quotas: quota of all capabilities of a principal together, by its name; `*` applies to each
             principal that is not named.
     """
 

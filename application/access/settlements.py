@@ -28,9 +28,9 @@ Settle = Callable[[list[Receipt]], Awaitable[list[Rejected | None]]]
 class AuthorizedSettlements(Mailbox):
     """The settlements of `AuthorizedMailbox`.
 
-    What the capability received can be acked and nacked after it has expired or was revoked, until the
-    visibility timeout ends. The log has who received a message; the audit log has who settled what another
-    capability received, and refusals.
+    Messages that the capability received can be acked and nacked after it has expired or was revoked, until
+    the visibility timeout ends. The log has who received a message; the audit log has who settled what
+    another capability received, and refusals.
     """
 
     _mailbox: Mailbox
@@ -124,7 +124,7 @@ class AuthorizedSettlements(Mailbox):
         items: Sequence[object],
         answers: Sequence[Rejected | None],
     ) -> None:
-        """Record refusals, and settlements of what others received; the log has who received it."""
+        """Record refusals, and settlements of messages that others received; the log has who received it."""
         forbidden = [item for item, each in zip(items, answers, strict=True) if isinstance(each, Forbidden)]
         settled = [
             item
@@ -165,7 +165,7 @@ class AuthorizedSettlements(Mailbox):
 async def _submit(
     items: Sequence[object], refusals: Sequence[Rejected | None], submit: Settle
 ) -> list[Rejected | None]:
-    """Submit what is not refused; return an answer for each item."""
+    """Submit the settlements that are not refused; return an answer for each item."""
     allowed = [item for item, refusal in zip(items, refusals, strict=True) if refusal is None]
     answers = iter(await submit(cast(list[Receipt], allowed)) if allowed or not items else ())
     return [next(answers) if refusal is None else refusal for refusal in refusals]
@@ -180,7 +180,7 @@ class AuthorizedRedrives(Mailbox):
     Jobs that redrive need the right `redrive`, those that archive or purge `admin`. Criteria of headers need
     `read-headers`, and words, which may be in payloads, `read-payload`; those that send copies need `send`,
     too. A capability that is limited to topics must name topics, or globs, and a destination that it covers,
-    and sees only jobs on such topics. The id that it gives a job is one of its topics, as that of a message:
+    and sees only jobs on such topics. The id that it gives a job is one of its topics, as a message's id is:
     the job itself has another.
     """
 

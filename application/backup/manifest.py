@@ -1,4 +1,4 @@
-"""Backups: a manifest of what each contains and the hashes that prove it, copying, and verification."""
+"""Backups: a manifest with the contents of each and the hashes that prove them, copying, and verification."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -128,7 +128,7 @@ def copy_store(
 
     Arguments:
         heads: the ends of the logs of the snapshot.
-        added: commits to append after those of a mailbox.
+        added: commits to append after a mailbox's own.
         progress: called with the number of events copied.
     """
     count = 0
@@ -228,7 +228,7 @@ def _common(target: EventLogReader, backup: EventLogReader, last: int, end: int)
 
 
 def check_losses(losses: Sequence[Loss], unsent: int, store: str, discard_newer: int) -> None:
-    """Check that the operator knows what a restore discards.
+    """Check that the operator knows which records a restore discards.
 
     Arguments:
         unsent: number of messages that transactions recorded in the store and that were not sent yet.
@@ -260,7 +260,7 @@ def _describe(loss: Loss) -> str:
 
 
 class VerifyBackup:
-    """A verification of every hash of every log of a backup; needs neither the store nor its server.
+    """A verification of every hash of every log of a backup; does not need the store or its server.
 
     Arguments:
         open_log: opens the log of a mailbox in the backup.
@@ -305,5 +305,5 @@ class VerifyBackup:
 
 
 def _verification(log: EventLogReader) -> VerifyLog:
-    """Return the verification of a log, according to how retention records what it removed from it."""
+    """Return the verification of a log, according to how retention records the removed commits."""
     return verify_audit(log) if log.mailbox == AUDIT_LOG else VerifyLog(log)

@@ -31,7 +31,7 @@ _JSON_TYPE = re.compile(r"[^/;]+/(?:[^;]+\+)?json\s*(?:;|\Z)", re.IGNORECASE)
 
 
 class NotACloudEvent(InvalidRequest):
-    """The attributes are those of something else."""
+    """The attributes belong to something else."""
 
 
 class CloudEvent(msgspec.Struct, frozen=True):
@@ -275,7 +275,7 @@ def read_message(
     """Return the event of a message; see `is_cloud_event`. Of a repeated header, the first counts.
 
     Arguments:
-        is_percent_encoded: whether the values of headers are, as those of NATS.
+        is_percent_encoded: whether the values of headers are, as NATS's are.
 
     Raises: InvalidRequest if the message is no CloudEvent, an invalid one, or one in a batch or in another
         format than JSON.

@@ -44,7 +44,7 @@ from postroom.domain.names import check_address, check_mailbox, check_member
 
 MAX_PROXIES = 1_000
 MAX_MAILBOXES = 10_000
-"""Of which a runner may say that it has the lease."""
+"""Maximum number of mailboxes of which a runner may say that it has the lease."""
 
 T = TypeVar("T")
 
@@ -151,7 +151,7 @@ class ControlPlane:
         """Acquire the lease of a mailbox (RFC-049 Lease Acquisition).
 
         Raises:
-            InvalidRequest: an argument is malformed, or the partition is that of another mailbox.
+            InvalidRequest: an argument is malformed, or the partition belongs to another mailbox.
             LeaseHeld: another runner has the lease.
             LeaseLost: the acquisition was granted before, and its lease has ended.
         """

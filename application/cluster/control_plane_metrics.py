@@ -19,7 +19,7 @@ STATES = ("active", "expiring", "released", "expired")
 
 
 class ControlPlaneCounts:
-    """Counters of what an admin did since it started."""
+    """Counters of an admin's actions since it started."""
 
     def __init__(self) -> None:
         self.acquisitions = 0
@@ -131,8 +131,8 @@ class LeasePolicies(msgspec.Struct, frozen=True):
         """Return the policy of a mailbox.
 
         Arguments:
-            ttl_ms: TTL that a runner asks for; it may shorten that of the namespace, not lengthen it. None
-                asks for that of the namespace.
+            ttl_ms: TTL that a runner asks for; it may be shorter than the namespace's, not longer. None asks
+                for the namespace's.
 
         Raises: InvalidRequest for a TTL below one second.
         """

@@ -2,7 +2,7 @@
 
 A record is a message of a reserved topic that is settled at once. Its id contains the generation before it,
 and an id is never used again: of several clients that record members, one comes first, and the others read
-what it recorded.
+its record.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ async def read_history(
 
 
 async def record_members(mailbox: Mailbox, generation: int, members: tuple[str, ...]) -> None:
-    """Record members after those of a generation.
+    """Record the members that follow a generation.
 
     Raises: IdempotencyConflict when others were recorded.
     """
@@ -97,13 +97,13 @@ async def is_drained(mailbox: Mailbox, generation: int, topic: str) -> bool:
 
 
 async def record_drained(mailbox: Mailbox, generation: int, topic: str) -> None:
-    """Record that older members of a mailbox have delivered what they had of a topic, if that is allowed."""
+    """Record that older members of a mailbox have no more messages of a topic, if allowed."""
     with suppress(Forbidden):
         await _write(mailbox, _drained_id(generation, topic), DRAINED, topic)
 
 
 async def settle_records(mailbox: Mailbox) -> None:
-    """Settle what was recorded, as far as that is possible now: it stays readable in the log."""
+    """Settle the records that can be settled now; they stay readable in the log."""
     with suppress(PostroomError):
         while received := await mailbox.receive_messages(RESERVED_TOPIC):
             await mailbox.ack_messages([each.receipt for each in received])

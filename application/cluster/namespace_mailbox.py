@@ -48,7 +48,7 @@ def merge_answers(answers: Sequence[Any]) -> Any:
 
 @derive(Mailbox)
 class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
-    """`Mailbox` over the mailboxes of a namespace; its name is that of the namespace.
+    """`Mailbox` over the mailboxes of a namespace; its name is the namespace's.
 
     A message is sent to the mailbox that its sticky key hashes to, or its topic's name without one. A receive
     asks all mailboxes, settlements find the one that delivered the message, and policies, pauses, purges and
@@ -93,7 +93,7 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
         self._members.invalidate()
 
     async def close(self) -> None:
-        """End what is in progress in the background."""
+        """End the tasks in the background."""
         await self._receiver.close()
 
     # -- sending ---

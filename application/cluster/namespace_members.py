@@ -58,9 +58,9 @@ class Members(NamedTuple):
 
     Arguments:
         names: sorted.
-        cutoffs: what is in older members of each up to these log times is received first.
-        refusal: why this client can't read what they have recorded; None if it can. Their owners then check
-            that all have recorded them.
+        cutoffs: messages of older members up to these log times are received first.
+        refusal: why this client can't read their records; None if it can. Their owners then check that all
+            have recorded them.
     """
 
     names: tuple[str, ...]
@@ -94,7 +94,7 @@ class NamespaceMembers:
         """Return the members.
 
         Raises: Unavailable when the namespace has none, or has new ones that can't be recorded in all because
-            one of them has no owner; else what a mailbox refuses the records with.
+            one of them has no owner; else the error with which a mailbox refuses the records.
         """
         if self._members is not None and asyncio.get_running_loop().time() < self._refresh_at:
             return self._members

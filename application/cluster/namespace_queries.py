@@ -111,7 +111,7 @@ class NamespaceQueries:
     async def get_backlog(self, topic: str | None = None, /, *, at: Moment | None = None) -> Backlog:
         """Return the unsettled messages of all mailboxes; see `Mailbox.get_backlog`.
 
-        Its position is the sum of those of the mailboxes, and its epoch the greatest.
+        Its position is the sum of the mailboxes' positions, its epoch the greatest of theirs.
 
         Raises: InvalidRequest for a position of a namespace with several mailboxes: only a time is the same
             moment in all of them.
@@ -212,7 +212,7 @@ class NamespaceQueries:
         return await asyncio.gather(*(query(self._directory.mailbox(name)) for name in members.by_age))
 
     async def _ask_any(self, query: Callable[[Mailbox], Awaitable[T]]) -> T:
-        """Return the answer of the mailbox that has what is asked for.
+        """Return the answer of the mailbox that has the requested object.
 
         Raises: Unavailable when none of those that answer has it, but one does not answer.
         """
@@ -228,7 +228,7 @@ class NamespaceQueries:
 
 
 def merge_backlogs(namespace: str, backlogs: Sequence[Backlog]) -> Backlog:
-    """Return the backlog of a namespace from those of its mailboxes."""
+    """Return the backlog of a namespace from its mailboxes' backlogs."""
     if len(backlogs) == 1:
         (only,) = backlogs
         return msgspec.structs.replace(only, mailbox=namespace, shards=_merge_counts(only.shards))
@@ -270,7 +270,7 @@ def _add_counts(one: TopicCount, other: TopicCount) -> TopicCount:
 
 
 def merge_topics(pages: Iterable[Iterable[TopicSummary]]) -> list[TopicSummary]:
-    """Return the topics of a namespace from those of its mailboxes, by name."""
+    """Return the topics of a namespace from its mailboxes' topics, by name."""
     merged: dict[str, TopicSummary] = {}
     for topic in (topic for page in pages for topic in page if topic.topic != RESERVED_TOPIC):
         current = merged.get(topic.topic)

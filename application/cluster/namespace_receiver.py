@@ -25,7 +25,7 @@ MAX_RECEIPTS = 100_000
 
 
 class ReceiptHomes:
-    """The mailboxes of the latest deliveries of this process; those of older ones have to be asked for."""
+    """The mailboxes of the latest deliveries of this process; older ones are asked for theirs."""
 
     def __init__(self) -> None:
         self._homes: dict[bytes, str] = {}
@@ -65,7 +65,7 @@ class NamespaceReceiver:
     Arguments:
         get_members: returns the members, or raises Unavailable when they can't be found in time.
         refresh: makes the next call of `get_members` look for more.
-        settler: settles what is received.
+        settler: settles received messages.
         timeout: seconds for which a receive waits for one of the members to answer.
     """
 
@@ -148,7 +148,7 @@ class NamespaceReceiver:
             return []
 
     async def _take(self, sources: Sequence[_Source], command: Receive) -> list[ReceivedMessage]:
-        """Receive what is there, of one member after the other, beginning with another one each time."""
+        """Receive ready messages from one member after the other, beginning with another one each time."""
         received: list[ReceivedMessage] = []
         count, size = command.max_messages, command.max_bytes
         for source in self._rotate(sources):

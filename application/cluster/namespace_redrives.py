@@ -87,7 +87,8 @@ class NamespaceRedrives:
     ) -> RedriveMessages:
         """Return a page of the messages of a job; see `Mailbox.list_redrive_messages`.
 
-        The messages of one mailbox come after those of another; the cursor begins with the mailbox's name.
+        The messages of one mailbox come after the messages of another; the cursor begins with the mailbox's
+        name.
         """
         id_ = check_uuid("The redrive job id", job_id)
         check_page(outcome, cursor, limit)

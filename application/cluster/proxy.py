@@ -95,7 +95,7 @@ class Proxy:
         return {each.address for each in self._table.routes()}
 
     def next_position(self) -> int:
-        """Return a position after those of all routes."""
+        """Return a position after the positions of all routes."""
         return max((each.position for each in self._table.routes()), default=self.position) + 1
 
     def update_route(self, route: Route) -> bool:

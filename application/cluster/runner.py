@@ -159,7 +159,7 @@ class RegisteredRunner(msgspec.Struct):
     """A runner that is alive.
 
     Arguments:
-        mailboxes: of which it said that it has the lease.
+        mailboxes: whose leases it said that it has.
         seen_at: uptime in µs at which it registered last.
     """
 

@@ -88,7 +88,7 @@ _decode = msgspec.json.Decoder(ErasureRecord).decode
 
 
 def hash_of(line: bytes) -> str:
-    """Return the hash by which the next record refers to a line."""
+    """Return the hash with which the next record refers to a line."""
     return blake3(line).hexdigest()
 
 
@@ -118,11 +118,12 @@ def read_records(lines: Sequence[bytes], master_key: MasterKey) -> Iterator[Eras
 
 
 class StoreOfSubject(NamedTuple):
-    """What an erasure needs of a store.
+    """Interface of a store that an erasure needs.
 
     Arguments:
         name: of the store, for the record.
-        remove_messages: removes what the mailboxes would still deliver of a pseudonym, and counts it.
+        remove_messages: removes the messages of a pseudonym that mailboxes would still deliver, and counts
+            them.
         find_messages: returns the messages of a pseudonym.
         read_ends: returns the ends of the logs.
     """
@@ -179,7 +180,7 @@ class EraseSubject:
     async def __call__(self, subject: Subject, store: StoreOfSubject) -> ErasureRecord:
         """Erase a subject, or complete its erasure; return the record.
 
-        Raises: Unavailable when a step fails; what was done remains, and the call may be repeated.
+        Raises: Unavailable when a step fails; completed steps remain, and the call may be repeated.
         """
         with self._log.locked():
             records = self.read_records()  # before anything is destroyed
@@ -314,8 +315,8 @@ class ErasureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         keys: path of the key store, or URL of its PostgreSQL database; outside the store and its backups.
             `postroom erasure init` creates it.
         records: path of the erasure log; beside the key store by default, required for one in a database.
-        topics: policies by topic, of a new mailbox; `*` is that of all topics without one of their own. One
-            that exists must have them; none take those that it has.
+        topics: policies by topic, of a new mailbox; `*` applies to all topics without their own. One that
+            exists must have them; none take those that it has.
         master_key_file: path of the file with the master key.
         master_key_variable: environment variable with the master key, instead of a file.
         master_key_command: program and arguments that print the master key, instead of a file; run without a

@@ -1,4 +1,4 @@
-"""Encryption of what a mailbox's owner stores, and decryption of what it delivers."""
+"""Encryption of stored messages, and decryption of delivered ones, by a mailbox's owner."""
 
 import asyncio
 from base64 import b64decode, b64encode
@@ -40,7 +40,7 @@ def write_field(envelope: PrismEnvelope, field: str, value: str) -> None:
 
 
 class StoredContent(NamedTuple):
-    """What a message has of its envelope: its fields of the same names.
+    """Parts of a message's envelope: its fields of the same names.
 
     Its size is not among them, so bounds in bytes refer to payloads as they were sent.
     """
@@ -186,7 +186,7 @@ class Protection:
 
     Arguments:
         keys: of the subjects.
-        topics: policies by topic, until `read_topics` is replaced by one that reads those of a mailbox.
+        topics: policies by topic, until `read_topics` is replaced by one that reads a mailbox's policies.
     """
 
     def __init__(self, keys: SubjectKeys, topics: Mapping[str, SubjectPolicy]) -> None:
@@ -228,7 +228,7 @@ class Protection:
             pass
 
     def encrypt_copy(self, copy: Copy, original: MessageSent) -> Copy:
-        """Return the copy of a message encrypted by the policy of its topic, or else by that of its original.
+        """Return the copy of a message encrypted by the policy of its topic, or else of its original's topic.
 
         Arguments:
             original: as it is stored; the copy of one that is not encrypted may be in the clear.

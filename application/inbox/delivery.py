@@ -244,7 +244,7 @@ def check_event_type(event_type: object) -> str:
 
 
 def check_unhandled(unhandled: Unhandled) -> Unhandled:
-    """Return the setting; raise InvalidRequest if it is another than those of `Unhandled`."""
+    """Return the setting; raise InvalidRequest if it is not a value of `Unhandled`."""
     if check_text("unhandled", unhandled, 1) not in get_args(Unhandled):
         choices = " or ".join(get_args(Unhandled))
         raise InvalidRequest(f"unhandled must be {choices}; it was {unhandled!r}.")
@@ -320,7 +320,7 @@ class EventHandlers:
         return register
 
     async def __call__(self, request: HandlerRequest) -> Sequence[Any] | None:
-        """Call the function of an event's type, and return what it returns.
+        """Call the function of an event's type, and return its result.
 
         Raises: PoisonMessage if it has none and such events become dead letters.
         """

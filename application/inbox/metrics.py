@@ -101,7 +101,7 @@ class OrderedQueue(NamedTuple):
 
 
 def with_queue(monitor: Monitor, context: str, queue: OrderedQueue, wall: Callable[[], int]) -> Monitor:
-    """Return a monitor that measures a queue, too; while its database does not answer, only what is owned.
+    """Return a monitor that measures a queue, too; while its database does not answer, only owned messages.
 
     Arguments:
         wall: the wall clock, µs.
@@ -176,8 +176,8 @@ class InboxBacklog(msgspec.Struct, frozen=True):
     """Backlog of an inbox (SDS-047 QRY-051): unsettled messages, and when the oldest was received.
 
     Arguments:
-        count: messages of which a delivery started.
-        queues: messages of ordered workers, those of which a delivery started included.
+        count: messages whose delivery started.
+        queues: messages of ordered workers, including ones whose delivery started.
     """
 
     context: str
@@ -187,7 +187,7 @@ class InboxBacklog(msgspec.Struct, frozen=True):
 
 
 class GetInboxBacklog:
-    """The query for the messages that are neither processed nor dead-lettered (SDS-047 QRY-051)."""
+    """The query for messages that are neither processed nor dead-lettered (SDS-047 QRY-051)."""
 
     def __init__(self, inbox: InboxRepository, context: str) -> None:
         self._inbox = inbox
@@ -270,7 +270,7 @@ class InboxSettings(msgspec.Struct, frozen=True):
 
     @property
     def urls(self) -> dict[str, str]:
-        """Return the URLs of all handlers by event type or pattern; `handler` is that of `*`, the last.
+        """Return the URLs of all handlers by event type or pattern; `handler` is the last one, of `*`.
 
         Raises: InvalidRequest without any, or if `*` has two.
         """

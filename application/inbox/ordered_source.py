@@ -46,7 +46,7 @@ class OrderedSource:
     Arguments:
         message_id: returns the id of a message in the inbox.
         lease_ms: time after which other workers may claim partitions that were not renewed.
-        ack_wait_ms: how long the worker holds a message that is neither settled nor extended.
+        ack_wait_ms: how long the worker holds a message that is not settled or extended.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ PAUSE_SECONDS = 1.0
 """Pause after the source failed."""
 EXTENSIONS_PER_ACK_WAIT = 3
 BEHIND_MS = 50
-"""Delay between the redelivery of a failed message and that of messages waiting for it."""
+"""Delay between the redelivery of a failed message and the redelivery of messages waiting for it."""
 
 StreamPosition = tuple[int, ...]
 """Position of a message in its stream."""
@@ -58,7 +58,7 @@ class DeliveryResult(msgspec.Struct, frozen=True):
 
 
 class InboxWorker:
-    """Consumer of a source that delivers messages in parallel, but those of one lane in order.
+    """Consumer of a source that delivers messages in parallel, but messages of one lane in order.
 
     A lane is an aggregate or a message id, so a duplicate waits for the first delivery. After a failure,
     later messages of the lane that this worker receives are postponed until the failed one is redelivered. To

@@ -140,7 +140,7 @@ class BatchStorage:
         return Refusals(full, retry_after_ms)
 
     def _content(self, message: SourceMessage) -> bytes | NewMessage:
-        """Return the envelope of a message, or what is sent for a CloudEvent or for mapped data.
+        """Return the envelope of a message, or the message of a CloudEvent or of mapped data.
 
         Raises: InvalidRequest for an invalid CloudEvent, or a message that can't be mapped.
         """

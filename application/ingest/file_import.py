@@ -148,8 +148,8 @@ def read_record(line: bytes, number: int, mapping: RecordMapping | None = None) 
 def map_message(message: SourceMessage, mapping: RecordMapping, *, has_places: bool) -> NewMessage:
     """Return the message for one of a broker: of any JSON, or of text or bytes, which have no fields.
 
-    Its headers become those of the message; what the mapping says takes precedence. Without a path of the
-    message id, that of the publisher is used, or else one that is derived from its place and content.
+    Its headers become the message's; the mapping takes precedence. Without a path of the message id, the
+    publisher's id is used, or else one derived from its place and content.
 
     Arguments:
         has_places: whether `sequence` is the same for each delivery of a message; otherwise each delivery of

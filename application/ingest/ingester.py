@@ -29,7 +29,7 @@ class Ingester:
 
     A message that is redelivered, for example after a crash, is recognised by its id, so every published
     message is stored exactly once. Messages are stored in the order in which the source delivers them; one
-    that is retried alone may be stored after later ones, but not after those of its sticky key.
+    that is retried alone may be stored after later ones, but not after ones with its sticky key.
 
     Arguments:
         send_envelopes: stores envelopes in the mailbox.

@@ -22,7 +22,7 @@ _Key = tuple[str, bytes]
 class RetryQueue:
     """Messages whose storage failed, in their order; one that is redelivered keeps its place.
 
-    A message may be stored before earlier ones, but not before those of its sticky key.
+    A message may be stored before earlier ones, but not before ones with its sticky key.
     """
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ DEAD_LETTER_HEADERS = frozenset(
         DEAD_LETTER_ID,
     }
 )
-"""Headers of a dead letter in addition to those of the message."""
+"""Headers of a dead letter in addition to the message's."""
 
 MAX_REASON_CHARS = 1_000
 _NAME = re.compile(r"[!-9;-~]+\Z")

@@ -121,7 +121,7 @@ class LeaseTable:
         return sorted((proxy for proxy in proxies if proxy.is_live), key=lambda proxy: proxy.proxy)
 
     def expired_proxies(self) -> list[Proxy]:
-        """Return the proxies to let expire: those of which no newer event was seen for their TTL."""
+        """Return the proxies to let expire: leases without a newer event for their TTL."""
         now, seen = self._uptime(), self._proxy_observations
         return [
             proxy

@@ -54,7 +54,7 @@ PAGE = 1_000
 CONFLICTS = 20
 """Attempts at a command whose aggregate others change at the same time."""
 UNKNOWN_OUTCOMES = 3
-"""Attempts at a command of which it is unknown whether the store recorded it."""
+"""Attempts at a command if it is unknown whether the store recorded it."""
 
 A = TypeVar("A", bound=LeaseLogAggregate)
 
@@ -70,9 +70,9 @@ class Leases(Application[UUID]):
     """The leases of mailboxes, the registrations of proxies and their partitions.
 
     Calls block and may come from any thread. Any number of processes may use one store: of racing commands
-    one wins, and the others are decided again. So is a command whose outcome is unknown: it is decided on
-    what the log then has, and changes nothing, or only renews, if it was recorded. All raise Unavailable when
-    the store can't be used, and InvalidRequest for malformed arguments.
+    one wins, and the others are decided again. So is a command whose outcome is unknown: it is decided on the
+    log as it is then, and changes nothing, or only renews, if it was recorded. All raise Unavailable when the
+    store can't be used, and InvalidRequest for malformed arguments.
 
     Arguments:
         recorder: of a lease store.
@@ -92,7 +92,7 @@ class Leases(Application[UUID]):
         super().__init__()
 
     def construct_env(self, name: str, env: EnvType | None = None) -> Environment:
-        """Return no settings: those of the process's environment are for other applications."""
+        """Return no settings: the process's environment variables are for other applications."""
         return Environment(name, {})
 
     def construct_recorder(self) -> ApplicationRecorder:
@@ -247,7 +247,7 @@ class LeaseProjection:
     """Keeps `mailbox_leases` and `mailbox_routes` up to date; any number of admins may do so.
 
     Arguments:
-        wall: the wall clock in µs since 1970 UTC, by which a lease is shown as expiring.
+        wall: the wall clock in µs since 1970 UTC, to show a lease as expiring.
     """
 
     def __init__(self, leases: Leases, tables: LeaseTables, wall: Callable[[], int]) -> None:

@@ -177,7 +177,7 @@ def continues(position: int, chain: bytes, commit: Commit) -> bool:
 
 
 def missing(mailbox: str, gap: Extent) -> BrokenLog:
-    """Return the error for positions that neither the archive nor the log holds."""
+    """Return the error for positions that are missing in the archive and in the log."""
     return BrokenLog(
         f"The archive of mailbox {mailbox} lacks positions {gap.first} to {gap.last}, and its log does not "
         "hold them either. Restore their files, or move those of earlier positions elsewhere to read from "

@@ -195,7 +195,7 @@ _decompressors: list[zstandard.ZstdDecompressor] = []
 def compress(part: bytes) -> bytes:
     """Return a part of a commit, compressed where that makes it smaller.
 
-    What is encoded as MessagePack never begins like a compressed part.
+    MessagePack never begins like a compressed part.
     """
     if len(part) < MIN_BYTES:
         return part
@@ -255,7 +255,7 @@ def _new_compressor() -> zstandard.ZstdCompressor:
 FORMAT = 2
 """Number of the format of tables and events that this version writes.
 
-It grows by one when a former version could not use what this one writes: with a new type of event, a new
+It grows by one when a former version could not use records of this one: with a new type of event, a new
 version of one, or a change of the tables that a former version does not know. A store is frozen as a fixture
 of the tests then, and SQLite and PostgreSQL have a migration to the new format.
 

@@ -16,7 +16,7 @@ def last_commit_through(log: CommitReader, position: int) -> Commit | None:
     """Return the last commit that ends at or before a position, without envelopes, or None.
 
     Arguments:
-        position: at most that of the log's end.
+        position: at most the position of the log's end.
     """
     for commit in log.commits_of([position], envelopes=False):
         if commit.last == position:

@@ -59,7 +59,7 @@ class MailboxEngine:
         admit: called before each send, with the size of its envelope; raises Saturated for lack of room.
         may_append: whether the owner's lease lasts (RFC-049), from any thread. While it answers False,
             requests get Unavailable, nothing is appended or read, and timers wait.
-        protection: encrypts what is sent and decrypts what is delivered (ADR 0089).
+        protection: encrypts sent messages and decrypts delivered ones (ADR 0089).
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class MailboxEngine:
             mode: expected mode; None accepts any, and creates a queue.
             settings: of a new mailbox; one that exists must have them.
             accept_clock: accept a wall clock far ahead of the last record.
-            epoch: that of the owner's lease (RFC-049); None takes the one after the log's.
+            epoch: the one of the owner's lease (RFC-049); None takes the one after the log's.
 
         Raises: WrongMode and SettingsConflict when it has another mode or other settings, WrongPosition when
             another owner keeps appending, InvalidRequest when it encrypts messages and there is no key store,
@@ -237,8 +237,8 @@ class MailboxEngine:
     async def check_ownership(self) -> None:
         """Check that no newer owner has written to the log; if one has, refuse all further requests.
 
-        A new owner writes before it answers anything, so what the state in memory says after this check was
-        true when the check was made. An append makes the same check (ADR 0104).
+        A new owner writes before it answers anything, so the state in memory after this check was current
+        when the check was made. An append makes the same check (ADR 0104).
 
         Raises: Fenced when there is a newer owner or the store was replaced, Unavailable when the log can't
             be read, InvalidRequest in a forked process.

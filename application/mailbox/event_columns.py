@@ -53,7 +53,7 @@ HASH_BYTES = 32
 
 
 class SentRun(Run, frozen=True, tag="MessageSent.1"):
-    """Messages that were sent: the fields of `MessageSent`, with those of its `Headers` at the end."""
+    """Messages that were sent: the fields of `MessageSent`, with the fields of its `Headers` at the end."""
 
     event = MessageSent
 
@@ -121,7 +121,7 @@ class SentRun(Run, frozen=True, tag="MessageSent.1"):
         )
 
     def columns(self) -> Iterator[Iterable[Any]]:
-        """Yield the values of each column; those of hashes are joined."""
+        """Yield the values of each column; hashes are joined."""
         return ((each,) if type(each) is bytes else expand(each, self.count) for each in astuple(self)[4:])
 
     def envelope_hashes(self) -> Iterable[bytes]:

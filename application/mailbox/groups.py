@@ -140,11 +140,11 @@ class LoadedMailbox:
 
     Arguments:
         chain: chain hash of the last commit.
-        parts: those of the snapshot from which it was loaded, oldest first.
+        parts: parts of the snapshot from which it was loaded, oldest first.
 
-    `position` is that of the last commit: the mailbox is ahead of it while a group is decided. `epoch` is the
-    epoch of new commits. `failure` is the failed append that made the state void, as the log
-    lacks events that are applied to the state.
+    `position` is the last commit's: the mailbox is ahead of it while a group is decided. `epoch` is the epoch
+    of new commits. `failure` is the failed append that made the state void, as the log lacks events that are
+    applied to the state.
     """
 
     __slots__ = ("chain", "epoch", "failure", "mailbox", "position", "snapshots")
@@ -264,7 +264,7 @@ COST_BYTES = 4_096
 
 
 def topic_of(commands: Sequence[Command], state: LoadedMailbox | None) -> str:
-    """Return the topic to which a request counts: that of its first command; empty if it has none."""
+    """Return the topic to which a request counts: the one of its first command; empty if it has none."""
     command = commands[0]
     match command:
         case Send() | Redrive() | Purge() | SetPolicy() | Pause() | Resume():

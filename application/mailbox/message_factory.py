@@ -64,7 +64,7 @@ class SendRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Call(msgspec.Struct, frozen=True):
-    """What the messages of one call take from their caller."""
+    """Fields that the messages of one call take from their caller."""
 
     now: int
     corr_id: str | None
@@ -128,11 +128,11 @@ class MessageFactory:
     def from_message(self, message: object) -> SendRequest:
         """Return the command that sends a `NewMessage`.
 
-        A message without a correlation id gets that of the call or message being processed (svc-mailbox P-8),
-        and one without a trace id the current trace context.
+        A message without a correlation id gets the id of the call or message being processed (svc-mailbox
+        P-8), and one without a trace id gets the current trace context.
 
         Raises: InvalidRequest naming the field that is malformed, of a wrong type or out of range;
-            FrameTooLarge for a payload that no frame can hold.
+            FrameTooLarge for a payload that exceeds a frame.
         """
         return self.for_call()(message)
 
@@ -317,10 +317,10 @@ class MessageFactory:
                 self._valid_topics.add(topic)
 
     def _streams(self, message_id: str, topic: str) -> tuple[bytes, bytes]:
-        """Return the stream of a message, and that of one with the same id of a sender of the other kind.
+        """Return the stream of a message, and the stream of the same id from a sender of the other kind.
 
-        Ids are unique in the mailbox, and those of senders that are limited to topics in their topic: what
-        such a sender sends must neither show nor prevent a message of another topic (ADR 0106).
+        Ids are unique in the mailbox, and ids of senders that are limited to topics are unique in their
+        topic: a send of such a sender must not reveal or prevent a message of another topic (ADR 0106).
         """
         of_mailbox = message_stream(self._mailbox, message_id)
         if of_mailbox == self._reserved:

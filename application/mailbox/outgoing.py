@@ -1,4 +1,4 @@
-"""Messages that a client sends under ids of its own, by which the server recognises a repetition."""
+"""Messages that a client sends under its own ids, so that the server recognises a repetition."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar

@@ -143,7 +143,7 @@ async def own_by_lease(
     """Own a mailbox in its store while the context lasts; evict a former owner that does not release it.
 
     The lease says who owns the mailbox, so whoever has the lock of the store hangs or has no lease. The log
-    refuses what it appends, as soon as this owner has taken the log over (ADR 0042).
+    refuses its appends as soon as this owner has taken the log over (ADR 0042).
 
     Arguments:
         wait_ms: time for the former owner to release it.

@@ -52,7 +52,7 @@ class ReceiveMessages:
             visibility_ms: visibility timeout, 250 ms to 30 days; None uses the policy of each topic.
             consumer: name of the consumer, recorded in the log; up to 255 characters.
             wait_ms: maximum wait for a message, up to 60,000.
-            is_stream: the owner returns what is unsettled when its connection to this process ends.
+            is_stream: the owner returns unsettled messages when its connection to this process ends.
 
         Returns: the messages; empty if none is ready.
         Raises: InvalidRequest, Saturated when too many are in flight, Unavailable.
@@ -111,7 +111,7 @@ def make_receive(
 
 
 STREAM_ENDED = "the consumer's stream ended"
-"""Reason of the nacks of what a stream left unsettled."""
+"""Reason of the nacks of messages that a stream left unsettled."""
 
 
 class StreamMessages:

@@ -167,7 +167,7 @@ class Retention:
         """Remove the oldest settled commits until the log is within `max_store_bytes`, and shrink the store.
 
         Returns: how many events were removed.
-        Raises: Unavailable when something failed; what was removed before stays removed.
+        Raises: Unavailable when something failed; commits removed before stay removed.
         """
         limit, log = self._engine.mailbox.limits.max_store_bytes, self._log
         if limit is None:

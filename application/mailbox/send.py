@@ -176,7 +176,7 @@ async def _submit(owner: MailboxOwner, requests: list[SendRequest]) -> list[Sent
 
 
 async def _original(answer: Answer, owner: MailboxOwner) -> Sent | Rejected:
-    """Return the message of which a send was a repetition, or why the send was refused."""
+    """Return the message that a send repeated, or why the send was refused."""
     if type(answer) is not Accepted:
         assert isinstance(answer, Rejected)
         return answer

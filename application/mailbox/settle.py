@@ -52,7 +52,7 @@ class AckMessages:
     """Handler that settles deliveries; acks are final and idempotent (svc-mailbox I-3)."""
 
     def __init__(self, owner: MailboxOwner, windows: DeliveryWindows | None = None) -> None:
-        """Initialise with the owner, and the windows of the streams that learn what is settled."""
+        """Initialise with the owner, and the windows of the streams that learn of settlements."""
         self._owner = owner
         self._windows = windows or DeliveryWindows()
 
@@ -107,7 +107,7 @@ class ExtendVisibility:
     """Handler that extends visibility timeouts, within the in-flight retention (svc-mailbox P-9)."""
 
     def __init__(self, owner: MailboxOwner, windows: DeliveryWindows | None = None) -> None:
-        """Initialise with the owner, and the windows of the streams that learn what is extended."""
+        """Initialise with the owner, and the windows of the streams that learn of extensions."""
         self._owner = owner
         self._windows = windows or DeliveryWindows()
 

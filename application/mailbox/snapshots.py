@@ -38,14 +38,14 @@ class Taken(NamedTuple):
 
 
 class Snapshots:
-    """Parts of a mailbox's snapshots, of which a new one holds what changed since the one before.
+    """Parts of a mailbox's snapshots; a new one holds the changes since the previous one.
 
-    When the parts hold more than twice as much as the mailbox, what is still needed of the oldest ones is
+    When the parts hold more than twice as much as the mailbox, the data still needed of the oldest ones is
     collected again, and they are given up. They remain in the store until that happens once more, so that
     there are older snapshots if a part is damaged.
 
     Arguments:
-        parts: those of the snapshot from which the mailbox was loaded, oldest first.
+        parts: parts of the snapshot from which the mailbox was loaded, oldest first.
     """
 
     def __init__(self, parts: Sequence[SavedPart] = ()) -> None:
@@ -166,7 +166,7 @@ class Snapshots:
 
 
 class _SnapshotRequest(NamedTuple):
-    """Those who asked for a snapshot, and what they get if it is saved."""
+    """Callers who asked for a snapshot, and their results if it is saved."""
 
     answers: list["asyncio.Future[Taken]"]
     taken: Taken
@@ -191,8 +191,8 @@ def _size_of(mailbox: Mailbox) -> int:
 def _superfluous(parts: Sequence[SavedPart], size: int) -> int:
     """Return how many of the oldest parts to give up, for a mailbox of `size` messages and keys.
 
-    Few at a time, as the next part takes what is still needed of them; but more than one, so that they become
-    fewer.
+    Few at a time, as the next part takes the data still needed of them; but more than one, so that they
+    become fewer.
     """
     weight = sum(part.items + PART_WEIGHT for part in parts)
     if weight <= 2 * size + ALLOWED_WEIGHT:

@@ -50,7 +50,7 @@ def decode_part(state: bytes) -> SnapshotPart | None:
 
 
 class SavedPart(NamedTuple):
-    """What an owner knows of a part that is in the store.
+    """Facts that an owner keeps about a stored part.
 
     Arguments:
         items: number of messages and keys in it.
@@ -118,7 +118,7 @@ def _without_gc() -> Iterator[None]:
 
 
 class _Row:
-    """A row of the store, and what is in it: None if that is damaged or of another version."""
+    """A row of the store, and its contents: None if that is damaged or of another version."""
 
     def __init__(self, stored: StoredSnapshot) -> None:
         self.position = stored.position

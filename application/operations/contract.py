@@ -1,6 +1,7 @@
 """Bodies and answers of the HTTP calls that send, receive and settle, which server and client share.
 
-OpenAPI is made from them. The client leaves out what has its default, and skips fields that it does not know.
+OpenAPI is made from them. The client leaves out fields with their defaults, and skips fields that it does not
+know.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -180,7 +181,7 @@ class RecvStream(Recv, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What a client needs of a delivery, with its envelope."""
+    """Fields of a delivery that a client needs, with its envelope."""
 
     msg_id: str
     topic: str
@@ -239,7 +240,7 @@ class Messages(msgspec.Struct, frozen=True):
 
 
 class Deliveries(msgspec.Struct, frozen=True):
-    """What a client needs of messages received."""
+    """Fields of received messages that a client needs."""
 
     messages: list[Delivery]
 

@@ -69,7 +69,7 @@ class Item(msgspec.Struct, frozen=True):
 
 
 class FoundMessages(msgspec.Struct, frozen=True):
-    """What a client needs of a page of a search."""
+    """Fields of a page of a search that a client needs."""
 
     items: list[dict[str, Any]]
     next_cursor: str | None = None
@@ -91,7 +91,7 @@ class Items(msgspec.Struct, frozen=True):
 
 
 class ReadDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client needs of a message with its history, from servers of any version."""
+    """Fields of a message with its history that a client needs, from servers of any version."""
 
     mailbox: str
     message_id: str

@@ -1,8 +1,8 @@
 """Capture: publishes the rows of a table of any service, in the order of commit (SDS-047 CMD-050).
 
 The write-ahead log of the database is the outbox: rows are read from a replication slot and published, and
-the slot's position is confirmed once all are settled. What can't be published moves to the outbox table,
-where the relay retries or parks it, with all later events of its aggregate.
+the slot's position is confirmed once all are settled. An event that can't be published moves to the outbox
+table with all later events of its aggregate; the relay retries or parks it there.
 """
 
 import asyncio
@@ -198,7 +198,7 @@ class OutboxCapture:
             self._right_ends = now + claim * 2 // 3
 
     async def _hold(self, rows: Sequence[OutboxRow], errors: Mapping[int, str]) -> None:
-        """Move rows to the outbox table; `errors` has those of refused rows by the identity of the row."""
+        """Move rows to the outbox table; `errors` has the errors of refused rows by identity."""
         now = self._clock.wall()
         events = [_held(row, self._command(row, errors.get(id(row))), now) for row in rows]
         await self._held.hold(events)

@@ -1,8 +1,8 @@
 """Events in an outbox: as recorded in a transaction, as messages, and operators' decisions about them.
 
-An owner sends a message within a second and deletes its row, so one that stays has no reader: its database is
-not among those of an owner, nobody owns its mailbox, or the owner is down. Who reads a database is not stored
-anywhere, and the owner may be that of another store; the age is what shows it.
+An owner sends a message within a second and deletes its row, so one that stays has no reader: no owner reads
+its database, nobody owns its mailbox, or the owner is down. Who reads a database is not stored anywhere, and
+the owner may belong to another store; the age is what shows it.
 """
 
 import asyncio
@@ -146,7 +146,7 @@ LATE_SECONDS = 60
 COUNT_SECONDS = 10.0
 """Interval at which the messages are counted for the metrics, at most."""
 WAIT_SECONDS = 1.0
-"""Time that a scrape waits for a count; that of a database that does not answer is for the next one."""
+"""Time that a scrape waits for a count; the next scrape reports a count that came too late."""
 
 
 class RecordedMessages(msgspec.Struct, frozen=True):
@@ -268,7 +268,7 @@ class OutboxCounter:
         self._counting: asyncio.Task[None] | None = None
 
     async def measure(self) -> list[Metric]:
-        """Return the metrics of what `count_messages` returns."""
+        """Return the metrics of the counts that `count_messages` returns."""
         return outbox_metrics(await self.count_messages(), self._wall())
 
     async def count_messages(self) -> Sequence[RecordedMessages]:
@@ -368,7 +368,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def headers_of(event: OutboxEvent) -> dict[str, str]:
-    """Return the headers of an event's message, without those of absent fields.
+    """Return the headers of an event's message, without headers of absent fields.
 
     `Occurred-At` is RFC 3339 in UTC with microseconds.
     """
@@ -390,7 +390,7 @@ def headers_of(event: OutboxEvent) -> dict[str, str]:
 
 
 def trace_headers(event: OutboxEvent) -> dict[str, str]:
-    """Return the headers with the trace context of an event, without those of absent fields."""
+    """Return the headers with the trace context of an event, without headers of absent fields."""
     fields = ((TRACEPARENT, event.traceparent), (TRACESTATE, event.tracestate), (BAGGAGE, event.baggage))
     return {name: value for name, value in fields if value is not None}
 

@@ -1,4 +1,4 @@
-"""Formats in which events are published (that of Postroom, CloudEvents 1.0), their attributes and routes."""
+"""Formats in which events are published (Postroom's, CloudEvents 1.0), their attributes and routes."""
 
 import re
 import string
@@ -138,7 +138,7 @@ def new_format(
 
 
 def _attributes(event: OutboxEvent, source: str) -> dict[str, str]:
-    """Return the attributes of an event, without those of the service."""
+    """Return the attributes of an event, without the service's."""
     assert event.occurred_at is not None, "rows without a readable time are parked, not published"
     ids = event.correlation
     attributes = {

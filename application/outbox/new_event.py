@@ -37,7 +37,7 @@ class NewEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         occurred_at: with a time zone; None means now.
         correlation_id, causation_id: UUIDs, or text of up to 255 characters.
         traceparent, tracestate, baggage: W3C trace context, published as the headers of these names; without
-            a traceparent, those of the current trace.
+            a traceparent, the current trace's.
         id: globally unique; None generates a UUIDv7.
         content_type: media type of the payload, published as the header `Content-Type`.
         attributes: additional headers, up to 16 KiB of names and values.

@@ -194,7 +194,7 @@ class OutboxRelay:
         context: the bounded context, first token of every subject.
         hints: wake-ups between polls; None only polls.
         route: where events are published; None takes the subjects of SDS-047.
-        format_: the form of their messages; None takes that of Postroom.
+        format_: the form of their messages; None takes Postroom's.
 
     Raises: InvalidRequest if the context is no token of a subject.
     """

@@ -31,7 +31,7 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
         partition: of the mailbox; None leaves it to the control plane, any other must be the right one.
         acquisition: a UUID of this attempt; repeating it is idempotent, and keeps the epoch.
         log_epoch: of the last record of the mailbox's log; the lease's epoch is above it.
-        ttl_ms: may shorten the TTL of the namespace, not lengthen it; None takes that of the namespace.
+        ttl_ms: may shorten the TTL of the namespace, not lengthen it; None takes the namespace's.
     """
 
     mailbox: str
@@ -85,7 +85,7 @@ class RoutingSnapshot(msgspec.Struct, frozen=True):
 
 
 class ProxyRegistration(msgspec.Struct, frozen=True, kw_only=True):
-    """What a proxy should know.
+    """Answer to a proxy's registration or heartbeat.
 
     Arguments:
         interval_ms: until it registers again.
@@ -102,7 +102,7 @@ class ProxyRegistration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunnerRegistration(msgspec.Struct, frozen=True, kw_only=True):
-    """What a runner should know.
+    """Answer to a runner's registration or heartbeat.
 
     Arguments:
         interval_ms: until it registers again.
@@ -225,7 +225,7 @@ class LeaseAdmin(Protocol):
 
 
 class MailboxReport(NamedTuple):
-    """What a runner reports of a mailbox with its heartbeat (RFC-049 MailboxHeartbeat)."""
+    """Statistics of a mailbox in a runner's heartbeat (RFC-049 MailboxHeartbeat)."""
 
     events_stored: int = 0
     queries_served: int = 0
@@ -302,7 +302,7 @@ class RouteChange(NamedTuple):
     """A change of the route of a mailbox.
 
     Arguments:
-        position: of the lease event that made it; proxies ignore a change that is older than what they have.
+        position: of the lease event that made it; proxies ignore a change that is older than their table.
         route: None if the mailbox has none any more.
     """
 
@@ -318,7 +318,7 @@ class RoutePush(Protocol):
         """Tell the proxy at an address of a change.
 
         Arguments:
-            key: that the proxy named when it registered, by which it knows its admins.
+            key: that the proxy named when it registered; it knows its admins by them.
 
         Raises: PostroomError, or TimeoutError, when it is unknown whether the proxy has it.
         """

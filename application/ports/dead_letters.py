@@ -93,7 +93,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Filter of dead letters, returned latest first; a dead letter must match every field.
 
     Arguments:
-        topics: exact names or globs, at least one of which must match.
+        topics: exact names or globs; one must match.
         since, until: log time in µs; dead-lettered at or after `since`, and before `until`.
         text: part of the last error; the case of ASCII letters does not matter.
         cursor: `next_cursor` of the previous page.
@@ -189,7 +189,7 @@ class DeadLetterGroupPage(msgspec.Struct, frozen=True):
 
 
 class GroupCursor(PageCursor, frozen=True, array_like=True):
-    """The group after which the next page begins: what it is ordered by, and the id of its sample."""
+    """The group after which the next page begins: its sort key, and the id of its sample."""
 
     rank: Annotated[int, Meta(ge=-MAX_INT, le=MAX_INT)]
     sample: Annotated[int, Meta(ge=-MAX_INT, le=MAX_INT)]

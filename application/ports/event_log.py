@@ -43,7 +43,7 @@ class MailboxOwner(Protocol):
         """Deliver ready messages; without any, wait up to `wait_ms` for one.
 
         Arguments:
-            is_stream: return what is unsettled when the connection of the receiver's process ends.
+            is_stream: return unsettled messages when the connection of the receiver's process ends.
 
         Raises: Rejected, Unavailable.
         """
@@ -72,7 +72,7 @@ class Head(NamedTuple):
 
 
 class StoredSnapshot(NamedTuple):
-    """A row of a saved fold at a position; the chain hash is that of the commit that ends the fold.
+    """A row of a saved fold at a position; the chain hash belongs to the commit that ends the fold.
 
     The last row of a part has the position at which that commit ends, the others those before.
     """
@@ -102,7 +102,7 @@ class LogSize(NamedTuple):
 class CommitReader(Protocol):
     """Reader of the commits of one mailbox's log; calls block and may come from any thread.
 
-    A log adapter has these methods, and inherits those of `EventLogReader` from
+    A log adapter has these methods, and inherits `EventLogReader`'s from
     `application.mailbox.records.Records`.
     """
 
@@ -318,7 +318,7 @@ class LogArchive(Protocol):
         """Return the last position of the last commit written before log time `at` (µs), or 0."""
 
     def verify(self, segment: Segment) -> None:
-        """Check that what other tools read of a segment is what its commits say, envelopes included.
+        """Check that the columns of a segment, which other tools read, equal its commits, envelopes included.
 
         Raises: BrokenLog naming the first position at which they differ.
         """

@@ -103,7 +103,7 @@ class Timeline(msgspec.Struct, frozen=True):
 
 
 class SearchStatistics(Protocol):
-    """Queries about the messages of a search, each of which reads a bounded number of rows.
+    """Queries about the messages of a search; each reads a bounded number of rows.
 
     They ignore the paging of their filter. All calls block, may come from any thread, and raise NotFound
     before the first rebuild, and Unavailable when the read models can't be read.

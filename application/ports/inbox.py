@@ -93,7 +93,7 @@ class NewMessage(msgspec.Struct, frozen=True, gc=False):
     """A message to be added to the queue.
 
     Arguments:
-        lane: hash of what keeps its order, 64 bits with sign.
+        lane: hash of the key that keeps its order, 64 bits with sign.
     """
 
     partition: int
@@ -106,7 +106,7 @@ class QueuedMessage(msgspec.Struct, frozen=True, gc=False):
 
     Arguments:
         position: its place in the queue.
-        epoch: that of its partition when it was read.
+        epoch: the epoch of its partition when it was read.
         failures: deliveries that failed.
     """
 
@@ -140,7 +140,7 @@ class Retry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ownership(msgspec.Struct, frozen=True):
-    """What a worker owns.
+    """Partitions that a worker owns.
 
     Arguments:
         epochs: its partitions with their epochs.

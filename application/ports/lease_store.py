@@ -37,7 +37,7 @@ class LeaseStore(Protocol):
         """
 
     def remove_old_events(self) -> int:
-        """Remove events that no fold needs, and return how many.
+        """Remove events that are not needed by a fold, and return their number.
 
         Of every aggregate its last event remains, and its last one whose topic does not contain `RENEWAL`. A
         store that removes events by itself may keep the last one alone: admins that start later then see the
@@ -133,7 +133,7 @@ class OwnerDirectory(Protocol):
     """
 
     async def local_host(self, mailbox: str) -> str:
-        """Return the address of the interface by which this process, the owner, uses the store."""
+        """Return the address of the interface of this process, the owner, to the store."""
 
     async def announce(self, mailbox: str, address: OwnerAddress) -> None:
         """Set the address of this process, the owner; idempotent, and repeated after a new session."""
@@ -181,7 +181,7 @@ class Ownership(Protocol):
         """End the ownership of a process that hangs, so that another may acquire it.
 
         Does nothing when the mailbox has a later owner by now. The process that is evicted is not told: the
-        log refuses what it appends, as soon as the next owner has taken the log over (ADR 0042).
+        log refuses its appends as soon as the next owner has taken the log over (ADR 0042).
 
         Raises: Unavailable when the store can't be used.
         """

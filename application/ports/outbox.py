@@ -48,7 +48,7 @@ class Decision(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What a target's name of an event depends on: events of one kind are published at one name."""
+    """Fields that a target's name of an event depends on: events of one kind are published at one name."""
 
     aggregate_type: str
     event_type: str
@@ -63,7 +63,7 @@ class OutboxClaim(Protocol):
         """Return the claimed partitions."""
 
     async def find_unpublished(self, now: int, limit: int) -> Sequence[OutboxRow]:
-        """Return events to publish, oldest first: those of one aggregate in the order of recording.
+        """Return events to publish, oldest first: events of one aggregate in the order of recording.
 
         Events that are parked, or due after `now` (µs UTC), are omitted with all later events of their
         aggregates. An event that can't be read is returned as an unreadable row, and the others as usual.
@@ -151,7 +151,7 @@ class MessageCount(NamedTuple):
     """Number of rows of an outbox for one mailbox, of the first `MAX_COUNTED` in the order of recording.
 
     Arguments:
-        mailbox: name for which they were recorded, which need not be that of a mailbox.
+        mailbox: name for which they were recorded; it need not be a mailbox.
         waiting: messages that were neither sent nor refused.
         refused: messages that the mailbox refused.
         oldest_at: when the first waiting one was recorded, µs since 1970 UTC, if its row says so.

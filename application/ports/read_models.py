@@ -40,7 +40,7 @@ class ContextBacklog(msgspec.Struct, frozen=True):
 
     Arguments:
         box: `outbox` or `inbox`.
-        count: events that are not published, or messages that are neither processed nor dead letters.
+        count: events that are not published, or messages that are neither processed nor dead-lettered.
         parked: events among them that are not retried automatically, or messages that are dead letters.
         oldest_at: when the oldest counted one occurred or was received, µs UTC.
         as_of: when they were counted, µs UTC.
@@ -76,7 +76,7 @@ class BacklogFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Filter of the shards in a backlog.
 
     Arguments:
-        topics: exact names or globs, at least one of which must match.
+        topics: exact names or globs; one must match.
         cursor: `next_cursor` of the previous page.
     """
 
@@ -94,7 +94,7 @@ class ActivityFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     Arguments:
         period: `hour` or `day`.
-        topics: exact names or globs, one of which must match; events of the mailbox itself match none.
+        topics: exact names or globs; one must match; events of the mailbox itself match none.
         since, until: log time in µs; hours or days that began at or after `since`, and before `until`.
         cursor: `next_cursor` of the previous page.
     """

@@ -24,7 +24,7 @@ class SubjectKey(Protocol):
         """Return the plaintext; raise IntegrityFailure for a ciphertext that `encrypt` did not return."""
 
     def token(self, name: str, value: bytes) -> str:
-        """Return the token of a header's value, by which equal values of the subject can be searched.
+        """Return the token of a header's value, so that equal values of the subject can be searched.
 
         Arguments:
             name: of the header; equal values of two headers have different tokens.
@@ -49,8 +49,8 @@ class Subject(NamedTuple):
 class SubjectKeys(Protocol):
     """Store of the data keys, apart from the log; every adapter passes `tests/conformance/subject_keys.py`.
 
-    It contains neither a data key nor the name of a subject in the clear. Calls block and may come from any
-    thread. Nothing is cached: a key that any process has destroyed is in use by none.
+    It contains no data key, and no name of a subject in the clear. Calls block and may come from any thread.
+    Nothing is cached: a key that any process has destroyed is in use by none.
 
     All methods raise Unavailable when the keys can't be read or written, and InvalidRequest when another
     master key wraps them.

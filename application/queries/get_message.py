@@ -235,7 +235,7 @@ class MessageVerification(msgspec.Struct, frozen=True):
 
     Arguments:
         hashes: hashes of the envelope, the payload, and the headers with the payload (svc-mailbox I-7, I-12).
-        headers_match: whether the searchable headers equal those of the envelope.
+        headers_match: whether the searchable headers equal the envelope's.
         commits: commits of the message's events, oldest first.
         omitted: number of events whose commits were not verified.
     """

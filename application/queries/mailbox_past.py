@@ -56,7 +56,7 @@ class MailboxPast(NamedTuple):
     def histories(self, events: Iterable[tuple[int, int, MessageEvent]]) -> Iterator[MessageHistory]:
         """Yield the history of a message; one for each time that its id was sent.
 
-        Events before the first `MessageSent`, and those of archived messages, are passed over.
+        Events before the first `MessageSent`, and events of archived messages, are skipped.
 
         Arguments:
             events: position, epoch and event, in order.

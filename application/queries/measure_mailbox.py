@@ -102,8 +102,8 @@ def _shards(mailbox: Mailbox) -> Iterable[Metric]:
 def _topics(mailbox: Mailbox) -> Iterable[Metric]:
     """Yield the metrics of topics.
 
-    Counters are of all topics, at most `MailboxLimits.topics`: one that moved between its own label and that
-    of the others would seem to be reset.
+    Counters are of all topics, at most `MailboxLimits.topics`: one that moved between its own label and the
+    common one would seem to be reset.
     """
     topics = sorted(mailbox.topics.values(), key=lambda topic: topic.name)
     named = _labelled_topics(topic for topic in topics if topic.dead)
@@ -157,7 +157,7 @@ _SETTINGS: Mapping[str, tuple[str, Callable[[TopicPolicy], float]]] = {
 
 
 def _policies(mailbox: Mailbox) -> Iterable[Metric]:
-    """Yield the settings in force: those of the default policy, and of the topics that have their own."""
+    """Yield the settings in force: of the default policy, and of the topics that have their own."""
     names = sorted(name for name in mailbox.topic_names() if mailbox.own_policy(name) is not None)
     policies = {OTHERS: mailbox.settings.default_policy}
     policies |= {name: mailbox.policy(name) for name in names[:MAX_TOPICS]}

@@ -74,7 +74,7 @@ class ListDeadLetters:
         return self.describe(mailbox.name, dead)
 
     def describe(self, mailbox: str, messages: Sequence[Message]) -> list[DeadLetter]:
-        """Return dead letters of a mailbox with what the log says about them."""
+        """Return dead letters of a mailbox with their facts from the log."""
         records = self._log.at_positions([message.position for message in messages])
         if len(records) < len(messages):
             raise self._removed()
@@ -205,7 +205,7 @@ class PeekMessages:
         """Return up to `limit` ready messages, in the order in which a receive delivers them.
 
         Messages whose visibility has ended count as ready, although no owner has requeued them yet, and so do
-        those of a paused topic.
+        messages of a paused topic.
 
         Raises: InvalidRequest when `limit` is not within 1 to 1,000, or for a malformed topic.
         """

@@ -74,7 +74,7 @@ class OwnerQueries:
         return await self._now(lambda: self._engine.mailbox.settings)
 
     async def preview_settings(self, changes: SettingsChanges, *, replace: bool = False) -> SettingsPreview:
-        """Return what a change of settings would do; see `Mailbox.preview_settings`."""
+        """Return the effects of a change of settings; see `Mailbox.preview_settings`."""
         preview, last = await self._now(self._preview_settings, changes, replace=replace)
         return await asyncio.to_thread(self._preview_settings.count_removed, preview, last)
 
@@ -153,6 +153,6 @@ class OwnerQueries:
 
 
 def _may_mean(topic: str) -> bool:
-    """Return whether a message of a topic is what the caller can mean by an id."""
+    """Return whether the caller can mean this topic's message by an id."""
     caller = current_caller()
     return caller is None or caller.covers(topic)

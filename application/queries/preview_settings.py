@@ -1,4 +1,4 @@
-"""`PreviewSettings`: what a change of the mailbox's settings would do to what it holds."""
+"""`PreviewSettings`: the effects of a change of the mailbox's settings on its messages."""
 
 from collections.abc import Callable
 

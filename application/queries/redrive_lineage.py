@@ -18,16 +18,16 @@ from postroom.domain.record import Record
 from postroom.domain.redrive.job import RedriveAdvanced, RedriveUndoAdvanced
 
 SENDS_AFTER = 2
-"""Commits after that of a copy in which the progress of its job may be, if their envelopes are large."""
+"""Number of commits after a copy in which the progress of its job may be, if their envelopes are large."""
 
 
 class RedriveLink(msgspec.Struct, frozen=True):
-    """What a redrive job had to do with an event of a message.
+    """Relation of a redrive job to an event of a message.
 
     Arguments:
         job: id of the job.
         copy: id of the copy that it sent of the message, if this is the dead-lettering that says so.
-        original: id of the message of which this is the copy, if this is its first event.
+        original: id of the copied message, if this is the copy's first event.
     """
 
     job: str

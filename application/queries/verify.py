@@ -25,12 +25,12 @@ from postroom.domain.record import Record
 class FoldCheck:
     """Check that each event of a mailbox can be applied to the state before it.
 
-    After retention, the events before the oldest snapshot can't be applied, and are only read. Those of logs
-    that are no mailbox's, whose epoch is 0, never are.
+    After retention, the events before the oldest snapshot can't be applied, and are only read. Reserved logs,
+    whose epoch is 0, have none.
     """
 
     def __init__(self, log: EventLogReader, start: int) -> None:
-        """Take the log, of which the events after `start` will follow."""
+        """Take the log whose events after `start` will follow."""
         self._mailbox = Mailbox(log.mailbox) if start == 0 else None
         self._snapshots = {} if start == 0 else {each.position: each for each in usable_snapshots(log)}
 
@@ -171,7 +171,7 @@ def start_of(
 ) -> tuple[int, bytes]:
     """Return the position before the first commit of a log, and the chain hash to continue from.
 
-    Raises: BrokenLog when commits at the start are missing that no retention removed.
+    Raises: BrokenLog when commits at the start are missing although retention did not remove them.
     """
     first = log.first_position()
     if first is None or first == 1:
@@ -188,7 +188,7 @@ def start_of(
 
 
 def check_envelopes(commit: Commit, envelopes: Sequence[bytes]) -> None:
-    """Raise BrokenLog when a commit has other envelopes than those of its messages."""
+    """Raise BrokenLog when a commit's envelopes differ from its messages'."""
     if commit.envelopes != encode_envelopes(envelopes):
         raise BrokenLog(
             f"The commit of positions {commit.first} to {commit.last} has other envelopes than those of its "
@@ -198,7 +198,7 @@ def check_envelopes(commit: Commit, envelopes: Sequence[bytes]) -> None:
 
 
 def check_name(mailbox: str, event: object) -> None:
-    """Raise BrokenLog when a log that begins with `event` is that of another mailbox."""
+    """Raise BrokenLog when a log that begins with `event` belongs to another mailbox."""
     if isinstance(event, MailboxCreated) and event.name != mailbox:
         raise BrokenLog(
             f"The store has a log under the name {mailbox} that is that of {event.name}: the names of "
@@ -246,7 +246,7 @@ class RangeVerification(msgspec.Struct, frozen=True):
 class VerifyRange:
     """A verification of a range of a log: of the chain, and of every event and message.
 
-    Unlike `VerifyLog`, it neither folds the mailbox nor checks the index, which need the log from its start.
+    Unlike `VerifyLog`, it does not fold the mailbox or check the index: both need the log from its start.
 
     Arguments:
         removals: returns the removals that are recorded in a log.

@@ -13,7 +13,7 @@ PROGRESS_EVENTS = 10_000
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Positions, both inclusive, that are neither in the archive nor in the log."""
+    """First and last position of a gap: positions that neither the archive nor the log has."""
 
     first: int
     last: int

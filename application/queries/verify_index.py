@@ -70,7 +70,7 @@ class IndexCheck:
                 del self._unsettled[event.stream]
 
     def finish(self, end: int) -> None:
-        """Check what the index has of the whole log.
+        """Check the index against the whole log.
 
         Arguments:
             end: position of the last record that was added.

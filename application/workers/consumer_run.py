@@ -155,7 +155,7 @@ class ConsumerRun:
         return sum(handling is not None for handling in self._slots.values())
 
     def find_handling(self, task: "asyncio.Task[Any]") -> Handling | None:
-        """Return what a task is handling, or the task that started it; may be called in any thread."""
+        """Return the message that a task, or its parent, is handling; may be called in any thread."""
         handling = self._slots.get(task)
         if handling is None and (context := getattr(task, "get_context", None)) is not None:  # Python 3.12
             handling = context().get(_handling)

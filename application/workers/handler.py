@@ -46,8 +46,8 @@ def make_handler(function: Any) -> Handler:
     """Return the handler for a function whose parameters are annotated.
 
     A parameter of type `ReceivedMessage` gets the delivery. One other parameter gets the payload: as `bytes`,
-    as text for `str`, and parsed as JSON for any other type that msgspec or pydantic validates. What a
-    `functools.partial` binds is left out.
+    as text for `str`, and parsed as JSON for any other type that msgspec or pydantic validates. Arguments
+    bound by a `functools.partial` are left out.
 
     Raises: InvalidRequest naming the parameter that can't be filled.
     """
@@ -176,8 +176,8 @@ class _Job(NamedTuple):
 class HandlerThread:
     """One thread that runs one handler at a time.
 
-    A handler that exceeds its time limit can't be stopped, so the thread is a daemon: it neither delays the
-    end of the process nor is given another message before the handler returns.
+    A handler that exceeds its time limit can't be stopped, so the thread is a daemon: it does not delay the
+    end of the process, and gets no other message before the handler returns.
     """
 
     def __init__(self, name: str) -> None:
@@ -334,7 +334,7 @@ class LoopWatch:
     if it is a handler's, and with the line that it is at.
 
     Arguments:
-        find: returns what a task is handling, if anything; called in the thread.
+        find: returns the message that a task is handling, if any; called in the thread.
     """
 
     def __init__(self, find: "Callable[[asyncio.Task[Any]], Handling | None]") -> None:

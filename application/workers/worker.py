@@ -93,9 +93,9 @@ class Worker:
     ) -> Callable[[_Function], _Function]:
         """Register the decorated function as the handler of a topic's messages.
 
-        A message is acked when the handler returns and nacked with the error when it raises; the backoff and
-        the number of attempts are those of the topic's policy. Its visibility timeout is extended until then.
-        A function that is no coroutine function runs in a thread.
+        A message is acked when the handler returns and nacked with the error when it raises; the topic's
+        policy sets the backoff and the number of attempts. Its visibility timeout is extended until then. A
+        function that is no coroutine function runs in a thread.
 
         Arguments:
             topic: name of a topic, or a pattern with `*`, `?` or `[...]`. A topic that several match goes to

@@ -1,4 +1,4 @@
-"""Operations, rights and caveats: what a capability allows, and what narrows it."""
+"""Operations, rights and caveats: the rights of a capability, and the caveats that narrow them."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -18,7 +18,7 @@ QUOTA_WINDOWS_MS = (1_000, 60_000, 3_600_000, 86_400_000)
 
 
 class Right(StrEnum):
-    """What a capability may allow; `recv` includes the payloads of the messages received."""
+    """Rights that a capability may have; `recv` includes the payloads of the messages received."""
 
     SEND = "send"
     RECV = "recv"
@@ -32,7 +32,7 @@ class Right(StrEnum):
 
 
 class Rights(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a capability allows before its caveats narrow it.
+    """Rights of a capability before its caveats narrow them.
 
     Arguments:
         mailboxes: names or globs; `acme@*` covers a namespace.

@@ -3,8 +3,8 @@
     tag 0 = HMAC(root key, context + identifier)
     tag i = HMAC(tag i-1, caveat i)
 
-A token contains the last tag only. So its holder can add a caveat and compute the next tag without a
-key, but can neither change nor remove what comes before.
+A token contains the last tag only. So its holder can add a caveat and compute the next tag without a key, but
+can't change or remove earlier ones.
 """
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -73,7 +73,7 @@ class Identifier(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
         key_id: of the root key that signed it.
         nonce: 16 random bytes; the capabilities attenuated from it have the same ("root nonce").
         principal: name of whom it was issued to.
-        epoch: epoch of capabilities; those of an earlier epoch than the current one are revoked.
+        epoch: epoch of capabilities; tokens of an earlier epoch than the current one are revoked.
         issued_at: ms since 1970 UTC.
     """
 

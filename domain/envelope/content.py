@@ -39,7 +39,7 @@ class DecodedPayload(NamedTuple):
 
     Arguments:
         data: the bytes, decompressed; as they were sent where that fails.
-        text: of JSON, also that of a protobuf message, and of text; None if it could not be decoded.
+        text: of JSON (also of a protobuf message) and of text; None if it could not be decoded.
         problems: why it could not be decoded or violates its schema, each as a predicate of `the payload`.
     """
 

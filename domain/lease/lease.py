@@ -155,7 +155,7 @@ class AcquireLease(msgspec.Struct, frozen=True):
 
 
 class RenewLease(msgspec.Struct, frozen=True):
-    """Command of the runner that has the lease; `epoch` is that of its lease, or None not to compare it."""
+    """Command of the runner that has the lease; `epoch` is its lease's, or None not to compare it."""
 
     mailbox: str
     runner: str
@@ -163,7 +163,7 @@ class RenewLease(msgspec.Struct, frozen=True):
 
 
 class ReleaseLease(msgspec.Struct, frozen=True):
-    """Command that ends a lease; `epoch` is that of the lease, or None not to compare it."""
+    """Command that ends a lease; `epoch` is the lease's, or None not to compare it."""
 
     mailbox: str
     runner: str

@@ -45,8 +45,8 @@ class LeaseObservations:
     """The newest version that an admin saw of each lease, and since when.
 
     A holder counts the TTL of its lease from before it sent the renewal. An admin counts from when it saw the
-    renewal, and adds the grace period. So the holder stops first, and no process compares its clock with that
-    of another. An admin that starts counts from its start.
+    renewal, and adds the grace period. So the holder stops first, and no process compares its clock with
+    another's. An admin that starts counts from its start.
     """
 
     def __init__(self) -> None:

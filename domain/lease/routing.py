@@ -47,7 +47,7 @@ class RoutingTable:
     def update(self, route: Route) -> bool:
         """Add a route or replace an older one; return whether the table changed.
 
-        A newer position of the same lease, such as that of a renewal, changes nothing.
+        A newer position of the same lease, such as a renewal's, changes nothing.
         """
         if route.position <= max(self.position, self._removals.get(route.mailbox, 0)):
             return False
@@ -70,7 +70,7 @@ class RoutingTable:
         return self._routes.pop(mailbox, None) is not None
 
     def replace_all(self, position: int, routes: Iterable[Route]) -> bool:
-        """Replace the whole table by that of `position`, except for newer updates and removals.
+        """Replace the whole table with the one at `position`, except for newer updates and removals.
 
         Returns: whether it was replaced; a table older than the current one is ignored.
         """
@@ -85,7 +85,7 @@ class RoutingTable:
         return True
 
     def find_unconfirmed(self) -> dict[str, int]:
-        """Return the positions of updates and removals after that of the table, by mailbox."""
+        """Return the positions of updates and removals after the table's, by mailbox."""
         updates = {name: route.position for name, route in self._routes.items()}
         return {name: at for name, at in (self._removals | updates).items() if at > self.position}
 
@@ -127,7 +127,7 @@ class RoutingTable:
 
 
 def route_of(lease: Lease, position: int) -> Route:
-    """Return the route to the holder of a lease, of which an event is at `position` of the log."""
+    """Return the route to the holder of a lease that has an event at `position` of the log."""
     return Route(
         lease.mailbox, lease.proxy, lease.runner, lease.address, lease.partition, position, lease.epoch
     )

@@ -77,7 +77,7 @@ class StoredSettings(NamedTuple):
     """Settings of a mailbox as its log has them.
 
     Arguments:
-        is_stored: whether the log has them; those of logs from before ADR 0098 are assumed.
+        is_stored: whether the log has them; for logs from before ADR 0098 they are assumed.
     """
 
     settings: MailboxSettings = MailboxSettings()
@@ -274,8 +274,8 @@ class TakeOwnership(msgspec.Struct, frozen=True, gc=False):
     Arguments:
         mode: expected mode; None accepts any, and creates a queue.
         boot, uptime, clock_continues: see `OwnershipTaken`.
-        epoch: that of the owner's lease (RFC-049); None takes the next one.
-        settings: those of a new mailbox; one that exists must have them.
+        epoch: the one of the owner's lease (RFC-049); None takes the next one.
+        settings: settings of a new mailbox; one that exists must have them.
         can_encrypt: whether the owner has the key store of a mailbox that encrypts messages.
     """
 

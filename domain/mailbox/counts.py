@@ -49,7 +49,7 @@ class TopicSummary(msgspec.Struct, frozen=True):
         policy: its policy, if a section of the settings matches it; None when the default policy applies.
         oldest_at: send time (µs) of its oldest message that is no dead letter.
         dead_letterings: number of its dead-letterings by reason, since the mailbox holds the topic.
-        shards_in_use: number of shards that its messages are spread among, if that of its policy waits until
+        shards_in_use: number of shards that its messages are spread among, if its policy's number waits until
             there are none; None if it does not wait.
     """
 

@@ -174,7 +174,7 @@ class ReplayWindow:
         return list(chain.from_iterable(newest))
 
     def entries(self, keys: Iterable[str], since: int) -> dict[str, ReplayEntry]:
-        """Return the entries of those of `keys` that were added after `since` (µs)."""
+        """Return the entries of `keys` that were added after `since` (µs)."""
         entries = ((key, self._keys.get(key)) for key in keys)
         return {key: entry for key, entry in entries if entry is not None and entry.at > since}
 

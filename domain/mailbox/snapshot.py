@@ -1,4 +1,4 @@
-"""Snapshots: a mailbox in parts, each of which holds what changed since the part before (ADR 0067)."""
+"""Snapshots: a mailbox in parts; each holds the changes since the previous part (ADR 0067)."""
 
 from bisect import bisect_right
 from collections import defaultdict
@@ -27,7 +27,7 @@ _by_position, _by_last = attrgetter("position"), attrgetter("last")
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """Some of what changed: first messages settled, then others changed; and keys were added by topic."""
+    """Some of the changes: first messages settled, then others changed; and keys were added by topic."""
 
     messages: list[Message] = []
     settled: list[bytes] = []
@@ -109,12 +109,12 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 class SnapshotPart(msgspec.Struct, frozen=True, array_like=True):
     """What changed in a mailbox since the part before; with the rows from `since` on, a snapshot.
 
-    A large part is stored in several rows at consecutive positions, the last of which is the part's own.
+    A large part is stored in several rows at consecutive positions; the last is the part's own.
 
     Arguments:
         since: position of the first row that is needed; 0 if this one needs none before it.
         previous: digest of the row before; empty if none is needed.
-        head: of the mailbox at this part; those of the parts before are not needed.
+        head: of the mailbox at this part; the earlier parts' rows are not needed.
         chunks: encoded `Chunk`s, oldest first.
         rows_after: number of rows of the same part after this one.
     """

@@ -231,7 +231,7 @@ class Mailbox:
             self._drop_stale_timers()
 
     def restore_timers(self) -> None:
-        """Set the timers of all messages, of which none has one."""
+        """Set the timers of all messages; none may have one."""
         if self.in_flight:
             self._deadlines.rebuild(self.messages.values())
         self._expiries.rebuild(self.messages.values())
@@ -259,7 +259,7 @@ class Mailbox:
 
 
 def is_in_the_clear(topic: str, headers: Headers, mailbox: Mailbox) -> bool:
-    """Return whether a message is not encrypted although those of its topic must be (ADR 0089)."""
+    """Return whether a message is not encrypted although its topic requires it (ADR 0089)."""
     return not is_encrypted(headers) and find_policy(mailbox.settings.subject_policies, topic) is not None
 
 

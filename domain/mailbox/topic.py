@@ -18,8 +18,8 @@ class Timers:
     """Timers of messages, one per message.
 
     `time_of` returns when a message's current timer fires, or None; entries with another time are stale and
-    skipped. Timers that are set in order, as those of one policy are, go to a deque, others to a heap. Both
-    are rebuilt before stale entries outnumber the live ones.
+    skipped. Timers that are set in order, as the timers of one policy are, go to a deque, others to a heap.
+    Both are rebuilt before stale entries outnumber the live ones.
     """
 
     __slots__ = ("_heap", "_ordered", "_time_of")
@@ -96,8 +96,8 @@ class Changes:
 
     Arguments:
         through: position up to which messages that are sent have been collected.
-        changed: streams of those of them that changed since, and are unsettled.
-        settled: streams of those of them that settled since.
+        changed: streams of messages that changed since, and are unsettled.
+        settled: streams of messages that settled since.
     """
 
     __slots__ = ("changed", "settled", "through")

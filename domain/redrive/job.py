@@ -136,7 +136,7 @@ class RedriveJob(msgspec.Struct, frozen=True):
     Arguments:
         job: its id, 16 bytes.
         cursor: position up to which dead-letterings are done with.
-        moved, skipped, restored, retained: sums of those of its events.
+        moved, skipped, restored, retained: sums of its events' counts.
         undo_cursor: version of the last of its events that is undone.
         started_at, changed_at: log time, µs.
     """
@@ -284,7 +284,7 @@ class UndoRedrive(msgspec.Struct, frozen=True, gc=False):
 
     Arguments:
         messages: streams of the messages that the job redrove, or of the copies that it sent, each with the
-            position of the event by which it did.
+            position of its event.
         originals: of these, for each copy.
         cursor: version of the job's event that came with them.
         is_last: whether none is left after them.
@@ -298,7 +298,7 @@ class UndoRedrive(msgspec.Struct, frozen=True, gc=False):
 
 
 class Original(msgspec.Struct, frozen=True, gc=False):
-    """A dead letter of which a job sent a copy.
+    """A dead letter that a job sent as a copy.
 
     Arguments:
         stream: its id, 16 bytes.

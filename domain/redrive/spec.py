@@ -93,12 +93,12 @@ _ALL_BODIES = BodyRules(topics=("*",))
 
 
 class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Selection of dead letters, and what is to be done with each; criteria must all be met.
+    """Selection of dead letters, and the action on each; criteria must all be met.
 
     Arguments:
         action: `redrive` returns the messages to their topic; `archive` and `purge` remove them from the dead
             letters for good, and differ in the reason that the log records.
-        topics: names or globs, any of which may match.
+        topics: names or globs; one must match.
         reasons: why they were dead-lettered, such as `max_attempts`.
         fingerprints: of their errors, 16 hex digits each.
         message_ids: only these messages, up to 1,000.
@@ -113,7 +113,7 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             its own; it exists or is created as by a send. None is their own topic.
         set_headers, remove_headers: custom headers that the copies have, and names of those that they lack.
             Values of `base64:` and base64 are bytes.
-        merge_patch: JSON object by which the payloads, which must be JSON objects, are changed (RFC 7396).
+        merge_patch: JSON object with which the payloads, which must be JSON objects, are merged (RFC 7396).
 
     A job with one of the last four sends copies. The originals stay, as dead letters with reason `replaced`;
     only a job whose `reasons` name it redrives them again.
@@ -207,7 +207,7 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             check_patch(self.merge_patch)
 
     def filter(self) -> EventFilter:
-        """Return the criteria that concern what the messages were sent with."""
+        """Return the criteria about the messages as they were sent."""
         return EventFilter(
             start_time=self.start_time,
             end_time=self.end_time,
@@ -247,7 +247,7 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
     def covers_content(self, message: FoundMessage) -> bool:
-        """Return whether a message meets the criteria of what it was sent with."""
+        """Return whether a message meets the criteria about the message as it was sent."""
         return self.filter().matches(message, _ALL_BODIES)
 
     def streams(self, mailbox: str, topic: str) -> frozenset[bytes] | None:

@@ -121,7 +121,7 @@ PARTIAL: dict[str, pl.DataType] = {
     **_SENT_COLUMNS,
     **_CHANGE_COLUMNS,
 }
-"""The columns of a partial; those of `MessageSent`, or of later events, are null when the range has none.
+"""The columns of a partial; columns of `MessageSent`, or of later events, are null when the range has none.
 
 `first_place` orders the partials of a message; `dead_letterings` has dead-letterings and redrives as
 elements of a JSON array.

@@ -1,4 +1,4 @@
-"""Port: a store of read models in versions, of which one is active.
+"""Port: a store of read models in versions; one is active.
 
 A rebuild begins a version, and its tasks write parts of it. When it is complete, it becomes active in one
 transaction; the previous version is retained for `roll_back`. The event log is never written.

@@ -27,7 +27,7 @@ from postroom.projections.spark.source import Part
 POSITIONS_PER_FOLD = 3_000_000
 """Positions that one task folds, with messages in memory that are unsettled after 50,000 positions."""
 BUCKETS = 256
-"""Number of values of the last byte of a stream id, by which messages are divided among tasks."""
+"""Number of values of the last byte of a stream id, which divides messages among tasks."""
 _FROM_MODEL = {"sent_at": "created_at", "envelope": "envelope_blob"}
 """Columns with another name in the read model `mailbox`."""
 _KINDS = {column.name: column.kind for column in MESSAGES}

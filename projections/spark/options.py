@@ -229,7 +229,7 @@ def store_options(source: str, schema: "StructType", options: Mapping[str, str])
 
 
 def stored_options(schema: "StructType", values: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of a query with those of its table, unless the query names another store."""
+    """Return the options of a query together with its table's, unless the query names another store."""
     if any(name in values for name in _STORE):
         return dict(values)
     for field in schema.fields:
