@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import Distribution, PathDistribution, distribution
 from pathlib import Path
+from shutil import rmtree
 from zipfile import Path as ZipPath
 
 from packaging.requirements import Requirement
@@ -16,9 +17,15 @@ from tests.packaging.conftest import TIMEOUT_SECONDS, run
 
 
 class Environment:
-    """A virtual environment with the wheel and the extras named."""
+    """A virtual environment with the wheel and the extras named.
 
-    def __init__(self, folder: Path, wheel: Path, extras: set[str]) -> None:
+    Arguments:
+        base: an environment with the same wheel, whose files and bytecode of it are used, too.
+    """
+
+    def __init__(
+        self, folder: Path, wheel: Path, extras: set[str], base: "Environment | None" = None
+    ) -> None:
         self.folder = folder
         run(find_uv_bin(), "venv", "--quiet", "--python", sys.executable, folder)
         run(
@@ -33,6 +40,10 @@ class Environment:
             wheel,
         )
         (site,) = folder.glob("lib/python*/site-packages")
+        self.code = site / "postroom"
+        if base is not None:
+            rmtree(self.code)
+            self.code.symlink_to(base.code)
         for package in self._packages(wheel, extras):
             for file in package.files or []:
                 source = Path(str(package.locate_file(file)))

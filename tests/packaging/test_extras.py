@@ -33,12 +33,14 @@ print(json.dumps(missing))
 
 @pytest.fixture(scope="module")
 def install(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Install:
-    """Return the environment with the wheel and some extras; each is made once."""
+    """Return the environment with the wheel and some extras, and a store; each is made once."""
     made: dict[tuple[str, ...], Environment] = {}
 
     def install(*extras: str) -> Environment:
         if extras not in made:
-            made[extras] = Environment(tmp_path_factory.mktemp("extras"), wheel, set(extras))
+            base = install() if extras else None
+            made[extras] = Environment(tmp_path_factory.mktemp("extras"), wheel, set(extras), base)
+            made[extras].output("postroom", "send", "orders", "hello")
         return made[extras]
 
     return install
@@ -61,8 +63,8 @@ def test_the_base_install_requires_eight_packages(wheel: Path) -> None:
 
 def test_the_base_install_sends_receives_and_settles_messages(install: Install) -> None:
     base = install()
-    id_ = base.output("postroom", "send", "orders", "hello").strip()
-    (message,) = map(json.loads, base.output("postroom", "--json", "recv", "orders").splitlines())
+    id_ = base.output("postroom", "send", "offers", "hello").strip()
+    (message,) = map(json.loads, base.output("postroom", "--json", "recv", "offers").splitlines())
     assert message["message_id"] == id_
     base.output("postroom", "ack", message["receipt"])
     base.output("postroom", "show", id_)
@@ -90,7 +92,6 @@ def test_in_the_base_install_a_public_name_is_there_or_its_extra_is_named(instal
 )
 def test_a_call_without_its_extra_names_it(install: Install, call: str, extra: str) -> None:
     environment = install()
-    environment.output("postroom", "send", "orders", "hello")
     program = f"""
 import asyncio, postroom
 
@@ -138,7 +139,6 @@ def test_a_command_without_its_extra_names_it(
     install: Install, extras: list[str], command: list[str], extra: str
 ) -> None:
     environment = install(*extras)
-    environment.output("postroom", "send", "orders", "hello")
     done = environment.run("postroom", *command)
     assert done.returncode == 1, done
     assert f"run: pip install 'postroom[{extra}]'." in done.stderr

@@ -20,6 +20,7 @@ async def main() -> Sent:
     async with open_mailbox("orders.db", "acme@one") as mailbox:
         return await mailbox.send_message(NewMessage(topic="orders", payload=b"{}"))
 """
+MISTAKEN = "from postroom import NewMessage, open_mailbx\nNewMessage(topic=1)\n"
 
 
 @pytest.mark.parametrize("name", postroom.__all__)
@@ -71,30 +72,16 @@ def test_users_of_the_readme_and_the_docs_import_from_postroom_alone() -> None:
     assert private == {}
 
 
-def type_check(folder: Path, python: Path) -> list[str]:
-    """Return what `mypy --strict` reports of `service.py` for a consumer's interpreter."""
-    options = ["--strict", "--python-executable", str(python), "--cache-dir", str(folder.parent / "mypy")]
-    report, errors, _ = mypy.api.run([*options, str(folder / "service.py")])
-    assert errors == ""
-    return report.splitlines()
-
-
-@pytest.fixture(params=["wheel", "editable"])
-def python(request: pytest.FixtureRequest) -> Path:
-    if request.param == "editable":
-        return Path(sys.executable)
-    return Path(request.getfixturevalue("consumer")) / ".venv/bin/python"
-
-
-def test_a_consumer_passes_strict_type_checks(python: Path, tmp_path: Path) -> None:
+def test_strict_type_checks_pass_for_a_consumer_of_the_wheel_and_find_its_mistakes(
+    consumer: Path, tmp_path: Path
+) -> None:  # `make check` does so for the checkout, with tests/typing/api.py
     (tmp_path / "service.py").write_text(CONSUMER)
-    assert type_check(tmp_path, python) == ["Success: no issues found in 1 source file"]
-
-
-def test_type_checks_find_a_consumers_mistakes(python: Path, tmp_path: Path) -> None:
-    (tmp_path / "service.py").write_text(
-        "from postroom import NewMessage, open_mailbx\nNewMessage(topic=1)\n"
-    )
-    report = "\n".join(type_check(tmp_path, python))
+    (tmp_path / "mistaken.py").write_text(MISTAKEN)
+    options = ["--strict", "--python-executable", str(consumer / ".venv/bin/python")]
+    options += ["--cache-dir", str(tmp_path / "cache")]
+    report, errors, _ = mypy.api.run([*options, *map(str, tmp_path.glob("*.py"))])
+    assert errors == ""
+    assert "service.py" not in report
     assert 'Module "postroom" has no attribute "open_mailbx"' in report
     assert 'Argument "topic" to "NewMessage" has incompatible type "int"' in report
+    assert report.endswith("(checked 2 source files)\n")

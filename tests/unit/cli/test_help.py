@@ -1,5 +1,6 @@
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ def commands(command: Any, *path: str) -> Iterator[tuple[str, ...]]:
         yield from commands(command.get_command(context, name), *path, name)
 
 
+@cache
 def find(path: tuple[str, ...]) -> Any:
     command: Any = build()
     for name in path:
@@ -53,7 +55,7 @@ def test_help_texts_have_brackets_to_check() -> None:
 
 
 @pytest.mark.parametrize("path", EVERY_COMMAND, ids=" ".join)
-def test_every_bracketed_text_of_a_command_is_in_its_help(
+def test_help_has_every_bracketed_text_and_breaks_paragraphs_at_the_width_of_the_terminal_only(
     path: tuple[str, ...], show_help: Callable[..., str]
 ) -> None:
     bracketed = {bracket for text in texts(path) for bracket in BRACKETED.findall(text)}
@@ -61,6 +63,9 @@ def test_every_bracketed_text_of_a_command_is_in_its_help(
     shown = show_help(*path)
 
     assert not [text for text in bracketed if text not in shown]
+    before, _, _ = shown.partition("╭")
+    described = [line.strip() for line in before.splitlines()]
+    assert [line for line, after in pairwise(described) if line and after] == []
 
 
 @pytest.mark.parametrize("path", EVERY_COMMAND, ids=" ".join)
@@ -72,12 +77,8 @@ def test_every_command_and_option_has_a_help_text(path: tuple[str, ...]) -> None
 
 
 @pytest.mark.parametrize("path", EVERY_COMMAND, ids=" ".join)
-def test_help_uses_the_terms_of_the_field(path: tuple[str, ...]) -> None:
+def test_help_uses_the_terms_of_the_field_and_names_settings_in_brackets(path: tuple[str, ...]) -> None:
     assert not [text for text in texts(path) if RETIRED.search(text)]
-
-
-@pytest.mark.parametrize("path", EVERY_COMMAND, ids=" ".join)
-def test_help_names_settings_in_brackets(path: tuple[str, ...]) -> None:
     assert not [text for text in texts(path) if re.search(r"\([a-z]+\.[a-z_]+\)", text)]
 
 
@@ -121,12 +122,3 @@ def test_the_page_of_the_command_line_lists_the_exit_codes() -> None:
 
 def test_flags_are_shown_without_a_value(show_help: Callable[..., str]) -> None:
     assert "<bool>" not in show_help("recv")
-
-
-@pytest.mark.parametrize("path", EVERY_COMMAND, ids=" ".join)
-def test_a_paragraph_of_help_is_broken_at_the_width_of_the_terminal_only(
-    path: tuple[str, ...], show_help: Callable[..., str]
-) -> None:
-    before, _, _ = show_help(*path).partition("╭")
-    described = [line.strip() for line in before.splitlines()]
-    assert [line for line, after in pairwise(described) if line and after] == []
