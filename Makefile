@@ -99,12 +99,20 @@ pictures: .venv ## Draw the pictures of docs/reports.md from a sample store
 spark-bundle: .venv ## Build what a Spark cluster needs into dist/: code, packages, entry points
 	@scripts/spark-bundle.sh
 
-.PHONY: check format openapi openapi-check proto proto-check sync-operations sync-operations-check lock
-check: .venv openapi-check proto-check sync-operations-check ## Lint, type-check, and verify imports, generated code and walks
+.PHONY: check types imports walks lint format openapi openapi-check proto proto-check sync-operations sync-operations-check lock
+check: lint openapi-check proto-check sync-operations-check types imports walks ## Lint, type-check, and verify imports, generated code and walks
+
+lint: .venv
 	@$(bin)/ruff check
 	@$(bin)/ruff format --check
+
+types: .venv
 	@$(bin)/mypy
+
+imports: .venv
 	@$(bin)/lint-imports --no-logo
+
+walks: .venv
 	@$(bin)/python -m tests.architecture walk --check
 
 format: .venv ## Fix what ruff can fix, and format

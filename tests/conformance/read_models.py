@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import chain
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -180,7 +181,12 @@ class ReadModelsConformance:
     def test_every_combination_of_filters_that_matches_a_message_finds_it(self, models: ReadModels) -> None:
         items = _all(models, EventFilter())
         assert {item.topic for item in items} >= {each.topic for each in TOLD}
-        for item in items:
+        # One of the messages that have the same fields, and so the same filters.
+        different = {
+            (item.topic, item.status, item.mailbox, *map(bool, msgspec.structs.astuple(item))): item
+            for item in items
+        }
+        for item in different.values():
             exact = EventFilter(
                 start_time=item.timestamp,
                 end_time=item.timestamp,

@@ -139,7 +139,7 @@ class TestNamespaceOfSeveralMailboxes(TestNamespaceOfOneMailbox):
 
 
 class TestMailboxOverNetwork(MailboxConformance, MailboxSearchConformance):
-    @pytest.fixture(params=["http", "http+unix", "grpc", "grpc+unix"])
+    @pytest.fixture(params=["http", "grpc+unix"])
     async def mailbox(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Mailbox]:
         protocol, _, is_unix = request.param.partition("+")
         address = f"unix:{tmp_path}/socket" if is_unix else "127.0.0.1:0"
