@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 
 import psycopg
+from psycopg.errors import ConnectionTimeout
 
 from postroom.adapters.postgres.database import (
     AsyncConnection,
@@ -168,10 +169,20 @@ class _Lock:
     async def try_acquire(self) -> bool:
         try:
             return await self._try_acquire()
-        except Unavailable:
-            if self._connection is None or not has_ended(self._connection):
+        except Unavailable as error:
+            is_lost = (
+                self._was_ended_while_opened(error)
+                if self._connection is None
+                else has_ended(self._connection)
+            )
+            if not is_lost:
                 raise
             return await self._try_acquire()  # the connection was ended during the statement
+
+    @staticmethod
+    def _was_ended_while_opened(error: Unavailable) -> bool:
+        cause = error.__cause__
+        return isinstance(cause, psycopg.OperationalError) and not isinstance(cause, ConnectionTimeout)
 
     async def _try_acquire(self) -> bool:
         if self._connection is not None and has_ended(self._connection):

@@ -40,6 +40,7 @@ from tests.support.captures import LOGICAL, ServiceDatabase
 from tests.support.messages import message
 from tests.support.outboxes import order_placed
 from tests.support.servers.postgres import PostgresServer, postgres_folder
+from tests.support.servers.postgres_proxy import Proxy
 from tests.support.waiting import until_answer
 
 TEMPLATE = "template_all"
@@ -389,3 +390,23 @@ async def test_a_process_that_waits_for_a_mailbox_waits_on_when_its_connection_w
         database.execute(f"SELECT pg_terminate_backend(pid, 60000) FROM ({sessions}) AS waiting")
         await until_answer(lambda: is_connected(former))
         assert await first.owner(ONE) == "first"
+
+
+async def test_a_connection_that_is_ended_while_it_is_opened_is_opened_again(
+    database: ServiceDatabase,
+) -> None:
+    with Proxy(database.url) as proxy:
+        ownership = PostgresOwnership(proxy.url)
+
+        async def own() -> str | None:
+            async with ownership.acquire(ONE, "first", 0):
+                return await ownership.owner(ONE)
+
+        async def is_connecting() -> bool:
+            return proxy.connections > 0
+
+        proxy.hold_requests()
+        owner = asyncio.create_task(own())
+        await until_answer(is_connecting)
+        proxy.cut()
+        assert await owner == "first"

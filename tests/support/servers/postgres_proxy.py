@@ -25,6 +25,11 @@ class Proxy:
         self.url = parts._replace(netloc=f"{user}127.0.0.1:{self._listener.getsockname()[1]}").geturl()
         self._start(self._accept)
 
+    @property
+    def connections(self) -> int:
+        """Return the number of connections that clients have opened."""
+        return len(self._clients)
+
     def hold_requests(self) -> None:
         """Keep back what clients say from now on."""
         self._requests.clear()
