@@ -16,13 +16,14 @@ from postroom.application.message_stream import HEARTBEAT_MS, MAX_WAIT_MS, Messa
 from postroom.application.messages import MessageDelivery, NewMessage, ReceivedMessage, Sent, check_receipt
 from postroom.application.operations.mailbox import OPERATIONS, Mailbox
 from postroom.application.operations.operation import Arguments, Operation, derive
+from postroom.application.page import Page
 from postroom.application.tracing import ACK, EXTEND, NACK, REDRIVE, REMOTE_SEND, MessagingOperation, tracer
 from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import MailboxClosed, Rejected, Saturated, Unavailable
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.message import Receipt
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, check_visibility
-from postroom.domain.search import EventFilter, SearchPage, filter_of_mailbox
+from postroom.domain.search import EventFilter, FoundMessage, filter_of_mailbox
 
 MAX_ITEMS = 1_000
 """Maximum number of messages or receipts in one request."""
@@ -219,9 +220,9 @@ class MailboxClient(Mailbox):
             EXTEND, receipts, lambda valid: self._transport.extend(valid, visibility_ms)
         )
 
-    async def search_messages(self, filter_: EventFilter, /) -> SearchPage:
+    async def search_messages(self, filter_: EventFilter, /) -> Page[FoundMessage]:
         arguments = {"filter_": filter_of_mailbox(filter_, self._name)}
-        page: SearchPage = await self._call(OPERATIONS["search_messages"], arguments)
+        page: Page[FoundMessage] = await self._call(OPERATIONS["search_messages"], arguments)
         return page
 
     async def _call(self, operation: Operation, arguments: Arguments) -> Any:

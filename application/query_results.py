@@ -211,13 +211,6 @@ class RedriveMessage(msgspec.Struct, frozen=True):
     at: str
 
 
-class RedriveMessages(msgspec.Struct, frozen=True):
-    """Page of the messages of a redrive job, in its order; `next_cursor` is None on the last page."""
-
-    messages: list[RedriveMessage]
-    next_cursor: str | None = None
-
-
 class RedriveReport(msgspec.Struct, frozen=True):
     """A redrive job with its progress.
 

@@ -12,13 +12,14 @@ from postroom.application.messages import Sent
 from postroom.application.metrics import SurfaceMetrics
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.outbox.events import OutboxCounter
+from postroom.application.page import Page
 from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage
 from postroom.application.ports.read_models import SearchQueries
 from postroom.application.query_results import DlqProfile, MessageDetail
 from postroom.domain.capability.access import Access
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import PostroomError, Rejected, Saturated, Unavailable
-from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.search import EventFilter, FoundMessage
 
 Answer = TypeVar("Answer", bound=Sent | Sequence[Sent | Rejected])
 
@@ -65,7 +66,7 @@ def _is_general(answer: Sent | PostroomError) -> bool:
 
 T = TypeVar("T")
 
-Search = Callable[[EventFilter], Awaitable[SearchPage]]
+Search = Callable[[EventFilter], Awaitable[Page[FoundMessage]]]
 """Search of the read models of a store."""
 
 Groups = Callable[[DeadLetterGroupFilter], Awaitable[DeadLetterGroupPage]]

@@ -26,7 +26,6 @@ __all__ = [
     "EventFilter",
     "FoundMessage",
     "Order",
-    "SearchPage",
     "TableStats",
     "body_words",
     "filter_of_mailbox",
@@ -258,13 +257,6 @@ def filter_of_mailbox(filter_: object, mailbox: str) -> EventFilter:
             "it out."
         )
     return msgspec.structs.replace(checked, mailbox=mailbox)
-
-
-class SearchPage(msgspec.Struct, frozen=True):
-    """Page of search results; `next_cursor` is None on the last page."""
-
-    items: tuple[FoundMessage, ...]
-    next_cursor: str | None = None
 
 
 class TableStats(msgspec.Struct, frozen=True):

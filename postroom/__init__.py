@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from postroom.application.operations.mailbox import Mailbox
     from postroom.application.outbox.new_event import NewEvent
     from postroom.application.outbox.relay import OutboxSettings
+    from postroom.application.page import Page
     from postroom.application.ports.inbox import HandlerRequest
     from postroom.application.ports.source import SourceMessage
     from postroom.application.queries.simulate_policy import Simulation
@@ -81,7 +82,6 @@ if TYPE_CHECKING:
         MessageDetail,
         PeekedMessage,
         RedriveMessage,
-        RedriveMessages,
         RedrivePreview,
         RedriveReport,
     )
@@ -118,7 +118,7 @@ if TYPE_CHECKING:
     from postroom.domain.policy import MailboxLimits, TopicPolicy
     from postroom.domain.policy_simulation import Changes
     from postroom.domain.redrive.spec import RedriveSpec
-    from postroom.domain.search import EventFilter, FoundMessage, SearchPage
+    from postroom.domain.search import EventFilter, FoundMessage
     from postroom.domain.settings import MailboxSettings, SettingsChanges
     from postroom.domain.subject import SubjectPolicy
     from postroom.projections.projection import Column, EventProjection, MessageProjection
@@ -187,6 +187,7 @@ __all__ = [
     "NotFound",
     "Outbox",
     "OutboxSettings",
+    "Page",
     "PeekedMessage",
     "PoisonMessage",
     "Postroom",
@@ -202,14 +203,12 @@ __all__ = [
     "RedisSource",
     "RedriveDeadLetters",
     "RedriveMessage",
-    "RedriveMessages",
     "RedrivePreview",
     "RedriveReport",
     "RedriveSpec",
     "Rejected",
     "Report",
     "Saturated",
-    "SearchPage",
     "SendBatch",
     "SendEnvelopes",
     "SendMessage",
@@ -310,13 +309,14 @@ _NAMES = {
     "application.operations.mailbox": "Mailbox",
     "application.outbox.new_event": "NewEvent",
     "application.outbox.relay": "OutboxSettings",
+    "application.page": "Page",
     "application.ports.inbox": "HandlerRequest",
     "application.ports.source": "SourceMessage",
     "application.queries.simulate_policy": "Simulation",
     "application.queries.verify": "Verification",
     "application.query_results": (
         "Backlog DeadLetter Explanation HistoryEntry MessageDetail PeekedMessage RedriveMessage "
-        "RedriveMessages RedrivePreview RedriveReport"
+        "RedrivePreview RedriveReport"
     ),
     "application.workers.worker": "Worker WorkerCounts",
     "domain.envelope.validation": "EnvelopeProblem ValidationMode",
@@ -330,7 +330,7 @@ _NAMES = {
     "domain.policy": "MailboxLimits TopicPolicy",
     "domain.policy_simulation": "Changes",
     "domain.redrive.spec": "RedriveSpec",
-    "domain.search": "EventFilter FoundMessage SearchPage",
+    "domain.search": "EventFilter FoundMessage",
     "domain.settings": "MailboxSettings SettingsChanges",
     "domain.subject": "SubjectPolicy",
     "projections.projection": "Column EventProjection MessageProjection",

@@ -21,7 +21,6 @@ from postroom.adapters.cli.values import (
     WrongUsage,
     Yes,
     parse_moment,
-    parse_position,
     parse_time,
 )
 from postroom.application.text import pluralize
@@ -30,6 +29,7 @@ from postroom.domain.errors import NotFound
 if TYPE_CHECKING:
     from postroom.application.inbox.metrics import InboxBacklog
     from postroom.application.outbox.operate import OutboxBacklog
+    from postroom.application.page import Page
     from postroom.application.ports.dead_letters import DeadLetter as StoredDeadLetter
     from postroom.application.ports.dead_letters import DeadLetterGroupPage, GroupField, GroupOrder
     from postroom.application.query_results import DeadLetter
@@ -156,18 +156,12 @@ def list_dead_letters(
             raise WrongUsage("--from reads the current dead letters of read models; omit --at and --archive.")
         _list_stored(session, source, topic, reason, limit, cursor)
         return
-    position = parse_position(cursor or "0")
-    if position is None:
-        raise WrongUsage(f"--cursor {cursor!r} is not a number; use the cursor of the previous page.")
     moment = None if at is None else parse_moment(at, datetime.now(UTC))
     with session.read(session.mailbox, archive) as reader:
-        letters = reader.list_dead_letters(topic, reason=reason, limit=limit, cursor=position, at=moment)
-        if topic is not None and not letters:
+        page = reader.list_dead_letters(topic, reason=reason, limit=limit, cursor=cursor, at=moment)
+        if topic is not None and not page.items:
             note_unknown_topic(session, topic, reader.list_topics())
-    next_cursor = letters[-1].position if len(letters) == limit else None
-    show_dead_letters(session, letters, _row, next_cursor=next_cursor, dlq_profile="durable")
-    if next_cursor is not None:
-        session.out.note(f"There may be more; continue with --cursor {next_cursor}.")
+    _show_page(session, page, dlq_profile="durable")
 
 
 def _list_stored(
@@ -185,7 +179,12 @@ def _list_stored(
     )
     with closing(open_read_models(session.existing_store(), source)) as models:
         page = models.dead_letters(criteria)
-    show_dead_letters(session, page.items, _row, next_cursor=page.next_cursor)
+    _show_page(session, page)
+
+
+def _show_page(session: Session, page: "Page[DeadLetter] | Page[StoredDeadLetter]", **facts: Any) -> None:
+    letters: Sequence[DeadLetter | StoredDeadLetter] = page.items
+    show_dead_letters(session, letters, _row, next_cursor=page.next_cursor, **facts)
     if page.next_cursor is not None:
         session.out.note(f"There is more; continue with --cursor {page.next_cursor}.")
 

@@ -170,9 +170,9 @@ async def show(
             job, outcome=cast("Outcome | None", outcome), cursor=cursor, limit=limit
         )
     session.out.records(
-        page,
+        {"messages": page.items, "next_cursor": page.next_cursor},
         ("message", "topic", "outcome", "reason", "copy"),
-        page.messages,
+        page.items,
         lambda each: (
             Id(each.message_id),
             each.topic,

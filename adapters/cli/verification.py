@@ -150,11 +150,12 @@ def audit(
     ] = None,
     id_: Annotated[str | None, Option("--id", help="Only accesses to this message.")] = None,
     limit: Annotated[int, Option(help="Entries per page, up to 1000.")] = 100,
-    cursor: Annotated[int | None, Option(help="Continue after the page that printed this cursor.")] = None,
+    cursor: Annotated[str | None, Option(help="Continue after the page that printed this cursor.")] = None,
 ) -> None:
     """List searches and payload reads over network surfaces, newest first, with principal and outcome."""
     from postroom.adapters.compose.access import read_audit_log
-    from postroom.application.access.audit_log import AuditFilter, AuditPage
+    from postroom.application.access.audit_log import AuditFilter
+    from postroom.application.page import Page
 
     now = datetime.now(UTC)
     criteria = AuditFilter(
@@ -168,11 +169,11 @@ def audit(
         target=id_,
     )
     with read_audit_log(session.existing_store()) as log:
-        page = AuditPage(()) if log is None else log.read(criteria, limit=limit, cursor=cursor)
+        page = Page(()) if log is None else log.read(criteria, limit=limit, cursor=cursor)
     if session.out.as_json:
-        session.out.json({"entries": [*map(_as_json, page.entries)], "next_cursor": page.next_cursor})
+        session.out.json({"entries": [*map(_as_json, page.items)], "next_cursor": page.next_cursor})
         return
-    _show_table(session, page.entries)
+    _show_table(session, page.items)
     if page.next_cursor is not None:
         session.out.note(f"There are more; continue with --cursor {page.next_cursor}.")
 

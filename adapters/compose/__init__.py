@@ -31,6 +31,7 @@ from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.owner_tasks import LeaseTerm, MemoryBound, own_by_lease, watch_ownership
 from postroom.application.mailbox.retention import DeleteOldEvents, Retention
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.page import Page
 from postroom.application.ports.event_log import Clock, EventLog, LogArchive
 from postroom.application.queries.owner_queries import OwnerQueries
 from postroom.application.redrive.jobs import RedriveJobs
@@ -48,7 +49,7 @@ from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 from postroom.domain.mailbox.commands import MailboxMode
 from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
 from postroom.domain.policy import MAX_DURATION_MS, MailboxLimits, TopicPolicy
-from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.search import EventFilter, FoundMessage
 from postroom.domain.settings import UNCHANGED, SettingsChanges
 
 OWNERSHIP_WAIT_MS = 2_000
@@ -337,12 +338,12 @@ def make_search(store: Store, protection: Protection | None = None) -> Search | 
     if store.identity == MEMORY:
         return None
 
-    def search(filter_: EventFilter) -> SearchPage:
+    def search(filter_: EventFilter) -> Page[FoundMessage]:
         stored = filter_ if protection is None else as_stored(filter_, protection)
         with explain_missing_extra(), closing(store.read_models()) as read_models:
             return read_models.search(stored)
 
-    async def search_in_thread(filter_: EventFilter) -> SearchPage:
+    async def search_in_thread(filter_: EventFilter) -> Page[FoundMessage]:
         return await in_query_thread(search, filter_)
 
     return search_in_thread

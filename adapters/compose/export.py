@@ -16,6 +16,7 @@ import msgspec
 from postroom.adapters.compose.queries import open_read_models
 from postroom.adapters.export.file import LimitReached, StreamedExport, whole_file
 from postroom.application.extras import explain_missing_extra
+from postroom.application.page import Page
 from postroom.application.ports.facets import BARS, Facets, SuggestionField, Timeline
 from postroom.application.ports.read_models import (
     ExportFormat,
@@ -35,7 +36,7 @@ from postroom.domain.errors import (
     Saturated,
     Unavailable,
 )
-from postroom.domain.search import EventFilter, SearchPage, filter_of_mailbox
+from postroom.domain.search import EventFilter, FoundMessage, filter_of_mailbox
 
 Format = Literal["parquet", "csv", "json"]
 HEADER = struct.Struct(">BIQQ")
@@ -168,7 +169,7 @@ class StoreSearchQueries(SearchQueries):
         own = filter_of_mailbox(filter_, self._mailbox)
         return await in_query_thread(self._read_models.timeline, own, bars)
 
-    async def search_unsettled(self, filter_: EventFilter, /) -> SearchPage:
+    async def search_unsettled(self, filter_: EventFilter, /) -> Page[FoundMessage]:
         if self._search_unsettled is None:
             raise NotFound("There are no read models yet; build them with `postroom views rebuild`.")
         return await self._search_unsettled(filter_of_mailbox(filter_, self._mailbox))

@@ -274,7 +274,7 @@ async def moment_facts(page: Page, at: Moment, topics: Sequence[str]) -> dict[st
     topic = topics[0] if len(topics) == 1 and "*" not in topics[0] else None
     try:
         backlog = await page.mailbox.get_backlog(topic, at=at)
-        letters = await page.mailbox.list_dead_letters(topic, limit=MAX_DEAD_LETTERS, at=at)
+        dead = await page.mailbox.list_dead_letters(topic, limit=MAX_DEAD_LETTERS, at=at)
     except PostroomError as error:
         return {"error": error}
 
@@ -285,6 +285,6 @@ async def moment_facts(page: Page, at: Moment, topics: Sequence[str]) -> dict[st
         "error": None,
         "backlog": backlog,
         "shards": [each for each in backlog.shards if is_shown(each.topic)],
-        "letters": [each for each in letters if is_shown(each.topic)],
-        "is_whole": len(letters) < MAX_DEAD_LETTERS,
+        "letters": [each for each in dead.items if is_shown(each.topic)],
+        "is_whole": dead.next_cursor is None,
     }

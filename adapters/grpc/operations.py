@@ -13,8 +13,9 @@ from postroom.adapters.grpc import messages
 from postroom.adapters.grpc.calls import METHODS
 from postroom.application.operations.mailbox import OPERATIONS
 from postroom.application.operations.operation import Arguments, Operation, Parameter
+from postroom.application.page import Page, read_position
 from postroom.domain.policy import TopicPolicy
-from postroom.domain.search import SearchPage
+from postroom.domain.search import FoundMessage
 from postroom.domain.settings import SettingsChanges
 
 METHOD_NAMES = {
@@ -29,8 +30,10 @@ METHOD_NAMES = {
 """Methods of the contract that are not named as their operations."""
 BY_METHOD = {METHOD_NAMES.get(name, name): each for name, each in OPERATIONS.items()}
 """Operations by the names of their methods."""
-_FIELDS = {"msg_id": "message_id", "message_ids": "only", "items": "dead_letters"}
+_FIELDS = {"msg_id": "message_id", "message_ids": "only"}
 """Fields that are not named as the argument or answer."""
+_DEAD_LETTERS = "dead_letters"
+"""Field of dead letters; an answer with them has an empty cursor on the last page, as old ones have none."""
 
 
 def method_name(operation: Operation) -> str:
@@ -55,12 +58,17 @@ def _write_ids(ids: list[str], request: Any) -> None:
     request.only.SetInParent()
 
 
+def _write_cursor(cursor: str, request: Any) -> None:
+    request.cursor = read_position(cursor) if isinstance(request.cursor, int) else cursor
+
+
 _CODECS = {
     "at": _Codec(lambda at, request: messages.write_moment(at, request.at), messages.read_moment),
     "changes": _Codec(
         lambda changes, request: messages.write_result(changes, request.changes),
         lambda field: messages.read_struct(field, SettingsChanges),
     ),
+    "cursor": _Codec(_write_cursor, str),  # some are numbers in the contract
     "message_ids": _Codec(_write_ids, lambda field: list(field.message_ids)),
     "policy": _Codec(_write_policy, messages.set_fields),
     "spec": _Codec(lambda spec, request: messages.write_result(spec, request.spec), messages.read_spec),
@@ -111,9 +119,14 @@ def write_answer(operation: Operation, result: Any) -> Any:
     field = _answer_field(operation, response)
     if result is None:
         return response
+    if isinstance(result, Page):
+        if result.next_cursor is not None or field == _DEAD_LETTERS:
+            response.next_cursor = result.next_cursor or ""
+        result = [*result.items]
     if isinstance(result, list):
         for each in result:
-            messages.write_result(each, getattr(response, field).add())
+            write = messages.write_item if isinstance(each, FoundMessage) else messages.write_result
+            write(each, getattr(response, field).add())
     elif isinstance(result, msgspec.Struct):
         messages.write_result(result, getattr(response, field) if field else response)
     else:
@@ -124,9 +137,16 @@ def write_answer(operation: Operation, result: Any) -> Any:
 def read_answer(operation: Operation, response: Any) -> Any:
     """Return the result in a response of a method."""
     kind, field = operation.result, _answer_field(operation, response)
-    if kind is SearchPage:
-        items = tuple(messages.read_item(item) for item in response.items)
-        return SearchPage(items, response.next_cursor if response.HasField("next_cursor") else None)
+    if operation.items is not None:
+        (item,) = get_args(kind)
+        items = tuple(
+            messages.read_item(each) if item is FoundMessage else messages.read_result(each, item)
+            for each in getattr(response, field)
+        )
+        cursor = response.next_cursor or None
+        if field == _DEAD_LETTERS and items and not response.HasField("next_cursor"):
+            cursor = str(items[-1].position)  # of a server that tells no cursor
+        return Page(items, cursor)
     if kind is type(None):
         return None
     if get_origin(kind) is list:
@@ -146,6 +166,7 @@ def _field(parameter: Parameter) -> str:
 
 def _answer_field(operation: Operation, response: Any) -> str:
     """Return the field with the result; "" if the response has its fields."""
-    if "job" in response.DESCRIPTOR.fields_by_name:
-        return "job"
+    for field in ("job", _DEAD_LETTERS):
+        if field in response.DESCRIPTOR.fields_by_name:
+            return field
     return _FIELDS.get(operation.answer, operation.answer)

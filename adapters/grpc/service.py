@@ -17,7 +17,7 @@ from postroom.application.cluster.members_history import MembersFence
 from postroom.application.delivery_window import DeliveryWindow, extended_receipts, finished_receipts
 from postroom.application.mailbox.settle import submit_valid
 from postroom.application.messages import NewMessage, ReceivedMessage, read_receipt
-from postroom.application.operations.mailbox import Mailbox
+from postroom.application.operations.mailbox import OPERATIONS, Mailbox
 from postroom.application.service import Service, Session
 from postroom.application.threads import wait_at_most
 from postroom.domain.arguments import check_int
@@ -189,9 +189,7 @@ class MailboxService:
         """Search the read models."""
         filter_ = messages.read_filter(request, call.mailbox.name)
         page = await call.session.search(filter_)
-        response = pb.QueryResponse(next_cursor=page.next_cursor)
-        for item in page.items:
-            messages.write_item(item, response.items.add())
+        response: pb.QueryResponse = write_answer(OPERATIONS["search_messages"], page)
         return response
 
     async def get(self, request: pb.GetRequest, call: Call) -> pb.GetResponse:

@@ -22,6 +22,7 @@ from postroom.application.messages import MessageDelivery, NewMessage, Sent, wri
 from postroom.application.operations import contract, query_contract
 from postroom.application.operations.contract import Delivery, Ok
 from postroom.application.operations.operation import Arguments, Operation
+from postroom.application.page import Page
 from postroom.application.remote_errors import DEFAULT_RETRY_MS, ProblemBrief
 from postroom.application.tracing import current_corr_id, outgoing_headers
 from postroom.domain.errors import FrameTooLarge, InvalidRequest, PostroomError, Rejected, Unavailable
@@ -94,12 +95,6 @@ BODIES = ("set_topic_policy", "preview_redrive")
 """Operations whose only argument is the body."""
 
 
-class Info(msgspec.Struct, frozen=True):
-    """Facts about the served mailbox that the client needs."""
-
-    mailbox: str
-
-
 class Line(msgspec.Struct, frozen=True):
     """Line of a stream without a delivery: a heartbeat, or the error with which the server ends it."""
 
@@ -121,7 +116,7 @@ class HttpTransport(MailboxTransport):
         self.where = where
 
     async def get_name(self) -> str:
-        return await self._call("GET", "/v1/mailbox", Info, lambda answer: answer.mailbox)
+        return await self._call("GET", "/v1/mailbox", query_contract.ReadInfo, lambda answer: answer.mailbox)
 
     async def send(self, message: NewMessage) -> Sent:
         body, kind = contract.Send.of(message), contract.SendResult
@@ -320,7 +315,10 @@ def answer_of(operation: Operation) -> Any:
     kind = operation.result
     if kind is TopicPolicy:  # null from servers before ADR 0098 for a topic with the default policy
         kind = TopicPolicy | None
-    return msgspec.defstruct("Answer", [(operation.answer, kind)], frozen=True)
+    fields: list[Any] = [(operation.answer, operation.items or kind)]
+    if operation.items is not None:  # some cursors are numbers in this contract
+        fields.append(("next_cursor", str | int | None, None))
+    return msgspec.defstruct("Answer", fields, frozen=True)
 
 
 def result_of(operation: Operation, answer: Any) -> Any:
@@ -328,6 +326,9 @@ def result_of(operation: Operation, answer: Any) -> Any:
     if isinstance(answer, Ok):
         return None
     result = getattr(answer, operation.answer) if operation.answer else answer
+    if operation.items is not None:
+        cursor = answer.next_cursor
+        return Page(result, None if cursor is None else str(cursor))
     return TopicPolicy() if result is None else result
 
 

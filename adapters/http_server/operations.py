@@ -11,6 +11,7 @@ from postroom.adapters.http_server.routes import Call, Reply, Route, json_reply
 from postroom.application.operations.contract import MAX_BATCH, Name, Ok
 from postroom.application.operations.mailbox import OPERATIONS, Position, Text
 from postroom.application.operations.operation import Operation, Parameter
+from postroom.application.page import Page
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import JOB_ACTIONS, JobAction
 
@@ -32,7 +33,7 @@ _TYPES = {
     ("get_backlog", "topic"): Name | None,
     ("list_dead_letters", "topic"): Name | None,
     ("list_dead_letters", "cursor"): Annotated[
-        Position, Meta(description="next_cursor of the previous page.")
+        Position | None, Meta(description="next_cursor of the previous page.")
     ],
     ("list_redrive_messages", "cursor"): Annotated[
         Text | None, Meta(description="next_cursor of the previous page.")
@@ -109,6 +110,8 @@ def _derive(operation: Operation, fixed: dict[str, Any] | None = None) -> Route:
         elif sent is not None:
             values |= {names[name]: getattr(sent, name) for name in sent.__struct_fields__}
         result = await operation.ask(call.mailbox, values)
+        if isinstance(result, Page):
+            return json_reply(answer(result.items, result.next_cursor))
         return json_reply(Ok() if result is None else answer(result) if operation.answer else result)
 
     handle.__name__ = operation.name if fixed is None else operation.name.replace("change", *fixed.values())
@@ -134,10 +137,12 @@ def _answer_type(operation: Operation) -> Any:
         return Ok
     if not operation.answer:
         return operation.result
-    kind = operation.result
+    fields: list[Any] = [(operation.answer, operation.items or operation.result)]
+    if operation.items is not None:
+        fields.append(("next_cursor", str | None, None))
     return msgspec.defstruct(
         f"{_title(operation)}Answer",
-        [(operation.answer, kind)],
+        fields,
         frozen=True,
         namespace={"__doc__": f"Answer of {operation.name}."},
     )

@@ -12,6 +12,7 @@ from postroom.application.messages import rfc3339
 from postroom.application.operations import contract, query_contract
 from postroom.application.operations.mailbox import OPERATIONS
 from postroom.application.outbox.events import RecordedMessages
+from postroom.application.page import read_position
 from postroom.application.ports.dead_letters import (
     DEFAULT_GROUP,
     DeadLetter,
@@ -92,9 +93,13 @@ class QueryHandlers:
 
     async def dead_letters(self, call: Call) -> Reply:
         """Return a page of dead letters."""
-        letters = await OPERATIONS["list_dead_letters"].ask(call.mailbox, msgspec.structs.asdict(call.query))
-        cursor = letters[-1].position if len(letters) == call.query.limit else None
-        return json_reply(query_contract.DeadLetters(letters, cursor, self._dlq_profile))
+        query = msgspec.structs.asdict(call.query)
+        if query["cursor"] is not None:  # cursors are numbers in this contract
+            query["cursor"] = str(query["cursor"])
+        page = await OPERATIONS["list_dead_letters"].ask(call.mailbox, query)
+        return json_reply(
+            query_contract.DeadLetters([*page.items], read_position(page.next_cursor), self._dlq_profile)
+        )
 
     async def dead_letter_groups(self, call: Call) -> Reply:
         """Return a page of groups of dead letters."""

@@ -10,9 +10,10 @@ from postroom.application.mailbox.message_factory import NewId, name_job
 from postroom.application.metrics import Metric
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation, derive
+from postroom.application.page import Page
 from postroom.application.service import Search
 from postroom.domain.errors import Unavailable, WrongMode
-from postroom.domain.search import EventFilter, SearchPage, filter_of_mailbox
+from postroom.domain.search import EventFilter, FoundMessage, filter_of_mailbox
 
 
 @derive(Mailbox)
@@ -33,12 +34,12 @@ class SharedMailbox(CommandHandlers, Mailbox):
         count: int = await self._owner.query("erase_messages", pseudonym)
         return count
 
-    async def search_messages(self, filter_: EventFilter, /) -> SearchPage:
+    async def search_messages(self, filter_: EventFilter, /) -> Page[FoundMessage]:
         return await self._search(filter_of_mailbox(filter_, self.name))
 
-    async def search_unsettled(self, filter_: EventFilter, /) -> SearchPage:
+    async def search_unsettled(self, filter_: EventFilter, /) -> Page[FoundMessage]:
         """Return a page of the unsettled messages that match; they need no read models."""
-        page: SearchPage = await self._owner.query("search_unsettled", filter_)
+        page: Page[FoundMessage] = await self._owner.query("search_unsettled", filter_)
         return page
 
     async def _call(self, operation: Operation, arguments: Arguments) -> Any:

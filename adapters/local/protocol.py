@@ -20,6 +20,7 @@ from postroom.application.message_stream import MAX_WAIT_MS
 from postroom.application.messages import MessageDelivery, check_receipt
 from postroom.application.metrics import Metric
 from postroom.application.operations.mailbox import OPERATIONS
+from postroom.application.page import Page
 from postroom.application.ports.event_log import Accepted, Answer
 from postroom.application.remote_errors import rebuild_error
 from postroom.domain.arguments import MAX_INT, check_int, check_optional_text, check_path, check_text
@@ -42,10 +43,10 @@ from postroom.domain.message import MAX_PRIORITY
 from postroom.domain.names import STREAM_BYTES, check_topic
 from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, check_visibility
 from postroom.domain.redrive.spec import RedriveSpec
-from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.search import EventFilter, FoundMessage
 from postroom.domain.settings import SettingsChanges
 
-VERSION: Final = 3
+VERSION: Final = 4
 FRAME_BYTES = MAX_FRAME_BYTES + (16 << 20)
 """Maximum size of a frame: the largest message with its headers."""
 BATCH_BYTES = 4 << 20
@@ -298,7 +299,7 @@ _OTHER_RESULTS = {
     "erase_messages": int,
     "get_mode": str,
     "measure": list[Metric],
-    "search_unsettled": SearchPage,
+    "search_unsettled": Page[FoundMessage],
 }
 """Results of the queries that are no operations."""
 _STRUCTS = {RedriveSpec: "The redrive specification", SettingsChanges: "The change of settings"}

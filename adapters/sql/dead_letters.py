@@ -21,6 +21,7 @@ from sqlalchemy import (
 
 from postroom.adapters.sql.search import Dialect
 from postroom.adapters.sql.tables import ReadModelTables
+from postroom.application.page import Page
 from postroom.application.ports import dead_letters as port
 from postroom.application.ports.dead_letters import (
     GROUP_FIELDS,
@@ -30,7 +31,6 @@ from postroom.application.ports.dead_letters import (
     DeadLetterGroupFilter,
     DeadLetterGroupPage,
     DeadLettering,
-    DeadLetterPage,
     GroupCursor,
 )
 from postroom.application.ports.read_models import (
@@ -151,7 +151,7 @@ class DeadLetterQuery:
         self._topics = topics
         self._dialect = dialect
 
-    def read_page(self, db: Connection) -> DeadLetterPage:
+    def read_page(self, db: Connection) -> Page[DeadLetter]:
         """Return a page of dead letters, newest first."""
         limit, table = self._filter.limit, self._table
         statement = self._newest_first(select(table).where(*self._conditions()))
@@ -162,7 +162,7 @@ class DeadLetterQuery:
         rows = db.execute(statement.limit(limit + 1)).all()
         items = tuple(map(_dead_letter, rows[:limit]))
         more = len(rows) > limit
-        return DeadLetterPage(items, Cursor(items[-1].last_seen, items[-1].id).encode() if more else None)
+        return Page(items, Cursor(items[-1].last_seen, items[-1].id).encode() if more else None)
 
     def read_groups(self, db: Connection, filter_: DeadLetterGroupFilter) -> DeadLetterGroupPage:
         """Return a page of groups; see `DeadLetters.dead_letter_groups`."""

@@ -25,21 +25,20 @@ from postroom.adapters.sql.tables import (
     tables_of,
     to_cursors,
 )
+from postroom.application.page import Page
 from postroom.application.ports.dead_letters import (
+    DeadLetter,
     DeadLetterFilter,
     DeadLetterGroupFilter,
     DeadLetterGroupPage,
-    DeadLetterPage,
 )
 from postroom.application.ports.read_models import (
     SHOWN_PARKED,
     ActivityCount,
     ActivityCursor,
     ActivityFilter,
-    ActivityPage,
     BacklogCursor,
     BacklogFilter,
-    BacklogPage,
     ContextBacklog,
     MailboxLag,
     ParkedRecord,
@@ -55,7 +54,6 @@ from postroom.domain.search import (
     EventFilter,
     FoundMessage,
     Order,
-    SearchPage,
     TableStats,
 )
 from postroom.projections.incremental.cursors import START, Head, find_difference
@@ -134,17 +132,17 @@ class SqlReadModels(SqlStatistics, ABC):
     def _is_rebuild_running(self) -> bool:
         """Return whether a rebuild holds its lock."""
 
-    def search(self, filter_: EventFilter) -> SearchPage:
+    def search(self, filter_: EventFilter) -> Page[FoundMessage]:
         """Return one page of matching messages; see `ReadModels.search`."""
         with self._reading() as (db, tables):
             topics = matching_topics(db, tables, filter_.topics)
             if topics == {}:
-                return SearchPage(())
+                return Page(())
             query = self._query(filter_, tables, topics)
             rows = read_page(db, query)
         items = tuple(map(to_message, rows[: filter_.limit]))
         last = rows[filter_.limit - 1] if len(rows) > filter_.limit else None
-        return SearchPage(items, Cursor(last.timestamp, last.id).encode() if last is not None else None)
+        return Page(items, Cursor(last.timestamp, last.id).encode() if last is not None else None)
 
     @contextmanager
     def scan(self, filter_: EventFilter) -> Iterator[Scan]:
@@ -182,18 +180,16 @@ class SqlReadModels(SqlStatistics, ABC):
             )
         return page.items[0]
 
-    def backlog(self, filter_: BacklogFilter) -> BacklogPage:
+    def backlog(self, filter_: BacklogFilter) -> Page[ShardBacklog]:
         """Return one page of the backlog; see `ReadModels.backlog`."""
         with self._reading("backlog") as (db, tables):
             topics = matching_topics(db, tables, filter_.topics)
             rows = db.execute(backlog_page(filter_, tables, topics, self._dialect)).all()
         items = tuple(ShardBacklog(*row) for row in rows[: filter_.limit])
         last = items[-1] if len(rows) > filter_.limit else None
-        return BacklogPage(
-            items, BacklogCursor(last.mailbox, last.topic, last.shard).encode() if last else None
-        )
+        return Page(items, BacklogCursor(last.mailbox, last.topic, last.shard).encode() if last else None)
 
-    def dead_letters(self, filter_: DeadLetterFilter) -> DeadLetterPage:
+    def dead_letters(self, filter_: DeadLetterFilter) -> Page[DeadLetter]:
         """Return one page of the dead letters; see `ReadModels.dead_letters`."""
         with self._reading("dead_letters") as (db, tables):
             topics = matching_topics(db, tables, filter_.topics)
@@ -205,7 +201,7 @@ class SqlReadModels(SqlStatistics, ABC):
             topics = matching_topics(db, tables, filter_.topics)
             return DeadLetterQuery(filter_, tables, topics, self._dialect).read_groups(db, filter_)
 
-    def activity(self, filter_: ActivityFilter) -> ActivityPage:
+    def activity(self, filter_: ActivityFilter) -> Page[ActivityCount]:
         """Return one page of the activity; see `ReadModels.activity`."""
         with self._reading("activity") as (db, tables):
             topics = matching_topics(db, tables, filter_.topics)
@@ -215,9 +211,7 @@ class SqlReadModels(SqlStatistics, ABC):
             for starts_at, topic, event, events, first_at, last_at in rows[: filter_.limit]
         )
         last = items[-1] if len(rows) > filter_.limit else None
-        return ActivityPage(
-            items, ActivityCursor(last.starts_at, last.topic, last.event).encode() if last else None
-        )
+        return Page(items, ActivityCursor(last.starts_at, last.topic, last.event).encode() if last else None)
 
     def contexts(self) -> tuple[ContextBacklog, ...]:
         """Return the backlog of the contexts; see `ReadModels.contexts`."""

@@ -17,6 +17,7 @@ from postroom.application.access.audit import (
     to_removal,
 )
 from postroom.application.mailbox.commit_ends import last_commit_through
+from postroom.application.page import Page, read_position
 from postroom.application.ports.event_log import Clock, EventLog, EventLogReader, Head, Seal
 from postroom.application.queries.verify import VerifyLog
 from postroom.application.telemetry import logger, summarize
@@ -240,16 +241,6 @@ class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class AuditPage(msgspec.Struct, frozen=True):
-    """Page of audit entries; `next_cursor` is None on the last page.
-
-    A page that ended because of `reads` may have fewer entries than its limit, and a cursor all the same.
-    """
-
-    entries: tuple[AuditEntry, ...]
-    next_cursor: int | None = None
-
-
 class ReadAudit:
     """A query of the audit log."""
 
@@ -261,31 +252,33 @@ class ReadAudit:
         filter_: AuditFilter | None = None,
         *,
         limit: int = 100,
-        cursor: int | None = None,
+        cursor: str | None = None,
         reads: int | None = None,
-    ) -> AuditPage:
+    ) -> Page[AuditEntry]:
         """Return entries, newest first.
+
+        A page that ends because of `reads` may have fewer entries than the limit, and a cursor all the same.
 
         Arguments:
             limit: maximum number of entries, 1 to 1,000.
             cursor: `next_cursor` of the previous page.
             reads: maximum number of entries that are compared with the filter; None is no limit.
 
-        Raises: InvalidRequest for a limit out of bounds, Unavailable when the log can't be read, BrokenLog
-            for a record that was altered so that it can't be read.
+        Raises: InvalidRequest for a limit out of bounds or an invalid cursor, Unavailable when the log can't
+            be read, BrokenLog for a record that was altered so that it can't be read.
         """
         check_int("limit", limit, 1, MAX_PAGE)
         criteria = filter_ or AuditFilter()
         entries: list[AuditEntry] = []
-        for count, (position, entry) in enumerate(self._backwards(criteria, cursor)):
+        for count, (position, entry) in enumerate(self._backwards(criteria, read_position(cursor))):
             if count == reads:
-                return AuditPage(tuple(entries), position + 1)
+                return Page(tuple(entries), str(position + 1))
             if not criteria.matches(entry):
                 continue
             if len(entries) == limit:
-                return AuditPage(tuple(entries), position + 1)
+                return Page(tuple(entries), str(position + 1))
             entries.append(entry)
-        return AuditPage(tuple(entries))
+        return Page(tuple(entries))
 
     def _backwards(self, criteria: AuditFilter, cursor: int | None) -> Iterator[tuple[int, AuditEntry]]:
         """Yield the entries of the filter's time before position `cursor`, newest first."""

@@ -12,6 +12,7 @@ from postroom.application.access.guard import Guard
 from postroom.application.caller import Caller, call_as
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation
+from postroom.application.page import Page
 from postroom.application.query_results import (
     Backlog,
     DeadLetter,
@@ -28,7 +29,7 @@ from postroom.domain.envelope.build import without_payload
 from postroom.domain.errors import NotFound
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.names import MAX_ID_CHARS, check_topic
-from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.search import EventFilter, FoundMessage
 
 READ_HEADERS, READ_PAYLOAD = Right.READ_HEADERS, Right.READ_PAYLOAD
 PAGE = 1_000
@@ -49,7 +50,7 @@ class AuthorizedReads(Mailbox):
         self._auditor = auditor
         self._search = search
 
-    async def search_messages(self, filter_: EventFilter, /) -> SearchPage:
+    async def search_messages(self, filter_: EventFilter, /) -> Page[FoundMessage]:
         return await self._search(filter_)
 
     async def get_message(self, id_: str, /) -> MessageDetail:
@@ -97,38 +98,41 @@ class AuthorizedReads(Mailbox):
         *,
         reason: str | None = None,
         limit: int = 100,
-        cursor: int = 0,
+        cursor: str | None = None,
         at: Moment | None = None,
-    ) -> list[DeadLetter]:
+    ) -> Page[DeadLetter]:
         return await self._auditor.run(
             READ_HEADERS,
             lambda: self._list_dead_letters(topic, reason, limit, cursor, at),
-            len,
+            lambda page: len(page.items),
             topics=topics_of(topic),
             criteria=("dead_letters",),
         )
 
     async def _list_dead_letters(
-        self, topic: str | None, reason: str | None, limit: int, cursor: int, at: Moment | None
-    ) -> list[DeadLetter]:
+        self, topic: str | None, reason: str | None, limit: int, cursor: str | None, at: Moment | None
+    ) -> Page[DeadLetter]:
         await self._begin_read(topic)
         read = partial(self._mailbox.list_dead_letters, reason=reason, at=at)
         if topic is not None or self._guard.covers_all_topics:
             return await read(topic, limit=limit, cursor=cursor)
         check_int("limit", limit, 1, PAGE)
-        page: list[DeadLetter] = []
+        letters, is_cut = list[DeadLetter](), False
         if at is None:
             for each in await self._mailbox.list_topics():
                 if each.dead and self._guard.covers(each.topic):
-                    page += await read(each.topic, limit=limit, cursor=cursor)
-            return sorted(page, key=lambda letter: letter.position)[:limit]
-        while len(page) < limit:  # the topics of the past are not listed
-            letters = await read(limit=PAGE, cursor=cursor)
-            page += [letter for letter in letters if self._guard.covers(letter.topic)]
-            if len(letters) < PAGE:
+                    page = await read(each.topic, limit=limit, cursor=cursor)
+                    letters += page.items
+                    is_cut = is_cut or page.next_cursor is not None
+            letters.sort(key=lambda letter: letter.position)
+        while at is not None and len(letters) <= limit:  # the topics of the past are not listed
+            page = await read(limit=PAGE, cursor=cursor)
+            letters += [each for each in page.items if self._guard.covers(each.topic)]
+            cursor = page.next_cursor
+            if cursor is None:
                 break
-            cursor = letters[-1].position
-        return page[:limit]
+        more = is_cut or len(letters) > limit
+        return Page(tuple(letters[:limit]), str(letters[limit - 1].position) if more else None)
 
     @audit_refusals(READ_HEADERS)
     async def _read(self, topic: str | None, operation: Operation, arguments: Arguments) -> Any:

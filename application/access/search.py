@@ -9,6 +9,7 @@ import msgspec
 
 from postroom.application.access.audit import Auditor
 from postroom.application.access.guard import Guard
+from postroom.application.page import Page
 from postroom.application.ports.dead_letters import DeadLetterFilter
 from postroom.application.ports.facets import BARS, Facets, SuggestionField, Timeline
 from postroom.application.ports.read_models import ExportOptions, ExportPart, SearchQueries
@@ -17,7 +18,7 @@ from postroom.domain.arguments import check_type
 from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden
-from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.search import EventFilter, FoundMessage
 
 PAGING = ("limit", "offset", "cursor", "order", "mailbox")
 """Fields of a filter that are not criteria."""
@@ -35,7 +36,7 @@ class AuthorizedSearch:
         self._guard = guard
         self._auditor = auditor
 
-    async def __call__(self, filter_: EventFilter) -> SearchPage:
+    async def __call__(self, filter_: EventFilter) -> Page[FoundMessage]:
         """Return a page of the messages that match.
 
         Raises: Unauthenticated, Forbidden, Saturated; the errors of the search.
@@ -50,7 +51,7 @@ class AuthorizedSearch:
             criteria=criteria_of(filter_),
         )
 
-    async def _run(self, filter_: EventFilter) -> SearchPage:
+    async def _run(self, filter_: EventFilter) -> Page[FoundMessage]:
         guard = self._guard
         own = await check_filter(guard, filter_)
         page = await self._search(msgspec.structs.replace(own, limit=guard.at_most(filter_.limit)))
@@ -110,7 +111,7 @@ class AuthorizedSearchQueries(SearchQueries):
 
         return await self._count(filter_, "timeline", read, lambda timeline: sum(timeline.counts))
 
-    async def search_unsettled(self, filter_: EventFilter, /) -> SearchPage:
+    async def search_unsettled(self, filter_: EventFilter, /) -> Page[FoundMessage]:
         return await AuthorizedSearch(self._queries.search_unsettled, self._guard, self._auditor)(filter_)
 
     async def suggest(

@@ -12,7 +12,8 @@ from postroom.application.access.guard import Deliveries, Guard
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.messages import check_receipt
 from postroom.application.operations.mailbox import Mailbox, check_spec
-from postroom.application.query_results import Outcome, RedriveMessages, RedrivePreview, RedriveReport
+from postroom.application.page import Page
+from postroom.application.query_results import Outcome, RedriveMessage, RedrivePreview, RedriveReport
 from postroom.domain.arguments import check_items, check_text
 from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Right
@@ -226,7 +227,7 @@ class AuthorizedRedrives(Mailbox):
     @audit_refusals(Right.REDRIVE)
     async def list_redrive_messages(
         self, job_id: str, /, *, outcome: Outcome | None = None, cursor: str | None = None, limit: int = 100
-    ) -> RedriveMessages:
+    ) -> Page[RedriveMessage]:
         await self._guard.check(Right.REDRIVE)
         self._guard.charge()
         await self._find(job_id)

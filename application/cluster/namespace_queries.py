@@ -12,6 +12,7 @@ import msgspec
 
 from postroom.application.cluster.namespace_members import Members, NamespaceMembers
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.page import Page, read_position
 from postroom.application.ports.control_plane import NamespaceDirectory
 from postroom.application.query_results import (
     Backlog,
@@ -21,20 +22,20 @@ from postroom.application.query_results import (
     Moment,
     PeekedMessage,
 )
-from postroom.domain.arguments import MAX_INT, MAX_PAGE, check_int, check_type
+from postroom.domain.arguments import MAX_PAGE, check_int, check_type
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.domain.mailbox.counts import TopicCount, TopicSummary
 from postroom.domain.mailbox.topic_decisions import Effect, SettingsEffect, SettingsPreview
 from postroom.domain.namespace.members import RESERVED_TOPIC
-from postroom.domain.search import Cursor, EventFilter, FoundMessage, Order, SearchPage
+from postroom.domain.search import Cursor, EventFilter, FoundMessage, Order
 from postroom.domain.settings import SettingsChanges
 
 Place = tuple[int, int]
 """Timestamp of a message, and the number of its mailbox with its position: the order of results."""
 
 
-async def search_mailboxes(filter_: EventFilter, mailboxes: Sequence[Mailbox]) -> SearchPage:
+async def search_mailboxes(filter_: EventFilter, mailboxes: Sequence[Mailbox]) -> Page[FoundMessage]:
     """Return a page of the messages of several mailboxes, as if they were one.
 
     Arguments:
@@ -53,7 +54,7 @@ async def search_mailboxes(filter_: EventFilter, mailboxes: Sequence[Mailbox]) -
     )
     page = [*islice(merged, filter_.limit)]
     is_last = sum(map(len, results)) == len(page)
-    return SearchPage(tuple(item for _, item in page), None if is_last else Cursor(*page[-1][0]).encode())
+    return Page(tuple(item for _, item in page), None if is_last else Cursor(*page[-1][0]).encode())
 
 
 async def _search(filter_: EventFilter, number: int, mailbox: Mailbox) -> list[tuple[Place, FoundMessage]]:
@@ -90,7 +91,7 @@ def _limit_time(filter_: EventFilter, time: int) -> EventFilter:
 T = TypeVar("T")
 
 PLACE_BITS = 40
-"""Of a cursor of dead letters: the bits of the position; those above are the number of the mailbox."""
+"""Of a position of dead letters: the bits of the position; those above are the number of the mailbox."""
 
 
 class NamespaceQueries:
@@ -136,30 +137,34 @@ class NamespaceQueries:
         *,
         reason: str | None = None,
         limit: int = 100,
-        cursor: int = 0,
+        cursor: str | None = None,
         at: Moment | None = None,
-    ) -> list[DeadLetter]:
+    ) -> Page[DeadLetter]:
         """Return a page of dead letters, of the oldest mailbox first; see `Mailbox.list_dead_letters`.
 
-        Their positions are cursors of the namespace: 2^40 times the number of the mailbox, plus the position.
+        Their positions are of the namespace: 2^40 times the number of the mailbox, plus the position.
         """
         check_int("limit", limit, 1, MAX_PAGE)
-        number, position = divmod(check_int("cursor", cursor, 0, MAX_INT), 1 << PLACE_BITS)
+        number, position = divmod(read_position(cursor) or 0, 1 << PLACE_BITS)
         letters: list[DeadLetter] = []
         for place, name in enumerate((await self._get_members()).by_age):
-            if place < number or len(letters) == limit:
+            if place < number:
                 continue
             page = await self._directory.mailbox(name).list_dead_letters(
                 topic,
                 reason=reason,
-                limit=limit - len(letters),
-                cursor=position if place == number else 0,
+                limit=max(1, limit - len(letters)),  # of a full page, to know whether there are more
+                cursor=str(position) if place == number else None,
                 at=at,
             )
             letters += [
-                msgspec.structs.replace(each, position=(place << PLACE_BITS) + each.position) for each in page
+                msgspec.structs.replace(each, position=(place << PLACE_BITS) + each.position)
+                for each in page.items
             ]
-        return letters
+            if page.next_cursor is not None or len(letters) > limit:
+                shown = tuple(letters[:limit])
+                return Page(shown, str(shown[-1].position))
+        return Page(tuple(letters))
 
     async def preview_settings(
         self, changes: SettingsChanges, /, *, replace: bool = False
@@ -177,7 +182,7 @@ class NamespaceQueries:
         pages = await self._ask_all(lambda mailbox: mailbox.peek_messages(topic, limit=limit))
         return list(heapq.merge(*pages, key=lambda peeked: peeked.sent_at))[:limit]
 
-    async def search_messages(self, filter_: EventFilter, /) -> SearchPage:
+    async def search_messages(self, filter_: EventFilter, /) -> Page[FoundMessage]:
         """Return a page of the messages of all mailboxes that match; see `Mailbox.search_messages`.
 
         It takes no offset, and a filter that names a mailbox is answered by that one.

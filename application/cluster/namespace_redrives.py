@@ -9,12 +9,12 @@ import uuid_utils
 
 from postroom.application.cluster.namespace_members import Members
 from postroom.application.operations.mailbox import Mailbox, check_spec
+from postroom.application.page import Page, invalid_cursor
 from postroom.application.ports.control_plane import NamespaceDirectory
 from postroom.application.query_results import (
     Outcome,
     RedriveGroup,
     RedriveMessage,
-    RedriveMessages,
     RedrivePreview,
     RedriveReport,
     check_page,
@@ -84,7 +84,7 @@ class NamespaceRedrives:
 
     async def list_redrive_messages(
         self, job_id: str, /, *, outcome: Outcome | None = None, cursor: str | None = None, limit: int = 100
-    ) -> RedriveMessages:
+    ) -> Page[RedriveMessage]:
         """Return a page of the messages of a job; see `Mailbox.list_redrive_messages`.
 
         The messages of one mailbox come after the messages of another; the cursor begins with the mailbox's
@@ -99,7 +99,7 @@ class NamespaceRedrives:
             name, _, text = cursor.rpartition(" ")
             rest = text or None
             if name not in names:
-                raise InvalidRequest(f"Invalid cursor {cursor[:40]!r}; use next_cursor of the previous page.")
+                raise invalid_cursor(cursor)
         page: list[RedriveMessage] = []
         for each in names:
             if each < name:
@@ -110,12 +110,12 @@ class NamespaceRedrives:
                 )
             except NotFound:
                 continue
-            page += part.messages
+            page += part.items
             if part.next_cursor is not None:
-                return RedriveMessages(page, f"{each} {part.next_cursor}")
+                return Page(tuple(page), f"{each} {part.next_cursor}")
             if len(page) == limit and each != names[-1]:
-                return RedriveMessages(page, f"{names[names.index(each) + 1]} ")
-        return RedriveMessages(page)
+                return Page(tuple(page), f"{names[names.index(each) + 1]} ")
+        return Page(tuple(page))
 
     async def change_redrive(
         self, job_id: str, action: JobAction, /, *, principal: str | None = None

@@ -16,6 +16,7 @@ from msgspec import Meta
 from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
 from postroom.application.messages import NewMessage, ReceivedMessage, Sent
 from postroom.application.operations.operation import BY_SERVER, Check, SentAs, operation, read_operations
+from postroom.application.page import Page
 from postroom.application.query_results import (
     Backlog,
     DeadLetter,
@@ -24,7 +25,7 @@ from postroom.application.query_results import (
     Moment,
     Outcome,
     PeekedMessage,
-    RedriveMessages,
+    RedriveMessage,
     RedrivePreview,
     RedriveReport,
 )
@@ -37,7 +38,7 @@ from postroom.domain.message import Receipt
 from postroom.domain.names import check_topic, check_uuid
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy
 from postroom.domain.redrive.spec import JobAction, RedriveSpec, check_action
-from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.search import EventFilter, FoundMessage
 from postroom.domain.settings import (
     MailboxSettings,
     PolicyChanges,
@@ -301,7 +302,7 @@ class Mailbox:
     async def get_redrive(self, job_id: JobId, /) -> RedriveReport:
         """Return a job with its progress; raises NotFound for an unknown one."""
 
-    @operation(Right.REDRIVE, "GET /v1/redrives/{job_id}/messages")
+    @operation(Right.REDRIVE, "GET /v1/redrives/{job_id}/messages", answer="messages")
     async def list_redrive_messages(
         self,
         job_id: JobId,
@@ -310,7 +311,7 @@ class Mailbox:
         outcome: Outcome | None = None,
         cursor: Text | None = None,
         limit: Limit = 100,
-    ) -> RedriveMessages:
+    ) -> Page[RedriveMessage]:
         """Return a page of the messages of a job, in its order, with what it did with each.
 
         Arguments:
@@ -367,15 +368,15 @@ class Mailbox:
         *,
         reason: Text | None = None,
         limit: Limit = 100,
-        cursor: Position = 0,
+        cursor: Text | None = None,
         at: At | None = None,
-    ) -> list[DeadLetter]:
-        """Return up to `limit` dead letters, oldest message first.
+    ) -> Page[DeadLetter]:
+        """Return a page of dead letters, oldest message first.
 
         Arguments:
             reason: only dead letters with this reason.
-            limit: 1 to 1,000.
-            cursor: `position` of the last dead letter of the previous page.
+            limit: maximum number of dead letters, 1 to 1,000.
+            cursor: `next_cursor` of the previous page.
             at: a past moment; None is now.
         """
 
@@ -391,8 +392,8 @@ class Mailbox:
     async def peek_messages(self, topic: Topic, /, *, limit: Limit = 10) -> list[PeekedMessage]:
         """Return up to `limit` ready messages, 1 to 1,000, without receiving them; also of a paused topic."""
 
-    @operation(Right.READ_HEADERS, "GET /v1/messages")
-    async def search_messages(self, filter_: EventFilter, /) -> SearchPage:
+    @operation(Right.READ_HEADERS, "GET /v1/messages", answer="items")
+    async def search_messages(self, filter_: EventFilter, /) -> Page[FoundMessage]:
         """Return a page of the messages of this mailbox that match (RFC-037 `QueryEvents`).
 
         The read models are searched, which know what a rebuild or a follower has processed; of a mailbox in

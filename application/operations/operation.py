@@ -24,6 +24,7 @@ from typing import (
 
 import msgspec
 
+from postroom.application.page import Page
 from postroom.domain.arguments import MAX_INT, check_choice, check_int, check_items, check_text, check_type
 from postroom.domain.capability.rights import Right
 
@@ -116,6 +117,11 @@ class Operation:
     def result(self) -> Any:
         """Return the type of the result."""
         return self._hints["return"]
+
+    @cached_property
+    def items(self) -> Any:
+        """Return the type of the items if the result is a page; else None."""
+        return msgspec.structs.fields(self.result)[0].type if get_origin(self.result) is Page else None
 
     @cached_property
     def positional(self) -> tuple[str, ...]:

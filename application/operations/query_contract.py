@@ -8,11 +8,12 @@ from msgspec import Meta
 
 from postroom.application.operations.contract import Name
 from postroom.application.operations.mailbox import Limit, Position, Text
+from postroom.application.page import Page
 from postroom.application.query_results import DeadLetter, DlqProfile, HistoryEntry, MessageDetail
 from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Status
-from postroom.domain.search import FoundMessage, SearchPage
+from postroom.domain.search import FoundMessage
 
 
 class MessagesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,13 +75,13 @@ class FoundMessages(msgspec.Struct, frozen=True):
     items: list[dict[str, Any]]
     next_cursor: str | None = None
 
-    def to_page(self) -> SearchPage:
+    def to_page(self) -> Page[FoundMessage]:
         """Return it as `Mailbox.search_messages` does; raises ValidationError for an invalid item."""
         items = (
             msgspec.convert(item | {"status": _status(item), "envelope_blob": b""}, FoundMessage)
             for item in self.items
         )
-        return SearchPage(tuple(items), self.next_cursor)
+        return Page(tuple(items), self.next_cursor)
 
 
 class Items(msgspec.Struct, frozen=True):
@@ -230,10 +231,15 @@ class Ready(msgspec.Struct, frozen=True):
     writes: bool
 
 
-class Info(msgspec.Struct, frozen=True):
-    """The mailbox that is served, and whether its dead letters survive a restart."""
+class ReadInfo(msgspec.Struct, frozen=True):
+    """Fields about the served mailbox that a client needs, from servers of any version."""
 
     mailbox: str
+
+
+class Info(ReadInfo, frozen=True):
+    """The mailbox that is served, and whether its dead letters survive a restart."""
+
     dlq_profile: DlqProfile
 
 

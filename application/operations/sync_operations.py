@@ -19,12 +19,12 @@ from postroom.application.operations.mailbox import (
     Mailbox,
     MessageId,
     Policy,
-    Position,
     Principal,
     Spec,
     Text,
     Topic,
 )
+from postroom.application.page import Page
 from postroom.application.query_results import (
     Backlog,
     DeadLetter,
@@ -32,7 +32,7 @@ from postroom.application.query_results import (
     MessageDetail,
     Outcome,
     PeekedMessage,
-    RedriveMessages,
+    RedriveMessage,
     RedrivePreview,
     RedriveReport,
 )
@@ -41,7 +41,7 @@ from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.mailbox.topic_decisions import SettingsPreview
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
-from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.search import EventFilter, FoundMessage
 from postroom.domain.settings import MailboxSettings
 
 T = TypeVar("T")
@@ -220,7 +220,7 @@ class SyncOperations(ABC):
         outcome: Outcome | None = None,
         cursor: Text | None = None,
         limit: Limit = 100,
-    ) -> RedriveMessages:
+    ) -> Page[RedriveMessage]:
         """Return a page of the messages of a job, in its order, with what it did with each.
 
         Arguments:
@@ -279,15 +279,15 @@ class SyncOperations(ABC):
         *,
         reason: Text | None = None,
         limit: Limit = 100,
-        cursor: Position = 0,
+        cursor: Text | None = None,
         at: At | None = None,
-    ) -> list[DeadLetter]:
-        """Return up to `limit` dead letters, oldest message first.
+    ) -> Page[DeadLetter]:
+        """Return a page of dead letters, oldest message first.
 
         Arguments:
             reason: only dead letters with this reason.
-            limit: 1 to 1,000.
-            cursor: `position` of the last dead letter of the previous page.
+            limit: maximum number of dead letters, 1 to 1,000.
+            cursor: `next_cursor` of the previous page.
             at: a past moment; None is now.
         """
         return self._run(
@@ -306,7 +306,7 @@ class SyncOperations(ABC):
         """Return up to `limit` ready messages, 1 to 1,000, without receiving them; also of a paused topic."""
         return self._run(self._open.peek_messages(topic, limit=limit))
 
-    def search_messages(self, filter_: EventFilter, /) -> SearchPage:
+    def search_messages(self, filter_: EventFilter, /) -> Page[FoundMessage]:
         """Return a page of the messages of this mailbox that match (RFC-037 `QueryEvents`).
 
         The read models are searched, which know what a rebuild or a follower has processed; of a mailbox in

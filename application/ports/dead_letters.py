@@ -1,40 +1,16 @@
-"""Ports: dead letters in the read models, one by one and in groups; dead letters of an inbox; pages."""
+"""Ports: dead letters in the read models, one by one and in groups; dead letters of an inbox."""
 
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
-from typing import Annotated, Literal, Protocol, Self
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
 
+from postroom.application.page import Page, PageCursor, check_limit
 from postroom.application.ports.source import SourceMessage
-from postroom.domain.arguments import MAX_INT, MAX_PAGE, check_any_text, check_int
+from postroom.domain.arguments import MAX_INT, check_any_text, check_int
 from postroom.domain.errors import InvalidRequest
-
-DEFAULT_LIMIT = 100
-
-
-class PageCursor(msgspec.Struct, frozen=True, array_like=True):
-    """The row after which the next page begins."""
-
-    def encode(self) -> str:
-        """Return the cursor as opaque text that is safe in a URL."""
-        return urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
-
-    @classmethod
-    def decode(cls, text: str) -> Self:
-        """Return the cursor that `encode` wrote as `text`; raise `InvalidRequest` for any other text."""
-        try:
-            return msgspec.msgpack.decode(urlsafe_b64decode(text + "=" * (-len(text) % 4)), type=cls)
-        except (ValueError, msgspec.MsgspecError):
-            raise InvalidRequest(f"Invalid cursor {text!r}; use next_cursor of the previous page.") from None
-
-
-def check_limit(limit: int) -> None:
-    """Raise InvalidRequest unless a page may have so many rows."""
-    if not 1 <= limit <= MAX_PAGE:
-        raise InvalidRequest(f"The limit is {limit}; give 1 to {MAX_PAGE} rows a page.")
-
+from postroom.domain.search import DEFAULT_LIMIT
 
 MAX_GROUPED = 20_000
 """Number of dead letters, the latest ones, that are read to be grouped."""
@@ -118,13 +94,6 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(f"The text has {len(self.text):,} characters; give 1 to {MAX_TEXT_CHARS:,}.")
 
 
-class DeadLetterPage(msgspec.Struct, frozen=True):
-    """One page of dead letters; `next_cursor` is None on the last page."""
-
-    items: tuple[DeadLetter, ...]
-    next_cursor: str | None = None
-
-
 class DeadLetterGroup(msgspec.Struct, frozen=True):
     """Dead letters that are alike; `topic`, `reason` and `fingerprint` are None where they differ.
 
@@ -168,8 +137,8 @@ class DeadLetterGroupFilter(DeadLetterFilter, frozen=True, kw_only=True):
         check_int("bars", self.bars, 0, MAX_BARS)
 
 
-class DeadLetterGroupPage(msgspec.Struct, frozen=True):
-    """One page of groups; `next_cursor` is None on the last page.
+class DeadLetterGroupPage(Page[DeadLetterGroup], frozen=True):
+    """Page of groups.
 
     Arguments:
         letters, groups: number of the dead letters that match and were read, and of their groups, on all
@@ -179,13 +148,11 @@ class DeadLetterGroupPage(msgspec.Struct, frozen=True):
         start, width: log time in µs at which the first bar of the trends begins, and the µs of each bar.
     """
 
-    items: tuple[DeadLetterGroup, ...]
     letters: int = 0
     groups: int = 0
     since: int | None = None
     start: int = 0
     width: int = 1
-    next_cursor: str | None = None
 
 
 class GroupCursor(PageCursor, frozen=True, array_like=True):
@@ -198,11 +165,11 @@ class GroupCursor(PageCursor, frozen=True, array_like=True):
 class DeadLetters(Protocol):
     """Queries on the dead letters in the read models; part of `ReadModels`."""
 
-    def dead_letters(self, filter_: DeadLetterFilter) -> DeadLetterPage:
-        """Return one page of the dead letters."""
+    def dead_letters(self, filter_: DeadLetterFilter) -> Page[DeadLetter]:
+        """Return a page of the dead letters."""
 
     def dead_letter_groups(self, filter_: DeadLetterGroupFilter) -> DeadLetterGroupPage:
-        """Return one page of groups of dead letters.
+        """Return a page of groups of dead letters.
 
         At most `MAX_GROUPED` dead letters are read, the latest within the times of the filter; if there are
         more, all counts are since the time that the page says. As messages are dead-lettered between two

@@ -8,10 +8,18 @@ from typing import Protocol
 import msgspec
 
 from postroom.application.masking import NO_MASK, Mask
-from postroom.application.ports.dead_letters import DEFAULT_LIMIT, DeadLetters, PageCursor, check_limit
+from postroom.application.page import Page, PageCursor, check_limit
+from postroom.application.ports.dead_letters import DeadLetters
 from postroom.application.ports.facets import BARS, Facets, SearchStatistics, SuggestionField, Timeline
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.search import NO_BODIES, BodyRules, EventFilter, FoundMessage, SearchPage, TableStats
+from postroom.domain.search import (
+    DEFAULT_LIMIT,
+    NO_BODIES,
+    BodyRules,
+    EventFilter,
+    FoundMessage,
+    TableStats,
+)
 
 SHOWN_PARKED = 5
 """Default number of parked records in a status."""
@@ -129,20 +137,6 @@ class ActivityCursor(PageCursor, frozen=True, array_like=True):
     event: str
 
 
-class BacklogPage(msgspec.Struct, frozen=True):
-    """One page of backlog, by mailbox, topic and shard; `next_cursor` is None on the last page."""
-
-    items: tuple[ShardBacklog, ...]
-    next_cursor: str | None = None
-
-
-class ActivityPage(msgspec.Struct, frozen=True):
-    """One page of activity, by time, topic and event; `next_cursor` is None on the last page."""
-
-    items: tuple[ActivityCount, ...]
-    next_cursor: str | None = None
-
-
 class MailboxLag(msgspec.Struct, frozen=True):
     """Lag of a mailbox's read models: `lag` records, from `position` to the log's `head`.
 
@@ -237,8 +231,8 @@ class ReadModels(SearchStatistics, DeadLetters, Protocol):
     when the read models can't be read.
     """
 
-    def search(self, filter_: EventFilter) -> SearchPage:
-        """Return one page of the messages that `filter_.matches`.
+    def search(self, filter_: EventFilter) -> Page[FoundMessage]:
+        """Return a page of the messages that `filter_.matches`.
 
         A cursor remains valid when messages arrive or another version becomes active: the next page begins
         after the same row, and is read from the active version.
@@ -253,11 +247,11 @@ class ReadModels(SearchStatistics, DeadLetters, Protocol):
     def get(self, message_id: str, mailbox: str | None = None) -> FoundMessage:
         """Return one message by its id (RFC-037 `GetEvent`), or raise NotFound."""
 
-    def backlog(self, filter_: BacklogFilter) -> BacklogPage:
-        """Return one page of the backlog (SDS-047 QRY-050)."""
+    def backlog(self, filter_: BacklogFilter) -> Page[ShardBacklog]:
+        """Return a page of the backlog, by mailbox, topic and shard (SDS-047 QRY-050)."""
 
-    def activity(self, filter_: ActivityFilter) -> ActivityPage:
-        """Return one page of event counts, by hour or day, topic and type, summed over all mailboxes."""
+    def activity(self, filter_: ActivityFilter) -> Page[ActivityCount]:
+        """Return a page of event counts, by hour or day, topic and type, summed over all mailboxes."""
 
     def contexts(self) -> tuple[ContextBacklog, ...]:
         """Return the backlog of each context's outbox and inbox as last counted; never raises NotFound."""
@@ -327,7 +321,7 @@ class SearchQueries(Protocol):
     async def timeline(self, filter_: EventFilter, bars: int = BARS, /) -> Timeline:
         """Count the matching messages by time; see `SearchStatistics.timeline`."""
 
-    async def search_unsettled(self, filter_: EventFilter, /) -> SearchPage:
+    async def search_unsettled(self, filter_: EventFilter, /) -> Page[FoundMessage]:
         """Return a page of the unsettled messages that match, without read models.
 
         Raises: NotFound where another process has them in memory.

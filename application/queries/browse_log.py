@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from postroom.application.mailbox.stored_snapshots import refuse_altered_records
+from postroom.application.page import Page, read_position
 from postroom.application.ports.event_log import EventLogReader, Head
 from postroom.application.queries.get_message import streams_with_id
 from postroom.application.queries.read_events import EVERY_EVENT, EventFilter, LoggedEvent, ReadEvents
@@ -20,18 +21,15 @@ POSITIONS_PER_STEP = 200
 """Maximum number of positions that are read at once, and of lookups beyond `LOOKUPS_PER_PAGE`."""
 
 
-class EventPage(NamedTuple):
-    """A page of matching events, newest first.
+class EventPage(Page[LoggedEvent], frozen=True):
+    """Page of matching events, newest first.
 
     Arguments:
         first, last: the positions that were searched; 0 if the log has none.
-        before: position below which the next page starts; None on the last page.
     """
 
-    events: tuple[LoggedEvent, ...]
-    first: int
-    last: int
-    before: int | None
+    first: int = 0
+    last: int = 0
 
 
 class CommitLink(NamedTuple):
@@ -45,13 +43,6 @@ class CommitLink(NamedTuple):
     commit: Commit
     previous: bytes | None
     is_linked: bool | None
-
-
-class CommitPage(NamedTuple):
-    """A page of commits without envelopes, newest first; the next page starts below position `before`."""
-
-    commits: tuple[CommitLink, ...]
-    before: int | None
 
 
 def missing_position(log: EventLogReader, position: int) -> NotFound:
@@ -82,6 +73,7 @@ class BrowseLog:
         *,
         since: int | None = None,
         before: int | None = None,
+        cursor: str | None = None,
         limit: int = 50,
     ) -> EventPage:
         """Return a page of matching events, after searching at most `POSITIONS_PER_PAGE` positions.
@@ -92,16 +84,16 @@ class BrowseLog:
         Arguments:
             since: first position; None for the first of the log.
             before: position after the last one; None for the end of the log.
+            cursor: `next_cursor` of the previous page.
             limit: maximum number of events, 1 to 200.
         """
         check_int("limit", limit, 1, MAX_LIMIT)
         bounds = self.bounds()
         if bounds is None:
-            return EventPage((), 0, 0, None)
-        first = max(bounds[0], since or 0)
-        last = bounds[1].position if before is None else min(before - 1, bounds[1].position)
+            return EventPage(())
+        first, last = max(bounds[0], since or 0), _last(bounds[1], before, cursor)
         if last < first:
-            return EventPage((), 0, 0, None)
+            return EventPage(())
         if criteria.message_id is not None:
             return self._events_of_message(criteria, first, last, limit)
         read, events = ReadEvents(self._log), list[LoggedEvent]()
@@ -115,7 +107,7 @@ class BrowseLog:
             del events[limit:]
         if len(events) == limit:
             begin = events[-1].record.position
-        return EventPage(tuple(events), begin, last, begin if begin > first else None)
+        return EventPage(tuple(events), str(begin) if begin > first else None, begin, last)
 
     @refuse_altered_records
     def event(self, position: int) -> LoggedEvent:
@@ -130,25 +122,27 @@ class BrowseLog:
         raise missing_position(self._log, position)
 
     @refuse_altered_records
-    def commits(self, *, before: int | None = None, limit: int = 50) -> CommitPage:
-        """Return a page of commits, each with its link.
+    def commits(
+        self, *, before: int | None = None, cursor: str | None = None, limit: int = 50
+    ) -> Page[CommitLink]:
+        """Return a page of commits without envelopes, newest first, each with its link.
 
         Arguments:
             before: position after the last one of the first commit; None for the end of the log.
+            cursor: `next_cursor` of the previous page.
             limit: maximum number of commits, 1 to 200.
         """
         check_int("limit", limit, 1, MAX_LIMIT)
         bounds = self.bounds()
         if bounds is None:
-            return CommitPage((), None)
-        last = bounds[1].position if before is None else min(before - 1, bounds[1].position)
+            return Page(())
         links: list[CommitLink] = []
-        commit = self._commit_of(last)
+        commit = self._commit_of(_last(bounds[1], before, cursor))
         while commit is not None and len(links) < limit:
             previous = self._commit_of(commit.first - 1)
             links.append(_link_of(commit, previous))
             commit = previous
-        return CommitPage(tuple(links), None if commit is None else links[-1].commit.first)
+        return Page(tuple(links), None if commit is None else str(links[-1].commit.first))
 
     @refuse_altered_records
     def commit(self, position: int) -> CommitLink:
@@ -178,11 +172,19 @@ class BrowseLog:
             if len(events) > limit:
                 break
         page = events[:limit]
-        more = page[-1].record.position if len(events) > limit else None
-        return EventPage(tuple(page), first if more is None else more, last, more)
+        if len(events) <= limit:
+            return EventPage(tuple(page), None, first, last)
+        begin = page[-1].record.position
+        return EventPage(tuple(page), str(begin), begin, last)
 
     def _commit_of(self, position: int) -> Commit | None:
         return next(iter(self._log.commits_of([position], envelopes=False)), None)
+
+
+def _last(head: Head, before: int | None, cursor: str | None) -> int:
+    """Return the last position of a page."""
+    ends = (before, read_position(cursor))
+    return min([head.position, *(each - 1 for each in ends if each is not None)])
 
 
 def _link_of(commit: Commit, previous: Commit | None) -> CommitLink:

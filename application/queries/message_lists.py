@@ -10,6 +10,7 @@ from postroom.application.erasure.protection import Protection
 from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.stored_snapshots import refuse_altered_records
 from postroom.application.messages import rfc3339
+from postroom.application.page import Page, read_position
 from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.read_models import SHOWN_PARKED, ProjectionStatus, ReadModels
@@ -26,7 +27,7 @@ from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import Message, MessageSent, Status
 from postroom.domain.names import check_topic, describe_choices, mailbox_stream, message_id
 from postroom.domain.record import Record
-from postroom.domain.search import Cursor, EventFilter, FoundMessage, Order, SearchPage, TableStats
+from postroom.domain.search import Cursor, EventFilter, FoundMessage, Order, TableStats
 
 
 class ListDeadLetters:
@@ -43,23 +44,23 @@ class ListDeadLetters:
         *,
         reason: str | None = None,
         limit: int = 100,
-        cursor: int = 0,
+        cursor: str | None = None,
         at: Moment | None = None,
-    ) -> list[DeadLetter]:
-        """Return up to `limit` dead letters.
+    ) -> Page[DeadLetter]:
+        """Return a page of dead letters.
 
         Arguments:
             reason: only dead letters with this reason.
-            cursor: `position` of the last dead letter of the previous page.
+            limit: maximum number of dead letters, 1 to 1,000.
+            cursor: `next_cursor` of the previous page.
             at: moment at which to list dead letters (see `StateAt`); None is now.
 
-        Raises: InvalidRequest when `limit` is not within 1 to 1,000.
+        Raises: InvalidRequest for a limit out of bounds or an invalid cursor.
         """
         check_optional_text("topic", topic)
         check_optional_text("reason", reason)
-        check_int("cursor", cursor)
-        if not 1 <= check_int("limit", limit) <= MAX_PAGE:
-            raise InvalidRequest(f"limit must be between 1 and {MAX_PAGE}; it was {limit}.")
+        check_int("limit", limit, 1, MAX_PAGE)
+        after = read_position(cursor) or 0
         mailbox, _ = self._state_at(at)
         dead = sorted(
             (
@@ -67,11 +68,13 @@ class ListDeadLetters:
                 for each in mailbox.topics.values()
                 if topic in (None, each.name)
                 for message in each.dead.values()
-                if message.position > cursor and reason in (None, message.reason)
+                if message.position > after and reason in (None, message.reason)
             ),
             key=lambda message: message.position,
-        )[:limit]
-        return self.describe(mailbox.name, dead)
+        )
+        page = dead[:limit]
+        more = str(page[-1].position) if len(dead) > limit else None
+        return Page(tuple(self.describe(mailbox.name, page)), more)
 
     def describe(self, mailbox: str, messages: Sequence[Message]) -> list[DeadLetter]:
         """Return dead letters of a mailbox with their facts from the log."""
@@ -167,7 +170,7 @@ class SearchMessages:
         self._read_models = read_models
         self._protection = protection
 
-    def __call__(self, filter_: EventFilter) -> SearchPage:
+    def __call__(self, filter_: EventFilter) -> Page[FoundMessage]:
         """Return one page of the messages that match.
 
         Raises: NotFound before the first rebuild, Unavailable when the read models or the keys can't be read.
@@ -295,7 +298,7 @@ class SearchUnsettled:
         """Take the mailbox's log."""
         self._log = log
 
-    def __call__(self, filter_: EventFilter, messages: Sequence[Message]) -> SearchPage:
+    def __call__(self, filter_: EventFilter, messages: Sequence[Message]) -> Page[FoundMessage]:
         """Return a page of the messages that match.
 
         Arguments:
@@ -327,9 +330,7 @@ class SearchUnsettled:
         page = list(islice(matches(), filter_.offset, filter_.offset + filter_.limit + 1))
         items = tuple(page[: filter_.limit])
         is_last = len(page) == len(items)
-        return SearchPage(
-            items, None if is_last else Cursor(items[-1].timestamp, items[-1].position).encode()
-        )
+        return Page(items, None if is_last else Cursor(items[-1].timestamp, items[-1].position).encode())
 
 
 def describe_message(mailbox: str, sent: MessageSent, state: Message) -> FoundMessage:

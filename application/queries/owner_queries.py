@@ -8,6 +8,7 @@ from postroom.application.caller import current_caller
 from postroom.application.erasure.erase_subject import as_stored
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.metrics import Metric
+from postroom.application.page import Page
 from postroom.application.queries.explain_message import ExplainMessage
 from postroom.application.queries.get_message import GetMessage
 from postroom.application.queries.mailbox_past import StateAt
@@ -29,7 +30,7 @@ from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.mailbox.topic_decisions import SettingsPreview
 from postroom.domain.names import check_topic
 from postroom.domain.policy import TopicPolicy
-from postroom.domain.search import EventFilter, SearchPage, filter_of_mailbox
+from postroom.domain.search import EventFilter, FoundMessage, filter_of_mailbox
 from postroom.domain.settings import MailboxSettings, SettingsChanges
 
 P = ParamSpec("P")
@@ -46,7 +47,9 @@ class OwnerQueries:
     """
 
     def __init__(
-        self, engine: MailboxEngine, search: Callable[[EventFilter], Awaitable[SearchPage]] | None = None
+        self,
+        engine: MailboxEngine,
+        search: Callable[[EventFilter], Awaitable[Page[FoundMessage]]] | None = None,
     ) -> None:
         """Take the engine, and the search of the store's read models; None if it has none."""
         self._engine = engine
@@ -98,9 +101,9 @@ class OwnerQueries:
         *,
         reason: str | None = None,
         limit: int = 100,
-        cursor: int = 0,
+        cursor: str | None = None,
         at: Moment | None = None,
-    ) -> list[DeadLetter]:
+    ) -> Page[DeadLetter]:
         """Return a page of dead letters; see `Mailbox.list_dead_letters`."""
         return await self._at(
             at, self._list_dead_letters, topic, reason=reason, limit=limit, cursor=cursor, at=at
@@ -123,12 +126,12 @@ class OwnerQueries:
         """Return ready messages without receiving them; see `Mailbox.peek_messages`."""
         return await self._now(self._peek_messages, topic, limit=limit)
 
-    async def search_messages(self, filter_: EventFilter) -> SearchPage:
+    async def search_messages(self, filter_: EventFilter) -> Page[FoundMessage]:
         """Return a page of the messages that match; see `Mailbox.search_messages`."""
         self._engine.check_process()
         return await self._search(filter_of_mailbox(filter_, self._engine.name))
 
-    async def search_unsettled(self, filter_: EventFilter) -> SearchPage:
+    async def search_unsettled(self, filter_: EventFilter) -> Page[FoundMessage]:
         """Return a page of the unsettled messages that match, without read models."""
         if self._engine.protection is not None:
             filter_ = await asyncio.to_thread(as_stored, filter_, self._engine.protection)

@@ -8,8 +8,9 @@ from postroom.application.erasure.protection import Protection
 from postroom.application.mailbox.codec import is_intact, to_records
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
 from postroom.application.messages import rfc3339
+from postroom.application.page import Page, invalid_cursor
 from postroom.application.ports.event_log import EventLogReader
-from postroom.application.query_results import Outcome, RedriveMessage, RedriveMessages
+from postroom.application.query_results import Outcome, RedriveMessage
 from postroom.domain.envelope.headers import extension_bytes, parse_envelope
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import InvalidRequest
@@ -152,7 +153,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 def list_messages(
     log: EventLogReader, job: RedriveJob, outcome: Outcome | None, cursor: str | None, limit: int
-) -> RedriveMessages:
+) -> Page[RedriveMessage]:
     """Return a page of the messages of a job; see `Mailbox.list_redrive_messages`.
 
     Raises: InvalidRequest for a malformed cursor.
@@ -173,7 +174,7 @@ def list_messages(
             break
         page.append(entry)
     sent = _first_events(log, page)
-    return RedriveMessages([_describe(entry, sent.get(entry.stream)) for entry in page], next_cursor)
+    return Page(tuple(_describe(entry, sent.get(entry.stream)) for entry in page), next_cursor)
 
 
 def _read_cursor(cursor: str | None) -> tuple[int, int]:
@@ -182,7 +183,7 @@ def _read_cursor(cursor: str | None) -> tuple[int, int]:
         return 0, 0
     version, _, offset = cursor.partition(".")
     if not (version.isascii() and version.isdigit() and offset.isascii() and offset.isdigit()):
-        raise InvalidRequest(f"Invalid cursor {cursor[:40]!r}; use next_cursor of the previous page.")
+        raise invalid_cursor(cursor)
     return int(version), int(offset)
 
 

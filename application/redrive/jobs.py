@@ -10,11 +10,12 @@ import uuid_utils
 from postroom.application.erasure.erase_subject import spec_as_stored
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.message_factory import NewId
+from postroom.application.page import Page
 from postroom.application.query_results import (
     DeadLetter,
     Outcome,
     RedriveGroup,
-    RedriveMessages,
+    RedriveMessage,
     RedrivePreview,
     RedriveReport,
     check_page,
@@ -346,7 +347,7 @@ class RedriveJobs:
 
     async def list_redrive_messages(
         self, job_id: str, /, *, outcome: Outcome | None = None, cursor: str | None = None, limit: int = 100
-    ) -> RedriveMessages:
+    ) -> Page[RedriveMessage]:
         """Return a page of the messages of a job; see `Mailbox.list_redrive_messages`."""
         check_page(outcome, cursor, limit)
         await self._engine.check_ownership()

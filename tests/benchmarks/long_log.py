@@ -191,7 +191,7 @@ async def _settle(postroom: Postroom, taken: Sequence[ReceivedMessage]) -> None:
 
 async def _redrive(postroom: Postroom) -> None:
     """Put some dead letters back, and settle those."""
-    dead = await postroom.list_dead_letters(FAILING, limit=1_000)
+    dead = (await postroom.list_dead_letters(FAILING, limit=1_000)).items
     chosen = [each.message_id for each in dead[::REDRIVEN]]
     if not chosen:
         return

@@ -329,7 +329,7 @@ class MailboxConformance(MailboxStreamConformance, MailboxRefusalConformance):
             await received.nack(reason="broken")
         preview = await mailbox.preview_settings(SettingsChanges(default_policy={"dead_capacity": 1}))
         assert preview.effects == [SettingsEffect("orders", "dead_letters_expired", 2)]
-        assert len(await mailbox.list_dead_letters("orders")) == 3
+        assert len((await mailbox.list_dead_letters("orders")).items) == 3
 
     @pytest.mark.parametrize(
         "changes",
@@ -399,11 +399,13 @@ class MailboxConformance(MailboxStreamConformance, MailboxRefusalConformance):
         await mailbox.send_batch([message(b"1"), message(b"2"), message(b"3")])
         for received in await mailbox.receive_messages("orders"):
             await received.nack(reason="broken")
-        letters = await mailbox.list_dead_letters("orders", reason="max_attempts")
+        letters = (await mailbox.list_dead_letters("orders", reason="max_attempts")).items
         assert [letter.last_error for letter in letters] == ["broken"] * 3
         await check_redrive_jobs(mailbox, "orders", 3)
-        letters = await mailbox.list_dead_letters("orders")
-        assert await mailbox.list_dead_letters(limit=1, cursor=letters[0].position) == letters[1:2]
+        letters = (await mailbox.list_dead_letters("orders")).items
+        first = await mailbox.list_dead_letters(limit=1)
+        rest = await mailbox.list_dead_letters(limit=2, cursor=first.next_cursor)
+        assert (first.items + rest.items, rest.next_cursor) == (letters, None)
         assert await mailbox.redrive_dead_letters("orders", message_ids=[letters[0].message_id]) == 1
         assert await mailbox.redrive_dead_letters("orders", limit=1) == 1
         assert await mailbox.purge_topic("orders") == 1

@@ -65,13 +65,17 @@ class MailboxRefusalConformance:
             mailbox.extend_visibility([], value),
             mailbox.redrive_dead_letters("orders", limit=value),
             mailbox.list_dead_letters(limit=value),
-            mailbox.list_dead_letters(cursor=value),
             mailbox.peek_messages("orders", limit=value),
             mailbox.delete_old_events(value),
         ):
             with pytest.raises(InvalidRequest):
                 await call
         assert (await mailbox.get_backlog()).position == position
+
+    @pytest.mark.parametrize("cursor", ["", "next", "-1", "1.5", str(1 << 70), "1" * 300, "\u0663", 1, True])
+    async def test_a_cursor_that_no_page_had_is_refused(self, mailbox: Mailbox, cursor: Any) -> None:
+        with pytest.raises(InvalidRequest):
+            await mailbox.list_dead_letters(cursor=cursor)
 
     async def test_more_messages_than_any_limit_are_refused(self, mailbox: Mailbox) -> None:
         with pytest.raises(InvalidRequest, match="max_messages"):

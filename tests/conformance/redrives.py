@@ -25,16 +25,16 @@ async def check_redrive_jobs(mailbox: Mailbox, topic: str, dead: int) -> None:
     assert (await mailbox.start_redrive(spec, job_id=JOB)).status == "completed"  # a repetition
     assert len(await mailbox.peek_messages(topic)) == dead
     page = await mailbox.list_redrive_messages(JOB, limit=1)
-    assert (len(page.messages), page.messages[0].outcome, page.messages[0].topic) == (1, "redriven", topic)
+    assert (len(page.items), page.items[0].outcome, page.items[0].topic) == (1, "redriven", topic)
     assert (page.next_cursor is None) == (dead == 1)
     await mailbox.change_redrive(JOB, "undo")
     await until_answer(is_idle)
     undone = await mailbox.list_redrive_messages(JOB, outcome="undone", cursor=None, limit=1_000)
-    assert (len(undone.messages), undone.next_cursor) == (dead, None)
-    assert (await mailbox.list_redrive_messages(JOB, outcome="skipped")).messages == []
+    assert (len(undone.items), undone.next_cursor) == (dead, None)
+    assert (await mailbox.list_redrive_messages(JOB, outcome="skipped")).items == ()
     (job,) = await mailbox.list_redrives()
     assert (job.status, job.moved, job.restored) == ("undone", dead, dead)
-    assert len(await mailbox.list_dead_letters(topic)) == dead
+    assert len((await mailbox.list_dead_letters(topic)).items) == dead
     with pytest.raises(IdempotencyConflict):
         await mailbox.start_redrive(RedriveSpec(), job_id=JOB)
     with pytest.raises(NotFound):

@@ -32,7 +32,7 @@ class TestMemory(AuditLogConformance):
         audit = StoredAuditLog(log, ManualClock(), max_entries=100)
         for number in range(300):
             await audit.record([entry(number)])
-        entries = ReadAudit(log)(limit=1_000).entries
+        entries = ReadAudit(log)(limit=1_000).items
         assert 100 <= len(entries) <= 110
         assert entries[0].target == "m-299"
         assert verify_audit(log)().last >= 300

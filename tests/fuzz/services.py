@@ -5,15 +5,16 @@ import asyncio
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.metrics import SurfaceMetrics
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.page import Page
 from postroom.application.service import Service, WriteHealth, unrestricted
 from postroom.domain.errors import NotFound
-from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.search import EventFilter, FoundMessage
 
 INPUTS_PER_MAILBOX = 5_000
 """Inputs after which a mailbox in memory is replaced by an empty one."""
 
 
-async def _search(filter_: EventFilter) -> SearchPage:
+async def _search(filter_: EventFilter) -> Page[FoundMessage]:
     raise NotFound("There are no read models in memory.")
 
 

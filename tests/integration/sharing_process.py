@@ -79,7 +79,7 @@ class Calls:
 
     async def dead_letters(self, topic: str) -> Answer:
         """Return the attempts and reasons of the dead letters, oldest first."""
-        return [[each.attempt, each.reason] for each in await self.mailbox.list_dead_letters(topic)]
+        return [[each.attempt, each.reason] for each in (await self.mailbox.list_dead_letters(topic)).items]
 
     async def redrive(self, topic: str) -> Answer:
         return await self.mailbox.redrive_dead_letters(topic)

@@ -138,13 +138,13 @@ async def test_an_altered_message_is_quarantined_and_the_others_are_delivered(
 
     async with place.open() as mailbox:
         assert [each.payload for each in await mailbox.receive_messages("orders")] == [b"other"]
-        (letter,) = await mailbox.list_dead_letters()
+        (letter,) = (await mailbox.list_dead_letters()).items
         assert (letter.reason, letter.last_error) == ("integrity", "stored bytes do not match their hash")
         assert not (await mailbox.get_message("own-1")).intact
         assert (await mailbox.get_message("own-3")).intact
         assert (await mailbox.explain_message("own-1")).now
     async with place.open() as mailbox:
-        assert [each.reason for each in await mailbox.list_dead_letters()] == ["integrity"]
+        assert [each.reason for each in (await mailbox.list_dead_letters()).items] == ["integrity"]
 
 
 @pytest.mark.parametrize("alter", ALTERATIONS.values(), ids=ALTERATIONS)
@@ -156,7 +156,7 @@ async def test_a_message_altered_while_its_mailbox_is_open_is_quarantined(
         await mailbox.send_message(message(topic="others"))  # evicts the first from the cache
         alter_first(place, 3, alter)
         assert await mailbox.receive_messages("orders") == []
-        assert [each.reason for each in await mailbox.list_dead_letters()] == ["integrity"]
+        assert [each.reason for each in (await mailbox.list_dead_letters()).items] == ["integrity"]
 
 
 @pytest.mark.parametrize("alter", PARTS.values(), ids=PARTS)
@@ -169,7 +169,10 @@ async def test_the_messages_of_a_commit_whose_envelopes_cannot_be_read_are_quara
     place.alter(3, "envelopes", alter(decompress(place.value(3, "envelopes"), 3)))
     async with place.open() as mailbox:
         assert [each.payload for each in await mailbox.receive_messages("orders")] == [b"later"]
-        assert [each.reason for each in await mailbox.list_dead_letters()] == ["integrity", "integrity"]
+        assert [each.reason for each in (await mailbox.list_dead_letters()).items] == [
+            "integrity",
+            "integrity",
+        ]
     with pytest.raises(BrokenLog):
         place.verify()
 
@@ -378,4 +381,4 @@ async def test_an_altered_message_is_quarantined_if_a_receive_before_its_own_dec
             for each in await mailbox.receive_messages("orders", max_messages=1)
         ]
         assert payloads == [b"other", b"third", b"fourth"]
-        assert [each.reason for each in await mailbox.list_dead_letters()] == ["integrity"]
+        assert [each.reason for each in (await mailbox.list_dead_letters()).items] == ["integrity"]

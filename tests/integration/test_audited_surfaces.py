@@ -58,7 +58,7 @@ def entries(store: str) -> Sequence[AuditEntry]:
     with read_audit_log(store) as log:
         assert log is not None
         log.verify()
-        return log.read().entries[::-1]
+        return log.read().items[::-1]
 
 
 async def test_reads_and_refusals_are_recorded_and_no_payload_or_token_is(store: str, protocol: str) -> None:
@@ -85,7 +85,7 @@ async def test_reads_and_refusals_are_recorded_and_no_payload_or_token_is(store:
     assert all(each.corr_id for each in (read, peek, uncovered, refused))
     with read_audit_log(store) as log:
         assert log is not None
-        shown = repr(log.read().entries)
+        shown = repr(log.read().items)
     assert "canary" not in shown
     assert reader not in shown
 

@@ -189,7 +189,7 @@ async def test_the_capabilities_and_the_audit_log_are_part_of_a_backup(store: st
     assert [head.mailbox for head in manifest.mailboxes] == [AUDIT_LOG, MAILBOX]
     with read_audit_log("restored.db") as audit_log:
         assert audit_log is not None
-        assert [each.principal for each in audit_log.read(AuditFilter()).entries] == ["alice"]
+        assert [each.principal for each in audit_log.read(AuditFilter()).items] == ["alice"]
     async with open_audit_log(open_store("restored.db")) as audit:
         await audit.record([entry])
 

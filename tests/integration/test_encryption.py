@@ -277,7 +277,7 @@ async def test_a_ciphertext_that_its_key_does_not_decrypt_is_quarantined(
             connection.execute("UPDATE subjects SET data_key = ? WHERE pseudonym = ?", (key, pseudonym))
         (received,) = await mailbox.receive_messages("orders")
         assert received.message_id == sent.message_id
-        (letter,) = await mailbox.list_dead_letters()
+        (letter,) = (await mailbox.list_dead_letters()).items
         assert letter.reason == "integrity"
         assert not (await mailbox.get_message(letter.message_id)).intact
 

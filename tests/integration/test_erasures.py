@@ -303,14 +303,14 @@ async def test_no_delivery_of_an_erased_subject_comes_back_or_becomes_a_dead_let
         deliveries = [each for each in await mailbox.receive_messages("orders") if each.principal == "alice"]
         keys.destroy(keys.get(["alice"])["alice"].pseudonym, NOW)  # where an erasure was killed
         await deliveries[0].nack()
-        assert "alice" not in repr(await mailbox.list_dead_letters())
-        assert len(await mailbox.list_dead_letters()) == 3
+        assert "alice" not in repr((await mailbox.list_dead_letters()).items)
+        assert len((await mailbox.list_dead_letters()).items) == 3
         erasures = scene.erasures()
         (pending,) = erasures.list_pending()
         record = await erasures.erase(pending)
         assert {each.status for each in record.messages} == {"acked", "expired"}
         await deliveries[1].nack()
-        assert len(await mailbox.list_dead_letters()) == 1  # of bob
+        assert len((await mailbox.list_dead_letters()).items) == 1  # of bob
         assert await mailbox.receive_messages("orders") == []
     assert scene.erasures().verify().records == 1
 

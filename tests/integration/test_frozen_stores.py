@@ -79,7 +79,7 @@ async def use(store: str) -> None:
     verify(store)
     async with open_mailbox(store, accept_clock=True) as mailbox:
         shards = (await mailbox.get_backlog()).shards
-        dead = await mailbox.list_dead_letters("orders")  # an hour later also the one in flight
+        dead = (await mailbox.list_dead_letters("orders")).items  # an hour later also the one in flight
         assert sum(each.ready + each.in_flight for each in shards) + len(dead) == 11
         assert await mailbox.redrive_dead_letters("orders") == len(dead)
         sent = [await mailbox.send_message(message) for message in MESSAGES]

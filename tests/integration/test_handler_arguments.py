@@ -192,7 +192,7 @@ async def test_the_reason_of_a_nack_is_cut_to_1000_characters(mailbox: Postroom)
     await mailbox.send_message(message())
     (delivery,) = await mailbox.receive_messages("orders")
     assert await mailbox.nack_messages([delivery.receipt], reason="é" * 5_000) == [None]
-    (letter,) = await mailbox.list_dead_letters()
+    (letter,) = (await mailbox.list_dead_letters()).items
     assert letter.last_error == "é" * 1_000
 
 

@@ -131,7 +131,7 @@ async def test_read_models_and_the_log_have_all_messages_of_an_id(store: str, pl
     with read_mailbox(store, MAILBOX) as reader:
         for id_ in IDS:
             events = {each.topic for each in ReadEvents(reader.log)(LogFilter(message_id=id_))}
-            browsed = {each.topic for each in BrowseLog(reader.log).events(LogFilter(message_id=id_)).events}
+            browsed = {each.topic for each in BrowseLog(reader.log).events(LogFilter(message_id=id_)).items}
             assert events == browsed == {"a.x", "b.x", "c"}
             assert all(each.matches for each in VerifyMessage(reader.log)(id_).hashes)
         for digits in (13, 30):

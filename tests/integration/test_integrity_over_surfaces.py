@@ -43,7 +43,7 @@ async def test_a_message_with_a_flipped_bit_is_quarantined_and_the_others_are_de
         (received,) = await client.receive_messages("orders", visibility_ms=TIMEOUT_MS)
         assert (received.message_id, received.payload) == (intact.message_id, b"other")
         await received.ack()
-        (letter,) = await client.list_dead_letters()
+        (letter,) = (await client.list_dead_letters()).items
         assert (letter.message_id, letter.reason) == (altered.message_id, "integrity")
         assert not (await client.get_message(altered.message_id)).intact
         assert (await client.get_message(intact.message_id)).intact

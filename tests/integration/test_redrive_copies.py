@@ -45,7 +45,7 @@ async def outcomes(
     cursor = None
     while True:
         page = await mailbox.list_redrive_messages(job.job_id, cursor=cursor, limit=limit, **options)
-        messages += page.messages
+        messages += page.items
         if (cursor := page.next_cursor) is None:
             return messages
 
@@ -59,7 +59,7 @@ async def finished(mailbox: Mailbox, job: RedriveReport) -> RedriveReport:
 
 
 async def reasons(mailbox: Postroom) -> dict[str, str]:
-    return {each.message_id: each.reason for each in await mailbox.list_dead_letters(limit=1_000)}
+    return {each.message_id: each.reason for each in (await mailbox.list_dead_letters(limit=1_000)).items}
 
 
 def copies(log: MemoryEventLog) -> Counter[bytes]:

@@ -163,7 +163,7 @@ async def test_a_job_goes_on_and_is_undone_though_retention_removed_the_log_up_t
         assert await mailbox.delete_old_events(mailbox.engine.now()) > 0
     async with owned(log) as mailbox:
         for each in (job, purged, again):
-            assert (await mailbox.list_redrive_messages(each.job_id)).messages == []
+            assert (await mailbox.list_redrive_messages(each.job_id)).items == ()
         await mailbox.change_redrive(again.job_id, "undo")
         report = await ended(mailbox, again)
         assert (report.status, report.restored, report.retained) == ("undone", 0, 4)

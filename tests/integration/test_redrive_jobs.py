@@ -119,7 +119,7 @@ async def test_each_selected_message_has_one_outcome_though_its_owner_is_killed_
     async with owned(log_of(list(log.commits()))) as mailbox:
         report = await ended(mailbox, job)
         assert report.matched == (limit or len(IDS)) == report.moved + report.skipped
-        messages = (await mailbox.list_redrive_messages(job.job_id)).messages
+        messages = (await mailbox.list_redrive_messages(job.job_id)).items
         assert len({each.message_id for each in messages}) == len(messages) == report.matched
         if limit is None:
             assert [each.message_id for each in messages if each.reason == "settled"] == ["m0", "m3"]

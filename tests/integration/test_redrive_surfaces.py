@@ -55,7 +55,7 @@ async def test_a_job_is_the_same_over_both(clients: Clients) -> None:
         await (each.nack(reason="late") if each.message_id == "r0" else each.ack())
     await one.change_redrive(job.job_id, "resume")
     await _until_idle(other, job.job_id)
-    assert [each.message_id for each in await other.list_dead_letters("orders")] == ["r0"]
+    assert [each.message_id for each in (await other.list_dead_letters("orders")).items] == ["r0"]
     assert len(await one.receive_messages("orders", max_messages=1)) == 1
     await other.change_redrive(job.job_id, "undo")
     await _until_idle(one, job.job_id)

@@ -23,8 +23,9 @@ from postroom.adapters.compose import Postroom
 from postroom.adapters.compose.access import open_access, open_capabilities, open_key_ring
 from postroom.adapters.compose.serve import ServerTls, TlsFiles
 from postroom.adapters.system.service_manager import ServiceManager
+from postroom.application.page import Page
 from postroom.domain.errors import InvalidRequest, Saturated
-from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.search import EventFilter, FoundMessage
 from tests.support.logs import capture_logs
 from tests.support.servers.http import PostroomServer
 from tests.support.waiting import until, wait_until
@@ -182,7 +183,7 @@ async def test_a_reload_by_which_something_would_be_lost_changes_nothing(
         write(file, "[limits]\ntopics = 5\n")
         assert [each["event"] for each in await reload(events)] == [RELOADED]
     assert (await mailbox.get_settings()).limits.topics == 5
-    assert len(await mailbox.list_dead_letters("orders")) == 3
+    assert len((await mailbox.list_dead_letters("orders")).items) == 3
 
 
 async def test_what_fails_to_reload_keeps_nothing_else_from_it(file: Path, mailbox: Postroom) -> None:
@@ -197,8 +198,8 @@ async def test_what_fails_to_reload_keeps_nothing_else_from_it(file: Path, mailb
 
 
 async def test_reloaded_quotas_apply_to_tokens_in_use(file: Path, mailbox: Postroom, tmp_path: Path) -> None:
-    async def search(filter_: EventFilter) -> SearchPage:
-        return SearchPage(())
+    async def search(filter_: EventFilter) -> Page[FoundMessage]:
+        return Page(())
 
     store = str(tmp_path / "store.db")
     with open_capabilities(store, open_key_ring(store)) as capabilities:

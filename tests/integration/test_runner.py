@@ -158,7 +158,7 @@ async def test_a_reload_of_a_runner_changes_no_mailbox_that_would_lose_something
                 ("runner.settings_refused", MAILBOX)
             ]
             assert "would lose data: 1 dead letter of orders expires now" in events[0]["error"]
-            assert len(await client.list_dead_letters("orders")) == 2
+            assert len((await client.list_dead_letters("orders")).items) == 2
 
 
 async def test_a_runner_with_other_settings_says_what_every_opener_says(

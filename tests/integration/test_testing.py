@@ -42,7 +42,7 @@ async def test_deliveries_time_out_and_are_dead_lettered_by_the_clock() -> None:
             assert message.attempt == attempt
             await mailbox.clock.advance(30)
         assert await mailbox.receive_messages("jobs") == []
-        (dead,) = await mailbox.list_dead_letters("jobs")
+        (dead,) = (await mailbox.list_dead_letters("jobs")).items
     assert dead.reason == "max_attempts"
 
 

@@ -25,11 +25,12 @@ from postroom.adapters.compose.access import (
 )
 from postroom.adapters.compose.store import open_store
 from postroom.application.access.control import AccessControl
+from postroom.application.page import Page
 from postroom.domain.capability.access import Access, verify
 from postroom.domain.capability.rights import Quota, Right
 from postroom.domain.capability.token import Token
 from postroom.domain.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
-from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.search import EventFilter, FoundMessage
 from tests.support.stores import MAILBOX, message
 
 Open = Callable[..., Session]
@@ -79,8 +80,8 @@ def rights(text: str) -> Access:
 async def access_control() -> AsyncIterator[AccessControl]:
     """Control the access to a mailbox of the store, whose searches find nothing."""
 
-    async def search(_: EventFilter) -> SearchPage:
-        return SearchPage(())
+    async def search(_: EventFilter) -> Page[FoundMessage]:
+        return Page(())
 
     keys = open_key_ring(STORE)
     with open_capabilities(STORE, keys) as capabilities:

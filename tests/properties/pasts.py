@@ -139,7 +139,7 @@ class Seen:
     now: int
     backlog: Backlog
     at_last_event: list[TopicCount]
-    dead: list[DeadLetter]
+    dead: tuple[DeadLetter, ...]
 
 
 @dataclass
@@ -184,7 +184,7 @@ async def _live(place: Place, steps: Sequence[Step], policy: TopicPolicy) -> Pas
 
 async def _look(mailbox: Postroom) -> Seen:
     state, now = mailbox.engine.mailbox, mailbox.engine.now()
-    backlog, dead = await mailbox.get_backlog(), await mailbox.list_dead_letters()
+    backlog, dead = await mailbox.get_backlog(), (await mailbox.list_dead_letters()).items
     return Seen(state.position, now, backlog, count(state, state.at), dead)
 
 

@@ -123,7 +123,7 @@ def answers(log: EventLogReader, past: Past, records: list[Record]) -> list[Any]
     """Return what readers are told of a log."""
     reader = Reader(log, past.place.clock)
     moments = [*range(len(records) + 1), *(as_time(at) for at in {record.at for record in records})]
-    told: list[Any] = [(reader.get_backlog(at=at), reader.list_dead_letters(at=at)) for at in moments]
+    told: list[Any] = [(reader.get_backlog(at=at), reader.list_dead_letters(at=at).items) for at in moments]
     for record in records:
         event = record.event
         if isinstance(event, MessageSent):
@@ -149,7 +149,7 @@ def test_what_was_the_present_is_told_of_the_past_that_retention_archived(taken:
         for seen in past.seen:
             told = reader.get_backlog(at=seen.position)
             assert (told.position, told.shards) == (seen.position, seen.at_last_event)
-            assert reader.list_dead_letters(at=seen.position) == seen.dead
+            assert reader.list_dead_letters(at=seen.position).items == seen.dead
         verified, head = reader.verify_log(), past.log.head()
         assert head is not None
         assert (verified.first, verified.last, verified.chain) == (1, head.position, head.chain.hex())

@@ -254,7 +254,7 @@ class MailboxMachine(RuleBasedStateMachine):
     def _the_queries_tell_the_same(self) -> None:
         state_at = StateAt(self.handle, self.engine.now, lambda: self.engine.mailbox)
         dead = ListDeadLetters(state_at, self.handle)()
-        assert [(d.message_id, d.reason, d.attempt, d.last_error) for d in dead] == [
+        assert [(d.message_id, d.reason, d.attempt, d.last_error) for d in dead.items] == [
             (m.id, m.reason, m.attempt, m.last_error) for m in self.model.messages.values() if m.state == DEAD
         ]
         backlog = GetBacklog(state_at)()

@@ -59,5 +59,5 @@ async def test_a_mailbox_goes_on_when_more_dead_letters_are_allowed_before_the_e
         mailbox.nack_messages([message.receipt for message in received]),
         mailbox.set_topic_policy("orders", TopicPolicy(dead_capacity=2)),
     )
-    assert len(await mailbox.list_dead_letters("orders")) == 2
+    assert len((await mailbox.list_dead_letters("orders")).items) == 2
     assert not (await mailbox.send_message(NEW)).duplicate

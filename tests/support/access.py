@@ -16,11 +16,12 @@ from postroom.application.access.capabilities import Capabilities
 from postroom.application.access.control import AccessControl
 from postroom.application.access.settings import AccessSettings
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.page import Page
 from postroom.application.ports.event_log import Clock
 from postroom.domain.capability.rights import Caveat, Right, Rights
 from postroom.domain.errors import Forbidden, Unauthenticated
 from postroom.domain.names import CAPABILITY_LOG
-from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.search import EventFilter, FoundMessage
 from tests.support.messages import MAILBOX
 
 M = TypeVar("M", bound=Mailbox)
@@ -49,12 +50,12 @@ class Controlled(Generic[M, C]):
         self.capabilities.rotate()
         self.audit = MemoryAuditLog()
         self.filters: list[EventFilter] = []
-        self.page: SearchPage | None = None
+        self.page: Page[FoundMessage] | None = None
         ttl_ms = (settings or AccessSettings()).cap_cache_ttl_ms
         authority = Authority(self.keys, self.capabilities, clock, ttl_ms)
         self.control = AccessControl(mailbox, self._search, authority, self.audit, clock, settings)
 
-    async def _search(self, filter_: EventFilter) -> SearchPage:
+    async def _search(self, filter_: EventFilter) -> Page[FoundMessage]:
         self.filters.append(filter_)
         return self.page or await self.mailbox.search_messages(filter_)
 

@@ -15,18 +15,19 @@ from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.metrics import SurfaceMetrics
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.page import Page
 from postroom.application.service import Service, WriteHealth, unrestricted
 from postroom.domain.errors import NotFound
-from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.search import EventFilter, FoundMessage
 from tests.support.waiting import SECONDS
 
 
-async def no_search(filter_: EventFilter) -> SearchPage:
+async def no_search(filter_: EventFilter) -> Page[FoundMessage]:
     raise NotFound("There are no read models.")
 
 
 def serve_grpc(
-    mailbox: Mailbox, address: str, search: Callable[[EventFilter], Awaitable[SearchPage]] = no_search
+    mailbox: Mailbox, address: str, search: Callable[[EventFilter], Awaitable[Page[FoundMessage]]] = no_search
 ) -> AbstractAsyncContextManager[str]:
     session = unrestricted(mailbox, search)
     service = Service(mailbox, session, asyncio.Event(), DeliveryWindows(), SurfaceMetrics(), WriteHealth())

@@ -19,16 +19,17 @@ from postroom.application.cluster.proxy import Proxy
 from postroom.application.cluster.runner import ServedMailboxes
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.metrics import Metric, SurfaceMetrics
+from postroom.application.page import Page
 from postroom.application.ports.control_plane import LeaseAdmin
 from postroom.application.service import OpenSession, Service, WriteHealth, unrestricted
 from postroom.application.threads import background_task
-from postroom.domain.search import SearchPage
+from postroom.domain.search import FoundMessage
 from tests.support.fixed_control_plane import FixedControlPlane
 from tests.support.waiting import SECONDS, until
 
 
 def service_of(
-    mailbox: Postroom, access: Callable[[Postroom, Callable[..., Awaitable[SearchPage]]], OpenSession]
+    mailbox: Postroom, access: Callable[[Postroom, Callable[..., Awaitable[Page[FoundMessage]]]], OpenSession]
 ) -> Service:
     return Service(
         mailbox,

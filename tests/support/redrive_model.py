@@ -111,7 +111,7 @@ async def _check_outcomes(log: MemoryEventLog, job: str, batch: int, count: int)
     """Check that each message that a job selected has exactly one outcome, and that the counts say so."""
     async with owned(log_of(list(log.commits())), batch=batch) as mailbox:
         report = await mailbox.get_redrive(job)
-        messages = (await mailbox.list_redrive_messages(job, limit=1_000)).messages
+        messages = (await mailbox.list_redrive_messages(job, limit=1_000)).items
     assert report.matched == count == report.moved + report.skipped
     assert sorted(each.message_id for each in messages) == sorted(f"m{number}" for number in range(count))
     assert sum(each.outcome == "skipped" for each in messages) == report.skipped

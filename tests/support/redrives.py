@@ -110,7 +110,7 @@ async def ended(mailbox: Postroom, job: RedriveReport) -> RedriveReport:
 
 async def dead_ids(mailbox: Postroom) -> list[str]:
     """Return the ids of the dead letters, sorted."""
-    return sorted(each.message_id for each in await mailbox.list_dead_letters(limit=1_000))
+    return sorted(each.message_id for each in (await mailbox.list_dead_letters(limit=1_000)).items)
 
 
 async def ready_ids(mailbox: Postroom, topic: str = "orders") -> list[str]:

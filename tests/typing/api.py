@@ -29,12 +29,13 @@ from postroom import (
     NewEvent,
     NewMessage,
     Outbox,
+    Page,
     Postroom,
     PostroomError,
     Receipt,
     ReceivedMessage,
     ReceiveMessages,
-    RedriveMessages,
+    RedriveMessage,
     RedrivePreview,
     RedriveReport,
     RedriveSpec,
@@ -134,7 +135,7 @@ async def operate(mailbox: Postroom) -> None:
     await mailbox.resume_topic("orders")
     assert_type([each.paused for each in await mailbox.list_topics()], list[bool])
     assert_type(await mailbox.get_backlog("orders"), Backlog)
-    assert_type(await mailbox.list_dead_letters("orders", reason="max_attempts", limit=10), list[DeadLetter])
+    assert_type(await mailbox.list_dead_letters("orders", reason="max_attempts", limit=10), Page[DeadLetter])
     assert_type(await mailbox.get_message("order-1"), MessageDetail)
     assert_type(await mailbox.redrive_dead_letters("orders", message_ids=["order-1"]), int)
     spec = RedriveSpec(topics=("orders.*",), reasons=("max_attempts",), rate=100)
@@ -142,7 +143,7 @@ async def operate(mailbox: Postroom) -> None:
     job = await mailbox.start_redrive(spec)
     assert_type(await mailbox.change_redrive(job.job_id, "undo"), RedriveReport)
     assert_type(await mailbox.list_redrives(), list[RedriveReport])
-    assert_type(await mailbox.list_redrive_messages(job.job_id, outcome="skipped"), RedriveMessages)
+    assert_type(await mailbox.list_redrive_messages(job.job_id, outcome="skipped"), Page[RedriveMessage])
     assert_type(await mailbox.purge_topic("orders", dead=True, ready=False), int)
 
 
@@ -165,7 +166,7 @@ def look() -> None:
         verified = reader.verify_log(expected_last=7, expected_chain="00" * 32, progress=print)
         assert_type(verified, Verification)
         assert_type(reader.get_backlog("orders", at=7), Backlog)
-        assert_type(reader.list_dead_letters(at=datetime(2026, 1, 31, tzinfo=UTC)), list[DeadLetter])
+        assert_type(reader.list_dead_letters(at=datetime(2026, 1, 31, tzinfo=UTC)), Page[DeadLetter])
         account = reader.explain_message("order-1")
         assert_type([each.why for each in account.deliveries], list[str])
         simulation = Simulation(Changes(max_attempts=8, backoff_base_ms=500))

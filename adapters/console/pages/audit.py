@@ -7,9 +7,11 @@ from typing import Any
 from starlette.responses import Response
 
 from postroom.adapters.console.page import NavEntry, Page, route
-from postroom.adapters.console.pages.log import optional_position, verify_part
+from postroom.adapters.console.pages.log import verify_part
 from postroom.adapters.console.values import read_time
-from postroom.application.access.audit_log import AuditFilter, AuditPage, removals
+from postroom.application.access.audit import AuditEntry
+from postroom.application.access.audit_log import AuditFilter, removals
+from postroom.application.page import Page as ResultPage
 from postroom.application.queries.verify import VerifyRange
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import NotFound
@@ -24,13 +26,13 @@ async def show_audit(page: Page) -> Response:
     """Show the entries that match, newest first."""
     fields = {name: page.query.get(name, "").strip() for name in FIELDS}
     criteria = read_filter(fields, datetime.now(UTC))
-    cursor = optional_position("The cursor", page.query.get("cursor", ""))
+    cursor = page.query.get("cursor", "").strip() or None
     audit = page.data.audit
 
-    async def read() -> AuditPage:
+    async def read() -> ResultPage[AuditEntry]:
         page.require_all(Right.ADMIN)
         if audit is None:
-            return AuditPage(())
+            return ResultPage(())
         return await page.blocking(audit, criteria, limit=ROWS, cursor=cursor, reads=READS)
 
     answer = await page.session.audit(
@@ -38,7 +40,7 @@ async def show_audit(page: Page) -> Response:
     )
     return await page.render(
         "audit/entries",
-        entries=answer.entries,
+        entries=answer.items,
         older=answer.next_cursor and page.url("/audit", **fields, cursor=answer.next_cursor),
         fields=fields,
         is_empty=audit is None,

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.adapters.console.values import MS, parse_time, split_lines, text_of, write_time
 from postroom.application.access.search import read_dead_letters
+from postroom.application.page import Page as ResultPage
 from postroom.application.ports.dead_letters import (
     BARS,
     DEFAULT_GROUP,
@@ -17,7 +18,6 @@ from postroom.application.ports.dead_letters import (
     DeadLetterGroup,
     DeadLetterGroupFilter,
     DeadLetterGroupPage,
-    DeadLetterPage,
     GroupField,
     GroupOrder,
 )
@@ -95,7 +95,7 @@ async def letters(page: Page) -> Response:
             page,
             filter_,
             lambda models: models.dead_letters,
-            DeadLetterPage(()),
+            ResultPage[DeadLetter](()),
             lambda result: len(result.items),
             "dead_letters",
         )
@@ -119,7 +119,9 @@ async def _show_without_read_models(page: Page, values: dict[str, str], error: N
         "dead_letters/without_read_models",
         error=error,
         topic=topic or "",
-        letters=await page.mailbox.list_dead_letters(topic, reason=values["reason"] or None, limit=PAGE_SIZE),
+        letters=(
+            await page.mailbox.list_dead_letters(topic, reason=values["reason"] or None, limit=PAGE_SIZE)
+        ).items,
         size=PAGE_SIZE,
     )
 

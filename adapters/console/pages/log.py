@@ -36,13 +36,15 @@ class LogQuery(NamedTuple):
 
     Arguments:
         since, until: log times in µs, inclusive and exclusive.
-        before: position below which the page starts.
+        before: position below which the events are.
+        cursor: `next_cursor` of the previous page.
     """
 
     criteria: EventFilter
     since: int | None
     until: int | None
     before: int | None
+    cursor: str | None
 
     @property
     def names(self) -> list[str]:
@@ -63,7 +65,7 @@ class LogQuery(NamedTuple):
         if self.until is not None:
             end = browse.position_after(self.until)
             before = end if before is None else min(before, end)
-        return browse.events(self.criteria, since=first, before=before, limit=ROWS)
+        return browse.events(self.criteria, since=first, before=before, cursor=self.cursor, limit=ROWS)
 
 
 async def show_events(page: Page) -> Response:
@@ -72,7 +74,7 @@ async def show_events(page: Page) -> Response:
     events = await _read(
         page,
         lambda log: query.read(BrowseLog(log)),
-        lambda answer: len(answer.events),
+        lambda answer: len(answer.items),
         target=query.criteria.message_id or "",
         criteria=query.names,
     )
@@ -82,10 +84,10 @@ async def show_events(page: Page) -> Response:
     }
     return await page.render(
         "log/events",
-        events=[(each, list(details(each))) for each in events.events],
+        events=[(each, list(details(each))) for each in events.items],
         first=events.first,
         last=events.last,
-        older=events.before and page.url("/log", **_without_position(fields), before=events.before),
+        older=events.next_cursor and page.url("/log", **fields, cursor=events.next_cursor),
         bounds=bounds,
         fields=fields,
         options=[("", "any"), *((name, name) for name in EVENT_NAMES)],
@@ -106,17 +108,14 @@ async def show_event(page: Page) -> Response:
 
 async def show_commits(page: Page) -> Response:
     """Show the commits, newest first, with their links in the hash chain."""
-    before = optional_position("The position", page.query.get("before", ""))
-    position = optional_position("The position", page.query.get("position", ""))
-    if position is not None:
-        before = position + 1
+    position, cursor = read_start(page.query)
     commits = await _read(
-        page, lambda log: BrowseLog(log).commits(before=before, limit=ROWS), lambda answer: 0
+        page, lambda log: BrowseLog(log).commits(before=position, cursor=cursor, limit=ROWS), lambda answer: 0
     )
     return await page.render(
         "log/commits",
-        commits=commits.commits,
-        older=commits.before and page.url("/log/commits", before=commits.before),
+        commits=commits.items,
+        older=commits.next_cursor and page.url("/log/commits", cursor=commits.next_cursor),
         position=page.query.get("position", ""),
     )
 
@@ -130,13 +129,13 @@ async def show_commit(page: Page) -> Response:
         link = browse.commit(position)
         return link, browse.events(since=link.commit.first, before=link.commit.last + 1, limit=200)
 
-    link, events = await _read(page, read, lambda answer: len(answer[1].events))
+    link, events = await _read(page, read, lambda answer: len(answer[1].items))
     return await page.render(
         "log/commit",
         link=link,
         commit=link.commit,
-        events=[(each, list(details(each))) for each in reversed(events.events)],
-        rest=events.before and page.url("/log", position=events.before - 1),
+        events=[(each, list(details(each))) for each in reversed(events.items)],
+        rest=events.next_cursor and page.url("/log", cursor=events.next_cursor),
         verify=page.url("/log/verify", **{"from": link.commit.first}, through=link.commit.last),
     )
 
@@ -221,12 +220,15 @@ def read_query(query: Any, now: datetime) -> LogQuery:
         read_time(name, query[key], now) if query.get(key) else None
         for name, key in (("Since", "since"), ("Until", "until"))
     ]
-    position = optional_position("The position", query.get("position", ""))
-    before = optional_position("The position", query.get("before", ""))
-    if before is None and position is not None:
-        before = position + 1
     criteria = EventFilter(query.get("topic") or None, frozenset(events), query.get("message") or None)
-    return LogQuery(criteria, times[0], times[1], before)
+    return LogQuery(criteria, times[0], times[1], *read_start(query))
+
+
+def read_start(query: Any) -> tuple[int | None, str | None]:
+    """Return the position below which the page of a URL starts, and its cursor."""
+    position = optional_position("The position", query.get("position", ""))
+    cursor = query.get("cursor") or query.get("before") or None  # as links were before
+    return None if position is None else position + 1, cursor
 
 
 def read_position(name: str, text: str) -> int:
@@ -311,10 +313,6 @@ def _log(page: Page) -> EventLogReader:
             "the host of its store."
         )
     return page.data.log
-
-
-def _without_position(fields: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in fields.items() if name != "position"}
 
 
 ROUTES = [

@@ -244,7 +244,7 @@ async def show(page: Page) -> Response:
         "redrives/show",
         **facts,
         spec=describe_spec(report.spec, page.mask),
-        messages=messages.messages,
+        messages=messages.items,
         outcomes=[("", "All"), *((each, each.capitalize()) for each in OUTCOMES)],
         outcome=outcome or "",
         next_page=cursor and page.url(f"/redrives/{report.job_id}", outcome=outcome, cursor=cursor),

@@ -23,13 +23,14 @@ from postroom.adapters.console.event_filter import (
     write_time,
 )
 from postroom.adapters.console.page import NavEntry, Page, moment_facts, parse_moment, route
+from postroom.application.page import Page as ResultPage
 from postroom.application.ports.facets import FacetField, Facets, SuggestionField, Timeline
 from postroom.application.ports.read_models import ExportFormat, ExportOptions, ExportPart, SearchQueries
 from postroom.domain.capability.rights import Right
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import Forbidden, InvalidRequest, NotFound, PostroomError
 from postroom.domain.message import Status
-from postroom.domain.search import Cursor, EventFilter, FoundMessage, Order, SearchPage
+from postroom.domain.search import Cursor, EventFilter, FoundMessage, Order
 
 TYPES: Final = {
     ExportFormat.CSV: "text/csv; charset=utf-8",
@@ -239,7 +240,7 @@ async def _results(page: Page, filter_: EventFilter, queries: SearchQueries | No
 
 
 def _link_results(
-    page: Page, filter_: EventFilter, result: SearchPage, *, is_back: bool, is_live: bool
+    page: Page, filter_: EventFilter, result: ResultPage[FoundMessage], *, is_back: bool, is_live: bool
 ) -> Results:
     items = result.items[::-1] if is_back else result.items
     previous = following = None

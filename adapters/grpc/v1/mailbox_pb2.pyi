@@ -718,10 +718,12 @@ class ListDeadLettersRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., reason: _Optional[str] = ..., limit: _Optional[int] = ..., cursor: _Optional[int] = ..., at: _Optional[_Union[Moment, _Mapping]] = ...) -> None: ...
 
 class ListDeadLettersResponse(_message.Message):
-    __slots__ = ("dead_letters",)
+    __slots__ = ("dead_letters", "next_cursor")
     DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_CURSOR_FIELD_NUMBER: _ClassVar[int]
     dead_letters: _containers.RepeatedCompositeFieldContainer[DeadLetter]
-    def __init__(self, dead_letters: _Optional[_Iterable[_Union[DeadLetter, _Mapping]]] = ...) -> None: ...
+    next_cursor: str
+    def __init__(self, dead_letters: _Optional[_Iterable[_Union[DeadLetter, _Mapping]]] = ..., next_cursor: _Optional[str] = ...) -> None: ...
 
 class DeadLetter(_message.Message):
     __slots__ = ("mailbox", "topic", "shard", "message_id", "reason", "attempt", "last_error", "first_seen", "last_seen", "redriven", "position")

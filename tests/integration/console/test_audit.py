@@ -136,7 +136,7 @@ async def test_the_session_of_a_local_user_is_recorded_and_so_is_what_it_does(tm
         assert (await browser.get("/")).status == 401
     with read_audit_log(store) as reader:
         assert reader is not None
-        entries = reader.read().entries[::-1]
+        entries = reader.read().items[::-1]
     assert [(each.principal, each.operation, each.target, each.criteria) for each in entries] == [
         (user, "admin", "", ("session",)),
         (user, "read-payload", "m", ()),

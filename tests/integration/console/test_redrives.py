@@ -67,7 +67,7 @@ async def test_a_job_has_what_its_preview_showed_and_starts_once(desk: Desk) -> 
     assert first.path == second.path == f"/console/redrives/{job.job_id}"
     report = await ended(desk, job.job_id)
     assert (report.status, report.matched, report.moved) == ("completed", 14, 14)
-    left = await desk.mailbox.list_dead_letters()
+    left = (await desk.mailbox.list_dead_letters()).items
     assert {each.last_error for each in left if each.topic != "payments"} == {"a failure after the preview"}
     page = await desk.browser.get(f"/redrives/{job.job_id}?outcome=redriven")
     assert page.text.count('scope="row"') == 14

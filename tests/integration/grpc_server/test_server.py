@@ -13,12 +13,17 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from postroom.adapters.compose import Postroom
+from postroom.adapters.grpc.operations import read_answer
 from postroom.adapters.grpc.server import grpc_surface
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
+from postroom.application.operations.mailbox import OPERATIONS
+from postroom.application.page import Page
 from postroom.domain.errors import InvalidRequest, Unavailable
 from postroom.domain.message import Status
-from postroom.domain.search import EventFilter, FoundMessage, SearchPage
+from postroom.domain.policy import TopicPolicy
+from postroom.domain.search import EventFilter, FoundMessage
 from tests.support.grpc_callers import Caller, connected, serve_grpc
+from tests.support.messages import message
 from tests.support.stores import MAILBOX, envelope
 
 
@@ -88,7 +93,7 @@ async def test_a_unix_socket_is_for_this_user_alone(mailbox: Postroom, tmp_path:
 async def test_read_models_are_searched_for_this_mailbox_alone(mailbox: Postroom) -> None:
     filters: list[EventFilter] = []
 
-    async def search(filter_: EventFilter) -> SearchPage:
+    async def search(filter_: EventFilter) -> Page[FoundMessage]:
         filters.append(filter_)
         found = FoundMessage(
             message_id="order-1",
@@ -102,7 +107,7 @@ async def test_read_models_are_searched_for_this_mailbox_alone(mailbox: Postroom
             attempts=1,
             shard=3,
         )
-        return SearchPage((found,), "next")
+        return Page((found,), "next")
 
     async with serve_grpc(mailbox, "127.0.0.1:0", search=search) as served, connected(served) as caller:
         page = await caller.query(
@@ -112,3 +117,20 @@ async def test_read_models_are_searched_for_this_mailbox_alone(mailbox: Postroom
     assert (filter_.mailbox, filter_.topics, filter_.headers) == (MAILBOX, ("orders.*",), {"a": "b"})
     assert (page.next_cursor, page.items[0].status, page.items[0].shard) == ("next", "acked", 3)
     assert dict(page.items[0].item.custom_headers) == {"tenant": "acme"}
+
+
+async def test_numbers_are_cursors_of_dead_letters_also_of_servers_that_tell_no_cursor(
+    mailbox: Postroom, caller: Caller
+) -> None:
+    await mailbox.set_topic_policy("orders", TopicPolicy(max_attempts=1))
+    await mailbox.send_batch([message(b"1"), message(b"2")])
+    for received in await mailbox.receive_messages("orders"):
+        await received.nack()
+    first = await caller.list_dead_letters(pb.ListDeadLettersRequest(limit=1))
+    second = await caller.list_dead_letters(pb.ListDeadLettersRequest(cursor=int(first.next_cursor)))
+    assert first.next_cursor == str(first.dead_letters[0].position)
+    assert (len(second.dead_letters), second.HasField("next_cursor"), second.next_cursor) == (1, True, "")
+    operation = OPERATIONS["list_dead_letters"]
+    page = await mailbox.list_dead_letters(limit=1)
+    assert read_answer(operation, pb.ListDeadLettersResponse(dead_letters=first.dead_letters)) == page
+    assert read_answer(operation, pb.ListDeadLettersResponse()) == Page(())

@@ -37,7 +37,7 @@ async def test_a_message_whose_handler_raises_is_retried_and_then_dead_lettered_
     assert sorted(attempts) == [(b"bad", 1), (b"bad", 2), (b"good", 1), (b"good", 2)]
     assert (task.result().handled, task.result().failed) == (1, 3)
     assert await unsettled(mailbox) == {"dead": 1}
-    (dead,) = await mailbox.list_dead_letters()
+    (dead,) = (await mailbox.list_dead_letters()).items
     assert dead.last_error == "ValueError: no bad"
 
 
@@ -138,7 +138,7 @@ async def test_an_error_whose_text_is_no_utf_8_is_kept(mailbox: Postroom) -> Non
 
     await send(mailbox, b"bad")
     async with running(worker, mailbox):
-        while not (dead := await mailbox.list_dead_letters()):
+        while not (dead := (await mailbox.list_dead_letters()).items):
             await asyncio.sleep(0.01)
     assert dead[0].last_error == "ValueError: \\ud800"
 
@@ -188,7 +188,7 @@ async def test_a_payload_that_can_not_be_decoded_fails_its_delivery(mailbox: Pos
         async with asyncio.timeout(SECONDS):
             while await unsettled(mailbox) != {"dead": 1}:
                 await asyncio.sleep(0.01)
-    (dead,) = await mailbox.list_dead_letters()
+    (dead,) = (await mailbox.list_dead_letters()).items
     assert "missing required field `total`" in str(dead.last_error)
 
 
@@ -202,7 +202,7 @@ async def test_a_handler_that_exceeds_its_time_limit_fails_its_delivery(mailbox:
     await send(mailbox, b"slow")
     async with running(worker, mailbox):
         await until(lambda: len(mailbox.engine.mailbox.topics["orders"].dead) == 1, SECONDS)
-    (dead,) = await mailbox.list_dead_letters()
+    (dead,) = (await mailbox.list_dead_letters()).items
     assert dead.last_error == "the handler exceeded 20 ms"
 
 

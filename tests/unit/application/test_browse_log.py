@@ -39,17 +39,17 @@ FILTERS = [
 ]
 
 
-def walk(read: Callable[[int | None], EventPage]) -> list[int]:
+def walk(read: Callable[[str | None], EventPage]) -> list[int]:
     """Return the positions of all pages, in the order in which they are shown."""
     positions: list[int] = []
-    before: int | None = None
+    cursor: str | None = None
     for _ in range(100):
-        page = read(before)
-        positions += [each.record.position for each in page.events]
-        if page.before is None:
+        page = read(cursor)
+        positions += [each.record.position for each in page.items]
+        if page.next_cursor is None:
             return positions
-        assert before is None or page.before < before
-        before = page.before
+        assert cursor is None or int(page.next_cursor) < int(cursor)
+        cursor = page.next_cursor
     raise AssertionError("the pages have no end")
 
 
@@ -63,7 +63,7 @@ def test_the_pages_together_are_all_events_that_match_newest_first(
         patch.setattr(browse_log, "POSITIONS_PER_PAGE", positions)
         patch.setattr(browse_log, "LOOKUPS_PER_PAGE", lookups)
         patch.setattr(browse_log, "POSITIONS_PER_STEP", lookups)
-        shown = walk(lambda before: BrowseLog(LOG).events(criteria, since=since, before=before, limit=limit))
+        shown = walk(lambda cursor: BrowseLog(LOG).events(criteria, since=since, cursor=cursor, limit=limit))
     every = [each.record.position for each in ReadEvents(LOG)(criteria)]
     assert shown == [each for each in reversed(every) if each >= since]
 
@@ -71,7 +71,7 @@ def test_the_pages_together_are_all_events_that_match_newest_first(
 def test_a_page_reads_a_bounded_part_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(browse_log, "POSITIONS_PER_PAGE", 5)
     page = BrowseLog(LOG).events(EventFilter(topic="other"))
-    assert page == EventPage((), 44, 48, 44)
+    assert page == EventPage((), "44", 44, 48)
 
 
 def test_a_page_looks_up_a_bounded_number_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_a_page_looks_up_a_bounded_number_of_messages(monkeypatch: pytest.Monkey
     monkeypatch.setattr(browse_log, "POSITIONS_PER_STEP", 5)
     monkeypatch.setattr(browse_log, "LOOKUPS_PER_PAGE", 12)
     page = BrowseLog(log).events(EventFilter(topic="other"))
-    assert page == EventPage((), 66, 80, 66)
+    assert page == EventPage((), "66", 66, 80)
 
 
 def test_an_event_is_shown_by_its_position() -> None:
@@ -96,13 +96,13 @@ def test_an_event_is_shown_by_its_position() -> None:
 @pytest.mark.parametrize("limit", [1, 3, 50])
 def test_commits_are_paged_newest_first_each_with_its_link(limit: int) -> None:
     shown: list[CommitLink] = []
-    before = None
+    cursor = None
     while True:
-        page = BrowseLog(LOG).commits(before=before, limit=limit)
-        shown += page.commits
-        if page.before is None:
+        page = BrowseLog(LOG).commits(cursor=cursor, limit=limit)
+        shown += page.items
+        if page.next_cursor is None:
             break
-        before = page.before
+        cursor = page.next_cursor
     assert [(each.commit.first, each.commit.last) for each in reversed(shown)] == [
         (each.first, each.last) for each in LOG.commits()
     ]
@@ -120,7 +120,7 @@ def test_the_link_of_a_commit_that_was_altered_does_not_hold() -> None:
     log = AlteredLog(MAILBOX)
     fill(log)
     log.alter(43, at=7)
-    links = {each.commit.first: each.is_linked for each in BrowseLog(log).commits().commits}
+    links = {each.commit.first: each.is_linked for each in BrowseLog(log).commits().items}
     assert [first for first, is_linked in links.items() if not is_linked] == [43]
 
 
@@ -128,7 +128,7 @@ def test_the_link_to_a_commit_that_retention_removed_is_unknown() -> None:
     log = fill(MemoryEventLog(MAILBOX))
     log.truncate(41, 100)
     page = BrowseLog(log).commits()
-    assert (page.commits[-1].commit.first, page.commits[-1].is_linked, page.before) == (42, None, None)
+    assert (page.items[-1].commit.first, page.items[-1].is_linked, page.next_cursor) == (42, None, None)
     with pytest.raises(NotFound, match="no position 41; it has positions 42 to 48"):
         BrowseLog(log).commit(41)
 
@@ -148,7 +148,7 @@ def test_a_number_that_no_position_can_have_is_refused(position: int) -> None:
 
 def test_an_empty_log_has_empty_pages() -> None:
     browse = BrowseLog(MemoryEventLog(MAILBOX))
-    assert (browse.events().events, browse.commits().commits, browse.bounds()) == ((), (), None)
+    assert (browse.events().items, browse.commits().items, browse.bounds()) == ((), (), None)
     with pytest.raises(NotFound, match="is empty"):
         browse.event(1)
 
@@ -164,4 +164,4 @@ def test_a_commit_that_can_not_be_decoded_is_named() -> None:
     log.alter(43, events=b"\xc1")
     with pytest.raises(BrokenLog, match="commit of positions 43 to 43 can't be decoded"):
         BrowseLog(log).events()
-    assert len(BrowseLog(log).commits().commits) == 9
+    assert len(BrowseLog(log).commits().items) == 9
