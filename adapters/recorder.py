@@ -1,6 +1,6 @@
 """An application recorder of the `eventsourcing` library over any event log (ADR 0002)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from threading import Lock
 from typing import Any
@@ -8,8 +8,6 @@ from uuid import UUID
 
 import msgspec
 from eventsourcing.persistence import (
-    ApplicationRecorder,
-    IntegrityError,
     Notification,
     OperationalError,
     ProgrammingError,
@@ -18,7 +16,7 @@ from eventsourcing.persistence import (
 
 from postroom.application.mailbox.codec import make_commit
 from postroom.application.ports.event_log import EventLog, Head
-from postroom.application.recorders import PollingSubscription, check_originator
+from postroom.application.recorders import PollingRecorder, VersionRange, check_originator, conflict
 from postroom.domain import record as domain
 from postroom.domain.commit import GENESIS, Commit
 from postroom.domain.errors import Unavailable, WrongPosition
@@ -30,7 +28,7 @@ EPOCH = 0
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class LogRecorder(ApplicationRecorder):
+class LogRecorder(PollingRecorder):
     """Recorder that stores the aggregates of an `Application` in a dedicated event log.
 
     A notification id is a log position, and commits are chained as in the log of a mailbox. Over the log of
@@ -68,39 +66,11 @@ class LogRecorder(ApplicationRecorder):
                     raise OperationalError(str(error)) from error
                 return list(range(commit.first, commit.last + 1))
 
-    def select_events(
-        self,
-        originator_id: UUID | str,
-        *,
-        gt: int | None = None,
-        lte: int | None = None,
-        desc: bool = False,
-        limit: int | None = None,
-    ) -> list[StoredEvent]:
-        """Return events of one aggregate in the order of their versions.
+    def _events(self, originator_id: UUID | str, versions: VersionRange) -> list[StoredEvent]:
+        return versions.select(map(_to_stored_event, self._log.read_stream(self._stream(originator_id))))
 
-        Arguments:
-            originator_id: a UUID, or the id that the sender chose for a message.
-            gt, lte: bounds of the versions.
-        """
-        records = self._log.read_stream(self._stream(originator_id))
-        events = [r for r in records if (gt is None or r.version > gt) and (lte is None or r.version <= lte)]
-        return [_to_stored_event(record) for record in (events[::-1] if desc else events)[:limit]]
-
-    def select_notifications(
-        self,
-        start: int | None,
-        limit: int,
-        stop: int | None = None,
-        topics: Sequence[str] = (),
-        *,
-        inclusive_of_start: bool = True,
-    ) -> list[Notification]:
-        """Return up to `limit` events from position `start` to `stop`, of every type or those in `topics`."""
-        after = 0 if start is None else start - 1 if inclusive_of_start else start
-        records: Iterator[Record] = self._log.read(after, None if topics else limit)
-        if stop is not None:
-            records = islice(records, max(0, stop - after))
+    def _notifications(self, after: int, stop: int, topics: Sequence[str], limit: int) -> list[Notification]:
+        records = islice(self._log.read(after, None if topics else limit), max(0, stop - after))
         matching = (record for record in records if not topics or record.type in topics)
         return [_notification(record) for record in islice(matching, limit)]
 
@@ -108,10 +78,6 @@ class LogRecorder(ApplicationRecorder):
         """Return the position of the last event, or None while the log is empty."""
         head = self._log.head()
         return None if head is None else head.position
-
-    def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> PollingSubscription:
-        """Return an iterator over the events after position `gt`, including those appended later."""
-        return PollingSubscription(self, gt, topics)
 
     def _refuse_mailbox(self, head: Head | None) -> None:
         if head is not None and head.epoch > EPOCH:
@@ -127,10 +93,7 @@ class LogRecorder(ApplicationRecorder):
             version = event.originator_version
             key = (check_originator(event.originator_id).bytes, version)
             if key in versions:
-                raise IntegrityError(
-                    f"Aggregate {event.originator_id} already has an event of version {version}; "
-                    "load it again and repeat the command."
-                )
+                raise conflict(event.originator_id, f"already has an event of version {version}")
             versions.add(key)
 
     def _commit(self, events: Sequence[StoredEvent], head: Head | None) -> Commit:

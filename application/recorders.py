@@ -1,10 +1,21 @@
-"""Code shared by recorders of the `eventsourcing` library: checks of ids, and subscriptions that poll."""
+"""Code shared by recorders of the `eventsourcing` library: bounds, checks of ids, subscriptions that poll."""
 
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from threading import Event
+from typing import NamedTuple
 from uuid import UUID
 
-from eventsourcing.persistence import ApplicationRecorder, Notification, ProgrammingError, Subscription
+from eventsourcing.persistence import (
+    ApplicationRecorder,
+    IntegrityError,
+    Notification,
+    ProgrammingError,
+    StoredEvent,
+    Subscription,
+)
+
+from postroom.domain.arguments import MAX_INT
 
 POLL_SECONDS = 0.05
 PAGE = 500
@@ -36,6 +47,77 @@ class PollingSubscription(Subscription[ApplicationRecorder]):
             if not page:
                 self._stop.wait(POLL_SECONDS)
         raise StopIteration
+
+
+class VersionRange(NamedTuple):
+    """The events of an aggregate that a caller selects: versions above `gt`, up to `lte`."""
+
+    gt: int = -MAX_INT
+    lte: int = MAX_INT
+    desc: bool = False
+    limit: int = MAX_INT
+
+    def select(self, events: Iterable[StoredEvent]) -> list[StoredEvent]:
+        """Return the events of the range, from those of an aggregate in the order of their versions."""
+        within = [each for each in events if self.gt < each.originator_version <= self.lte]
+        return (within[::-1] if self.desc else within)[: self.limit]
+
+
+class PollingRecorder(ApplicationRecorder):
+    """Base of recorders whose events become visible in the order of their positions."""
+
+    def select_events(
+        self,
+        originator_id: UUID | str,
+        *,
+        gt: int | None = None,
+        lte: int | None = None,
+        desc: bool = False,
+        limit: int | None = None,
+    ) -> list[StoredEvent]:
+        """Return events of one aggregate in the order of their versions.
+
+        Arguments:
+            originator_id: a UUID; for the log of a mailbox also the id that the sender chose for a message.
+            gt, lte: bounds of the versions.
+        """
+        versions = VersionRange(
+            -MAX_INT if gt is None else gt,
+            MAX_INT if lte is None else lte,
+            desc,
+            MAX_INT if limit is None else limit,
+        )
+        return self._events(originator_id, versions)
+
+    def select_notifications(
+        self,
+        start: int | None,
+        limit: int,
+        stop: int | None = None,
+        topics: Sequence[str] = (),
+        *,
+        inclusive_of_start: bool = True,
+    ) -> list[Notification]:
+        """Return up to `limit` events from position `start` to `stop`, of every type or those in `topics`."""
+        after = 0 if start is None else start - 1 if inclusive_of_start else start
+        return self._notifications(max(after, 0), MAX_INT if stop is None else stop, topics, limit)
+
+    def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> PollingSubscription:
+        """Return an iterator over the events after position `gt`, including those appended later."""
+        return PollingSubscription(self, gt, topics)
+
+    @abstractmethod
+    def _events(self, originator_id: UUID | str, versions: VersionRange) -> list[StoredEvent]:
+        """Return the events of an aggregate in a range of its versions."""
+
+    @abstractmethod
+    def _notifications(self, after: int, stop: int, topics: Sequence[str], limit: int) -> list[Notification]:
+        """Return up to `limit` events after a position, up to `stop`; of any type if `topics` is empty."""
+
+
+def conflict(aggregate: object, problem: str) -> IntegrityError:
+    """Return the error of an insert that does not continue an aggregate."""
+    return IntegrityError(f"Aggregate {aggregate} {problem}; load it again and repeat the command.")
 
 
 def check_originator(originator_id: UUID | str) -> UUID:

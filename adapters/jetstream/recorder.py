@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 from eventsourcing.persistence import (
-    ApplicationRecorder,
     DataError,
     IntegrityError,
     Notification,
@@ -20,7 +19,7 @@ from eventsourcing.persistence import (
 from postroom.adapters.jetstream.connection import ConnectionThread
 from postroom.adapters.jetstream.log import PAGE, LeaseLog, Outgoing
 from postroom.adapters.jetstream.stream import StreamMessage, encode, subject_of
-from postroom.application.recorders import PollingSubscription, check_originator
+from postroom.application.recorders import PollingRecorder, VersionRange, check_originator, conflict
 from postroom.domain.errors import Unavailable
 
 T = TypeVar("T")
@@ -30,9 +29,10 @@ MAX_EVENTS = 1_000
 MAX_CACHED_AGGREGATES = 20_000
 _HEADER_BYTES = 512
 """More than the headers of a message have."""
+_LAST = VersionRange(desc=True, limit=1)
 
 
-class JetStreamRecorder(ApplicationRecorder):
+class JetStreamRecorder(PollingRecorder):
     """Recorder with one subject an aggregate, whose notification ids are the stream's sequences.
 
     Each call blocks and may come from any thread; it ends within the timeout.
@@ -98,47 +98,17 @@ class JetStreamRecorder(ApplicationRecorder):
         self._on_append(sequences[-1])
         return sequences
 
-    def select_events(
-        self,
-        originator_id: UUID | str,
-        *,
-        gt: int | None = None,
-        lte: int | None = None,
-        desc: bool = False,
-        limit: int | None = None,
-    ) -> list[StoredEvent]:
-        """Return events of one aggregate in the order of their versions, as the stream's leader has them.
-
-        Arguments:
-            gt, lte: bounds of the versions.
-        """
+    def _events(self, originator_id: UUID | str, versions: VersionRange) -> list[StoredEvent]:
+        """Return events of one aggregate, as the stream's leader has them."""
         originator = check_originator(originator_id)
-        if desc and limit == 1 and gt is None and lte is None:
-            messages = self._load_last(originator)
-        else:
-            messages = self._load(originator)
-        events = [
-            each.event
-            for each in messages
-            if (gt is None or _version(each) > gt) and (lte is None or _version(each) <= lte)
-        ]
-        return (events[::-1] if desc else events)[:limit]
+        messages = self._load_last(originator) if versions == _LAST else self._load(originator)
+        return versions.select(each.event for each in messages)
 
-    def select_notifications(
-        self,
-        start: int | None,
-        limit: int,
-        stop: int | None = None,
-        topics: Sequence[str] = (),
-        *,
-        inclusive_of_start: bool = True,
-    ) -> list[Notification]:
-        """Return up to `limit` events from position `start` to `stop`, of every type or those in `topics`."""
-        first = 1 if start is None else max(start if inclusive_of_start else start + 1, 1)
+    def _notifications(self, after: int, stop: int, topics: Sequence[str], limit: int) -> list[Notification]:
         newest = self._call(partial(self._log.last, self._log.all_subjects))
         if newest is None:
             return []
-        last = newest.sequence if stop is None else min(stop, newest.sequence)
+        first, last = after + 1, min(stop, newest.sequence)
         notifications: list[Notification] = []
         while first <= last and len(notifications) < limit:
             page = [newest]
@@ -155,10 +125,6 @@ class JetStreamRecorder(ApplicationRecorder):
         """Return the sequence of the last event, or None if the log is empty."""
         newest = self._call(partial(self._log.last, self._log.all_subjects))
         return None if newest is None else newest.sequence
-
-    def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> PollingSubscription:
-        """Return an iterator over the events after position `gt`, including those appended later."""
-        return PollingSubscription(self, gt, topics)
 
     def _call(self, work: Callable[[float], Coroutine[Any, Any, T]]) -> T:
         """Do work in the connection's thread; it gets its deadline, a time of the event loop there."""
@@ -274,4 +240,4 @@ def _conflict(event: StoredEvent, last_version: int) -> IntegrityError:
         problem = f"already has an event of version {version}"
     else:
         problem = f"has no event of version {version - 1}"
-    return IntegrityError(f"Aggregate {event.originator_id} {problem}; load it again and repeat the command.")
+    return conflict(event.originator_id, problem)

@@ -3,13 +3,11 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from uuid import UUID
 
 import psycopg
 from eventsourcing.persistence import (
     DataError,
     IntegrityError,
-    Notification,
     OperationalError,
     StoredEvent,
 )
@@ -29,8 +27,7 @@ from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.sql.lease_store import SqlLeaseRecorder, SqlLeaseStore
 from postroom.adapters.sql.statements import statements
 from postroom.application.ports.lease_store import RENEWAL, LeaseRow
-from postroom.application.recorders import check_originator
-from postroom.domain.arguments import MAX_INT
+from postroom.application.recorders import check_originator, conflict
 from postroom.domain.errors import PostroomError
 
 TIMEOUT = "10s"
@@ -65,7 +62,6 @@ class PostgresLeaseRecorder(SqlLeaseRecorder):
         self._writer = Reconnecting(lambda: open_session(url, "postroom, writes leases"))
 
     def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int]:
-        """Append events, all or none, and return their positions; see `LeaseStore.recorder`."""
         if not stored_events:
             return []
         ids = [check_originator(event.originator_id) for event in stored_events]
@@ -80,58 +76,17 @@ class PostgresLeaseRecorder(SqlLeaseRecorder):
                 (last,) = writer.execute(_SQL["append"], values).fetchone() or (0,)
         except IntegrityError as error:
             names = ", ".join(sorted({str(id_) for id_ in ids}))
-            raise IntegrityError(
-                f"Aggregate {names} already has an event of the same or a later version; load it again and "
-                "repeat the command."
-            ) from error
+            raise conflict(names, "already has an event of the same or a later version") from error
         self._note_append()
         return list(range(last - len(stored_events) + 1, last + 1))
 
-    def select_events(
-        self,
-        originator_id: UUID | str,
-        *,
-        gt: int | None = None,
-        lte: int | None = None,
-        desc: bool = False,
-        limit: int | None = None,
-    ) -> list[StoredEvent]:
-        """Return events of one aggregate in the order of their versions."""
-        values = {
-            "aggregate": check_originator(originator_id),
-            "gt": -MAX_INT if gt is None else gt,
-            "lte": MAX_INT if lte is None else lte,
-            "limit": limit,
-        }
-        return [StoredEvent(*row) for row in self._fetch("events_descending" if desc else "events", values)]
-
-    def select_notifications(
-        self,
-        start: int | None,
-        limit: int,
-        stop: int | None = None,
-        topics: Sequence[str] = (),
-        *,
-        inclusive_of_start: bool = True,
-    ) -> list[Notification]:
-        """Return up to `limit` events from position `start` to `stop`, of every type or those in `topics`."""
-        values = {
-            "after": 0 if start is None else start - 1 if inclusive_of_start else start,
-            "stop": MAX_INT if stop is None else stop,
-            "topics": list(topics),
-            "limit": limit,
-        }
-        return [Notification(*row) for row in self._fetch("notifications", values)]
-
     def remove_old_events(self) -> int:
-        """Remove events that no fold needs; see `LeaseStore.remove_old_events`."""
         with self._errors():
             return self._writer.run(
                 lambda writer: writer.execute(_SQL["remove_old_events"], {"renewal": RENEWAL}).rowcount
             )
 
     def close(self) -> None:
-        """Close both connections; closing twice is fine."""
         self._writer.close()
         self._reader.close()
 

@@ -6,14 +6,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Condition
 from typing import Any
+from uuid import UUID
 
-from eventsourcing.persistence import ApplicationRecorder, OperationalError, StoredEvent
+from eventsourcing.persistence import Notification, OperationalError, StoredEvent
 
-from postroom.application.recorders import PollingSubscription
+from postroom.application.recorders import PollingRecorder, VersionRange, check_originator
 from postroom.domain.errors import Unavailable
 
 
-class SqlLeaseRecorder(ApplicationRecorder):
+class SqlLeaseRecorder(PollingRecorder):
     """Recorder of events in a table.
 
     Arguments:
@@ -33,10 +34,6 @@ class SqlLeaseRecorder(ApplicationRecorder):
         position: int | None = self._fetch("last_position", {})[0][0]
         return position
 
-    def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> PollingSubscription:
-        """Return an iterator over the events after position `gt`, including those appended later."""
-        return PollingSubscription(self, gt, topics)
-
     def wait(self, after: int, timeout_ms: int) -> None:
         """Return when there is an event after a position, of any process, or after the timeout."""
         deadline = time.monotonic() + timeout_ms / 1_000
@@ -55,6 +52,15 @@ class SqlLeaseRecorder(ApplicationRecorder):
     def close(self) -> None:
         """Close both connections; closing twice is fine."""
 
+    def _events(self, originator_id: UUID | str, versions: VersionRange) -> list[StoredEvent]:
+        values = {"aggregate": check_originator(originator_id), **versions._asdict()}
+        rows = self._fetch("events_descending" if values.pop("desc") else "events", values)
+        return [StoredEvent(_as_uuid(row[0]), *row[1:]) for row in rows]
+
+    def _notifications(self, after: int, stop: int, topics: Sequence[str], limit: int) -> list[Notification]:
+        values = {"after": after, "stop": stop, "topics": list(topics), "limit": limit}
+        return [Notification(_as_uuid(row[0]), *row[1:]) for row in self._fetch("notifications", values)]
+
     @abstractmethod
     def _fetch(self, statement: str, values: dict[str, Any]) -> list[Any]:
         """Return the rows of a statement of `leases.sql`."""
@@ -65,6 +71,10 @@ class SqlLeaseRecorder(ApplicationRecorder):
             self._appended.notify_all()
 
 
+def _as_uuid(column: UUID | bytes) -> UUID:
+    return UUID(bytes=column) if isinstance(column, bytes) else column
+
+
 class SqlLeaseStore:
     """`LeaseStore` of a recorder."""
 
@@ -72,17 +82,14 @@ class SqlLeaseStore:
         self.recorder = recorder
 
     def wait(self, after: int, timeout_ms: int) -> None:
-        """Return when there is an event after a position; see `LeaseStore.wait`."""
         with _unavailable():
             self.recorder.wait(after, timeout_ms)
 
     def remove_old_events(self) -> int:
-        """Remove events that no fold needs; see `LeaseStore.remove_old_events`."""
         with _unavailable():
             return self.recorder.remove_old_events()
 
     def close(self) -> None:
-        """Close the connections; closing twice is fine."""
         self.recorder.close()
 
 

@@ -9,12 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from eventsourcing.persistence import (
-    IntegrityError,
-    Notification,
-    OperationalError,
-    StoredEvent,
-)
+from eventsourcing.persistence import OperationalError, StoredEvent
 from msgspec.structs import asdict
 
 from postroom.adapters.sql.lease_store import SqlLeaseRecorder, SqlLeaseStore
@@ -22,8 +17,7 @@ from postroom.adapters.sql.statements import read_text, statements
 from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create_file
 from postroom.adapters.sqlite.store_file import file_id
 from postroom.application.ports.lease_store import RENEWAL, LeaseRow
-from postroom.application.recorders import check_originator
-from postroom.domain.arguments import MAX_INT
+from postroom.application.recorders import check_originator, conflict
 from postroom.domain.errors import InvalidRequest, Unavailable
 
 _SQL = statements("postroom.adapters.sqlite", "leases.sql")
@@ -151,7 +145,6 @@ class SqliteLeaseRecorder(SqlLeaseRecorder):
             raise
 
     def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int]:
-        """Append events, all or none, and return their positions; see `LeaseStore.recorder`."""
         if not stored_events:
             return []
         rows = [_row(event) for event in stored_events]
@@ -166,51 +159,11 @@ class SqliteLeaseRecorder(SqlLeaseRecorder):
         self._note_append()
         return list(positions)
 
-    def select_events(
-        self,
-        originator_id: UUID | str,
-        *,
-        gt: int | None = None,
-        lte: int | None = None,
-        desc: bool = False,
-        limit: int | None = None,
-    ) -> list[StoredEvent]:
-        """Return events of one aggregate in the order of their versions."""
-        values = {
-            "aggregate": check_originator(originator_id).bytes,
-            "gt": -MAX_INT if gt is None else gt,
-            "lte": MAX_INT if lte is None else lte,
-            "limit": -1 if limit is None else limit,
-        }
-        rows = self._fetch("events_descending" if desc else "events", values)
-        return [StoredEvent(UUID(bytes=row[0]), *row[1:]) for row in rows]
-
-    def select_notifications(
-        self,
-        start: int | None,
-        limit: int,
-        stop: int | None = None,
-        topics: Sequence[str] = (),
-        *,
-        inclusive_of_start: bool = True,
-    ) -> list[Notification]:
-        """Return up to `limit` events from position `start` to `stop`, of every type or those in `topics`."""
-        values = {
-            "after": 0 if start is None else start - 1 if inclusive_of_start else start,
-            "stop": MAX_INT if stop is None else stop,
-            "topics": msgspec.json.encode(list(topics)).decode(),
-            "limit": limit,
-        }
-        rows = self._fetch("notifications", values)
-        return [Notification(UUID(bytes=row[0]), *row[1:]) for row in rows]
-
     def remove_old_events(self) -> int:
-        """Remove events that no fold needs; see `LeaseStore.remove_old_events`."""
         with self._write_lock, self._operational_errors(), self._transaction() as writer:
             return writer.execute(_SQL["remove_old_events"], {"renewal": RENEWAL}).rowcount
 
     def close(self) -> None:
-        """Close both connections; closing twice is fine."""
         with self._write_lock, self._read_lock:
             self._writer.close()
             self._reader.close()
@@ -223,15 +176,13 @@ class SqliteLeaseRecorder(SqlLeaseRecorder):
                 newest = writer.execute(_SQL["last_version"], {"aggregate": aggregate}).fetchone()[0]
                 last[aggregate] = -1 if newest is None else newest
             if version <= last[aggregate]:
-                raise IntegrityError(
-                    f"Aggregate {UUID(bytes=aggregate)} already has an event of version {last[aggregate]}; "
-                    "load it again and repeat the command."
-                )
+                raise conflict(UUID(bytes=aggregate), f"already has an event of version {last[aggregate]}")
             last[aggregate] = version
 
     def _fetch(self, statement: str, values: dict[str, Any]) -> list[Any]:
         with self._read_lock, self._operational_errors():
-            return self._reader.execute(_SQL[statement], values).fetchall()
+            columns = {name: _as_column(value) for name, value in values.items()}
+            return self._reader.execute(_SQL[statement], columns).fetchall()
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -277,6 +228,12 @@ class SqliteLeaseStore(SqlLeaseStore):
             super().__init__(SqliteLeaseRecorder(self.path, durability))
         except sqlite3.Error as error:
             raise Unavailable(f"The lease store {self.path} can't be opened: {error}.") from error
+
+
+def _as_column(value: Any) -> Any:
+    if isinstance(value, UUID):
+        return value.bytes
+    return msgspec.json.encode(value).decode() if isinstance(value, list) else value
 
 
 def _row(event: StoredEvent) -> dict[str, Any]:
