@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial, reduce
 from time import monotonic, sleep
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -86,20 +86,36 @@ class RebuildReport(msgspec.Struct, frozen=True):
         return "\n".join(lines)
 
 
+class RebuildRequest(NamedTuple):
+    """What a rebuild reads and builds.
+
+    Arguments:
+        only: names of the models to build, all when empty; the others use the active version's tables.
+        to_position: last position to read: `N` for every mailbox, or `MAILBOX:N`; the end by default.
+        compare: compare with the active version, reading up to its positions.
+        archive: folder of the log archive that the log includes, if any.
+        bodies: topics whose bodies are searched for words.
+        restart: begin a new version instead of continuing an interrupted rebuild.
+        verify: check the hashes of all commits and envelopes.
+        allow_gaps: ignore missing log records.
+    """
+
+    only: Sequence[str] = ()
+    to_position: Sequence[str] = ()
+    compare: bool = False
+    archive: str | None = None
+    bodies: BodyRules = NO_BODIES
+    restart: bool = False
+    verify: bool = False
+    allow_gaps: bool = False
+
+
 def rebuild(
     log: LogReader,
     store: ReadModelStore,
     runner: Runner,
-    follow: Follow | None = None,
-    *,
-    only: Sequence[str] = (),
-    to_position: Sequence[str] = (),
-    compare: bool = False,
-    archive: str | None = None,
-    bodies: BodyRules = NO_BODIES,
-    restart: bool = False,
-    verify: bool = False,
-    allow_gaps: bool = False,
+    follow: Follow | None,
+    request: RebuildRequest,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> RebuildReport:
     """Build the read models of a store as of now, and make them the active version (RFC-037 table schema).
@@ -109,14 +125,6 @@ def rebuild(
 
     Arguments:
         follow: opens the follower of a version; None for read models that are never followed.
-        only: names of the models to build, all when empty; the others use the active version's tables.
-        to_position: last position to read: `N` for every mailbox, or `MAILBOX:N`; the end by default.
-        compare: compare with the active version, reading up to its positions.
-        archive: folder of the log archive that `log` includes, if any.
-        bodies: topics whose bodies are searched for words.
-        restart: begin a new version instead of continuing an interrupted rebuild.
-        verify: check the hashes of all commits and envelopes.
-        allow_gaps: ignore missing log records.
         progress: called repeatedly, from this thread.
 
     Raises: NotFound when the store does not exist; InvalidRequest for an unknown model or position;
@@ -124,42 +132,42 @@ def rebuild(
         is running, or when the runner can't be started or fails.
     """
     clock = Stopwatch(progress)
-    models = _models(only)
-    if compare and to_position:
+    models = _models(request.only)
+    if request.compare and request.to_position:
         raise InvalidRequest(
             "A comparison reads up to the positions of the active version; leave the position out."
         )
-    through = _through(log, to_position)
+    through = _through(log, request.to_position)
     if through is not None:
         follow = None
-    elif follow is not None and not compare:
+    elif follow is not None and not request.compare:
         _advance_shared(store, follow, models)
 
     def plan(active: ActiveVersion | None) -> Plan:
         end = through
-        if end is None and active is not None and (compare or _is_shared(active, models)):
+        if end is None and active is not None and (request.compare or _is_shared(active, models)):
             end = active.positions
         return make_plan(
             log.extents(end),
             models,
-            bodies=msgspec.json.encode(bodies).decode(),
-            through=",".join(to_position),
-            archive=archive,
-            verify=verify,
-            allow_gaps=allow_gaps,
+            bodies=msgspec.json.encode(request.bodies).decode(),
+            through=",".join(request.to_position),
+            archive=request.archive,
+            verify=request.verify,
+            allow_gaps=request.allow_gaps,
         )
 
-    if not allow_gaps:
+    if not request.allow_gaps:
         check_bounds(log)
     check_folds({name: load_projections()[name] for name in models})
     clock.report("start")
-    with store.build(plan, restart=restart) as build, _record_failure(build, store.where, runner):
+    with store.build(plan, restart=request.restart) as build, _record_failure(build, store.where, runner):
         check_names(log)
         check_same_log(log, _cursors(build.plan), store.where, "postroom views rebuild --restart")
         runner.start()
         clock.end("start")
         return _Rebuild(log, store, runner, build, clock).run(
-            compare=compare, follow=follow if MESSAGES in models else None
+            compare=request.compare, follow=follow if MESSAGES in models else None
         )
 
 

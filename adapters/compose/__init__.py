@@ -196,17 +196,9 @@ async def open_mailbox(
         restarted and its wall clock is days ahead of the last record.
     """
     check_mailbox(mailbox)
+    changes = make_settings(limits, default_policy)
     settings = OwnerSettings(
-        mode,
-        durability,
-        make_settings(limits, default_policy),
-        owner,
-        archive,
-        accept_clock,
-        outboxes,
-        amnesia,
-        listen,
-        erasure,
+        mode, durability, changes, owner, archive, accept_clock, outboxes, amnesia, listen, erasure
     ).check()
     check_int("wait_ms", wait_ms, 0, MAX_DURATION_MS)
     await check_outboxes(settings.outboxes)

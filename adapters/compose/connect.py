@@ -309,17 +309,9 @@ def connect(
             raise InvalidRequest("A store takes no token; leave it out, or connect to the URL of a server.")
         if tls is not None:
             raise InvalidRequest("A store takes no tls; leave it out, or connect to the URL of a server.")
+        changes = make_settings(limits, default_policy)
         settings = OwnerSettings(
-            mode,
-            durability,
-            make_settings(limits, default_policy),
-            owner,
-            archive,
-            accept_clock,
-            outboxes,
-            amnesia,
-            listen,
-            erasure,
+            mode, durability, changes, owner, archive, accept_clock, outboxes, amnesia, listen, erasure
         )
         return share_mailbox(
             address, mailbox, timeout_ms=timeout_ms, owner_timeout_ms=owner_timeout_ms, settings=settings

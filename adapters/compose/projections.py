@@ -16,7 +16,7 @@ from postroom.projections.incremental.batch import FollowCounts
 from postroom.projections.incremental.cursors import MAX_EVENTS
 from postroom.projections.ports.read_model_store import ReadModelUpdater
 from postroom.projections.ports.runner import Progress, Runner
-from postroom.projections.rebuild import RebuildReport, rebuild
+from postroom.projections.rebuild import RebuildReport, RebuildRequest, rebuild
 from postroom.projections.spark.session import SparkRunner
 from postroom.projections.tasks import LocalRunner
 from postroom.projections.verify import VerifyReport, verify
@@ -133,15 +133,8 @@ def rebuild_projections(
         store.read_model_store() if into is None else open_target(into),
         runner or SparkRunner(),
         (lambda version: make_follower(store, version=version)) if into is None else None,
-        only=only,
-        to_position=to_position,
-        compare=compare,
-        archive=archive,
-        bodies=bodies,
-        restart=restart,
-        verify=verify,
-        allow_gaps=allow_gaps,
-        progress=progress,
+        RebuildRequest(only, to_position, compare, archive, bodies, restart, verify, allow_gaps),
+        progress,
     )
 
 

@@ -89,9 +89,11 @@ class MemoryLeaseStore:
         self.recorder = MemoryLeaseRecorder()
 
     def wait(self, after: int, timeout_ms: int) -> None:
+        """Return when there is an event after a position; see `LeaseStore.wait`."""
         self.recorder.wait(after, timeout_ms)
 
     def remove_old_events(self) -> int:
+        """Remove events that no fold needs; see `LeaseStore.remove_old_events`."""
         return self.recorder.remove_old_events()
 
     def close(self) -> None:

@@ -82,14 +82,17 @@ class SqlLeaseStore:
         self.recorder = recorder
 
     def wait(self, after: int, timeout_ms: int) -> None:
+        """Return when there is an event after a position; see `LeaseStore.wait`."""
         with _unavailable():
             self.recorder.wait(after, timeout_ms)
 
     def remove_old_events(self) -> int:
+        """Remove events that no fold needs; see `LeaseStore.remove_old_events`."""
         with _unavailable():
             return self.recorder.remove_old_events()
 
     def close(self) -> None:
+        """Close the connections; closing twice is fine."""
         self.recorder.close()
 
 

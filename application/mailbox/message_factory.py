@@ -11,7 +11,12 @@ from postroom.application.mailbox.outgoing import OutgoingMessage
 from postroom.application.messages import NewMessage
 from postroom.application.tracing import SAMPLED, TraceContext, current_corr_id, tracer
 from postroom.domain.arguments import check_any_text, check_int, check_text, check_type
-from postroom.domain.envelope.build import EnvelopeTemplate, OpenedEnvelope, make_template
+from postroom.domain.envelope.build import (
+    EnvelopeHeaders,
+    EnvelopeTemplate,
+    OpenedEnvelope,
+    make_template,
+)
 from postroom.domain.envelope.headers import FIRST_SECOND, LAST_SECOND, extension_text, extract_mailbox_item
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import FrameTooLarge, InvalidRequest
@@ -198,22 +203,24 @@ class MessageFactory:
         correlation_id = new.correlation_id or call.corr_id
         trace = _trace_context(new) or call.trace or _NO_TRACE
         template = make_template(
-            new.topic,
-            self._namespace,
-            call.now,
-            content_type=new.content_type,
-            correlation_id=correlation_id,
-            causality_parent=new.causality_parent,
-            principal=new.principal,
-            priority=new.priority,
-            ttl_seconds=new.ttl_seconds,
-            trace_id=trace.trace_id,
-            span_id=trace.span_id,
-            trace_flags=trace.trace_flags,
-            trace_state=trace.trace_state,
-            baggage=trace.baggage,
-            schema_url=new.schema_url,
-            schema_version=new.schema_version,
+            EnvelopeHeaders(
+                new.topic,
+                self._namespace,
+                call.now,
+                new.content_type,
+                correlation_id,
+                new.causality_parent,
+                new.principal,
+                new.priority,
+                new.ttl_seconds,
+                trace.trace_id,
+                trace.span_id,
+                trace.trace_flags,
+                trace.trace_state,
+                trace.baggage,
+                new.schema_url,
+                new.schema_version,
+            )
         )
         headers = Headers(
             call.now // 1_000,

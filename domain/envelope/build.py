@@ -6,6 +6,7 @@ opened envelope decodes each header on access.
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,6 +16,7 @@ from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import DEFAULT_PRIORITY
 
 __all__ = [
+    "EnvelopeHeaders",
     "EnvelopeTemplate",
     "OpenedEnvelope",
     "make_template",
@@ -70,29 +72,8 @@ class EnvelopeTemplate(msgspec.Struct, frozen=True, gc=False):
         return b"".join([*parts, *[_entry(_EXTENSION, name, attrs[name]) for name in sorted(attrs)]])
 
 
-def make_template(
-    topic: str,
-    namespace: str,
-    published_at_us: int,
-    *,
-    content_type: str | None = None,
-    correlation_id: str | None = None,
-    causality_parent: str | None = None,
-    principal: str | None = None,
-    priority: int = DEFAULT_PRIORITY,
-    ttl_seconds: int = 0,
-    trace_id: str | None = None,
-    span_id: str | None = None,
-    trace_flags: int = 0,
-    trace_state: str = "",
-    baggage: Mapping[str, str] = _NO_BAGGAGE,
-    schema_url: str | None = None,
-    schema_version: str | None = None,
-) -> EnvelopeTemplate:
-    """Return the encoder of the envelopes of messages with these headers, which the caller has checked.
-
-    The envelopes are what protobuf encodes, with the entries of maps in the order of their names. None and
-    empty text omit a field.
+class EnvelopeHeaders(NamedTuple):
+    """Headers of an envelope, which the caller has checked; None and empty text omit a field.
 
     Arguments:
         published_at_us: microseconds since 1970, UTC.
@@ -102,28 +83,52 @@ def make_template(
         trace_state: `tracestate` of W3C, kept as a label of that name.
         baggage: entries that belong to the trace.
     """
+
+    topic: str
+    namespace: str
+    published_at_us: int
+    content_type: str | None = None
+    correlation_id: str | None = None
+    causality_parent: str | None = None
+    principal: str | None = None
+    priority: int = DEFAULT_PRIORITY
+    ttl_seconds: int = 0
+    trace_id: str | None = None
+    span_id: str | None = None
+    trace_flags: int = 0
+    trace_state: str = ""
+    baggage: Mapping[str, str] = _NO_BAGGAGE
+    schema_url: str | None = None
+    schema_version: str | None = None
+
+
+def make_template(of: EnvelopeHeaders) -> EnvelopeTemplate:
+    """Return the encoder of the envelopes of messages with these headers.
+
+    The envelopes are what protobuf encodes, with the entries of maps in the order of their names.
+    """
     headers = (
-        _text(0x2A, content_type),
-        _number(0x38, priority),
-        _number(0x40, ttl_seconds),
-        _text(0x4A, correlation_id),
-        _text(0x52, causality_parent),
+        _text(0x2A, of.content_type),
+        _number(0x38, of.priority),
+        _number(0x40, of.ttl_seconds),
+        _text(0x4A, of.correlation_id),
+        _text(0x52, of.causality_parent),
     )
     observability = (
-        _text(0x0A, trace_id),
-        _text(0x12, span_id),
-        _number(0x20, trace_flags),
-        *(_entry(_BAGGAGE, name, baggage[name].encode()) for name in sorted(baggage)),
-        _entry(_LABEL, TRACE_STATE, trace_state.encode()) if trace_state else b"",
+        _text(0x0A, of.trace_id),
+        _text(0x12, of.span_id),
+        _number(0x20, of.trace_flags),
+        *(_entry(_BAGGAGE, name, of.baggage[name].encode()) for name in sorted(of.baggage)),
+        _entry(_LABEL, TRACE_STATE, of.trace_state.encode()) if of.trace_state else b"",
     )
-    schema = (_text(0x0A, schema_url), _text(0x12, schema_version))
+    schema = (_text(0x0A, of.schema_url), _text(0x12, of.schema_version))
     contexts = (
-        _bytes(0x22, _text(0x0A, principal)),
+        _bytes(0x22, _text(0x0A, of.principal)),
         _bytes(0x2A, b"".join(observability)),
         _bytes(0x32, b"".join(schema)),
     )
-    names = _text(0x12, topic) + _text(0x1A, namespace)
-    return EnvelopeTemplate(names, b"".join(headers), b"".join(contexts)).at(published_at_us)
+    names = _text(0x12, of.topic) + _text(0x1A, of.namespace)
+    return EnvelopeTemplate(names, b"".join(headers), b"".join(contexts)).at(of.published_at_us)
 
 
 def _varint(number: int) -> bytes:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.message_factory import MessageFactory
-from postroom.domain.envelope.build import make_template, open_envelope, without_auth_token
+from postroom.domain.envelope.build import EnvelopeHeaders, make_template, open_envelope, without_auth_token
 from postroom.domain.envelope.headers import (
     extension_bytes,
     extension_text,
@@ -131,7 +131,9 @@ def test_a_template_builds_the_bytes_of_protobuf_which_are_a_valid_envelope(
 ) -> None:
     fields = sent | context | {"encryption": None, "payload": sent["payload"] + bytes(more)}
     of_each = {"message_id", "payload", "attrs", "encryption"}
-    template = make_template(**{name: value for name, value in fields.items() if name not in of_each})
+    template = make_template(
+        EnvelopeHeaders(**{name: value for name, value in fields.items() if name not in of_each})
+    )
     attrs = {name: v if isinstance(v, bytes) else v.encode() for name, v in fields["attrs"].items()}
     built = template.build(fields["message_id"], fields["payload"], attrs)
     assert built == build_envelope(**fields)

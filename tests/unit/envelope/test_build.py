@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from postroom.domain.envelope.build import make_template, open_envelope, without_auth_token
+from postroom.domain.envelope.build import EnvelopeHeaders, make_template, open_envelope, without_auth_token
 from postroom.domain.envelope.headers import extract_mailbox_item
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import InvalidRequest
@@ -38,7 +38,9 @@ def with_token() -> PrismEnvelope:
 
 
 def built(**headers: Any) -> bytes:
-    template = make_template(PLAIN["topic"], PLAIN["namespace"], PLAIN["published_at_us"], **headers)
+    template = make_template(
+        EnvelopeHeaders(PLAIN["topic"], PLAIN["namespace"], PLAIN["published_at_us"], **headers)
+    )
     return template.build(PLAIN["message_id"], PLAIN["payload"], {"colour": b"blue", "raw": b"\xff"})
 
 
