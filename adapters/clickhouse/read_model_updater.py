@@ -30,6 +30,7 @@ from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.fold import MESSAGES, derive
 from postroom.projections.incremental.batch import Batch, Changes
 from postroom.projections.incremental.cursors import START, Cursor, Head, Step, Version
+from postroom.projections.ports.read_model_store import ReadModelUpdater
 from postroom.projections.projection import load_projections
 
 SNAPSHOT_SECONDS = 600
@@ -76,7 +77,7 @@ _SQL = statements("postroom.adapters.sql", "update.sql")
 _CATALOG = {"projection": "projection", "projection_cursor": "projection_cursor"}
 
 
-class ClickHouseReadModelUpdater:
+class ClickHouseReadModelUpdater(ReadModelUpdater):
     """An updater of a database of ClickHouse; see `ReadModelUpdater`.
 
     The database is opened for each batch: one process at a time can have a folder of chdb open.
@@ -94,24 +95,19 @@ class ClickHouseReadModelUpdater:
         self._has_chains = False
 
     def close(self) -> None:
-        """Close the connections to the store; see `ReadModelUpdater.close`."""
         self._log.close()
 
     def leader_lock(self) -> AbstractContextManager[bool]:
-        """Hold a lock in the store, as ClickHouse has none; see `ReadModelUpdater.leader_lock`."""
         return self._log.leader_lock(self.where)
 
     def heads(self, cursors: dict[int, Cursor]) -> list[Head]:
-        """Return the ends of the mailbox logs; see `ReadModelUpdater.heads`."""
         return self._log.heads(cursors)
 
     def active(self) -> Version | None:
-        """Return the active version; see `ReadModelUpdater.active`."""
         with self._catalog() as (catalog, _):
             return _version(catalog, "active") if catalog is not None else None
 
     def version(self, number: int) -> Version:
-        """Return a version; see `ReadModelUpdater.version`."""
         with self._catalog() as (catalog, _):
             version = _version(catalog, "version", number) if catalog is not None else None
         if version is None:
@@ -121,12 +117,10 @@ class ClickHouseReadModelUpdater:
         return version
 
     def cursors(self, version: Version) -> dict[int, Cursor]:
-        """Return the cursors of a version; see `ReadModelUpdater.cursors`."""
         with self._catalog() as (catalog, _):
             return _cursors(catalog, version) if catalog is not None else {}
 
     def apply(self, version: Version, steps: Sequence[Step], batch: Batch, stop: Event | None = None) -> bool:
-        """Apply a batch; see `ReadModelUpdater.apply`."""
         starts = {step.extent.id: step.start.position for step in steps}
         with self._revision(version, starts, stop) as revision:
             if revision is None:
@@ -143,7 +137,6 @@ class ClickHouseReadModelUpdater:
                 return False
 
     def remove(self, version: Version, before: int, after: int) -> bool:
-        """Remove messages that retention removed; see `ReadModelUpdater.remove`."""
         with self._revision(version, {}) as revision:
             if revision is None:
                 return False

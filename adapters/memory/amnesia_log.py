@@ -9,7 +9,7 @@ import msgspec
 
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox.codec import encode_events, to_records
-from postroom.application.ports.event_log import LogSize, StoredSnapshot
+from postroom.application.ports.event_log import LogSize, StoredSnapshot, VolatileLog
 from postroom.domain.commit import Commit
 from postroom.domain.message import (
     Headers,
@@ -30,7 +30,7 @@ _DELIVERY_BEGINS = (MessageReceived, MessageRedriven)
 _FORGOTTEN = Headers(0)
 
 
-class AmnesiaEventLog(MemoryEventLog):
+class AmnesiaEventLog(MemoryEventLog, VolatileLog):
     """The events of a mailbox in memory, without the content of settled messages; see `VolatileLog`.
 
     Its commits are kept decoded, so that one message can be forgotten, and encoded again when they are read.
@@ -47,11 +47,9 @@ class AmnesiaEventLog(MemoryEventLog):
 
     @property
     def used_bytes(self) -> int:
-        """Return about how much memory events and snapshots take; see `VolatileLog.used_bytes`."""
         return self._used
 
     def append(self, commits: Sequence[Commit]) -> None:
-        """Append commits, and release the content of messages that they settle; see `EventLog.append`."""
         records = [record for commit in commits for record in to_records(commit)]
         super().append([commit._replace(events=b"", envelopes=b"") for commit in commits])
         with self._lock:
@@ -64,16 +62,13 @@ class AmnesiaEventLog(MemoryEventLog):
                     self._release(record.stream)
 
     def commits(self, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
-        """Yield the commits that end after position `after`; see `CommitReader.commits`."""
         return takewhile(bool, map(self._encode, super().commits(after)))  # type: ignore[arg-type]  # no None
 
     def commits_of(self, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
-        """Return the commits that hold these positions; see `CommitReader.commits_of`."""
         commits = map(self._encode, super().commits_of(positions))
         return [commit for commit in commits if commit is not None]
 
     def read(self, after: int = 0, limit: int | None = None) -> Iterator[Record]:
-        """Yield the records of the commits; see `EventLogReader.read`."""
         positions = (
             position
             for commit in super().commits(after)
@@ -83,30 +78,24 @@ class AmnesiaEventLog(MemoryEventLog):
         return islice(takewhile(lambda record: record is not None, records), limit)  # type: ignore[arg-type]  # no None
 
     def replay_runs(self, after: int = 0) -> Iterator[tuple[int, Sequence[Event]]]:
-        """Yield positions and events; see `EventLogReader.replay_runs`."""
         return ((record.position, [record.event]) for record in self.read(after))
 
     def read_stream(self, stream: bytes) -> list[Record]:
-        """Return the records of one stream; see `EventLogReader.read_stream`."""
         with self._lock:
             return [self._records[position] for position in self._streams.get(stream, ())]
 
     def read_streams(self, streams: Iterable[bytes]) -> dict[bytes, list[Record]]:
-        """Return the records of streams; see `EventLogReader.read_streams`."""
         return {stream: self.read_stream(stream) for stream in streams}
 
     def replay_first(self, streams: Iterable[bytes]) -> Iterator[Event]:
-        """Yield the first events of streams; see `EventLogReader.replay_first`."""
         records = (self.read_stream(stream)[:1] for stream in streams)
         return (first.event for history in records for first in history if first.version == 1)
 
     def at_positions(self, positions: Sequence[int], optional: Collection[int] = ()) -> dict[int, Record]:
-        """Return the records at these positions; see `EventLogReader.at_positions`."""
         with self._lock:
             return {each: self._records[each] for each in positions if each in self._records}
 
     def compact(self, through: int, unsettled: Collection[bytes]) -> int:
-        """Forget the events before a snapshot; see `VolatileLog.compact`."""
         with self._lock:
             before = len(self._records)
             count = bisect_left(self._commits, through, key=attrgetter("last"))
@@ -127,18 +116,15 @@ class AmnesiaEventLog(MemoryEventLog):
             return before - len(self._records)
 
     def truncate(self, through: int, limit: int) -> int:
-        """Remove the oldest commits through `through`; see `EventLog.truncate`."""
         count = super().truncate(through, limit)
         with self._lock:
             self._used = self._measure()
         return count
 
     def size(self) -> LogSize:
-        """Return the estimated size of the log; see `CommitReader.size`."""
         return LogSize(self._used, self._used)
 
     def save_snapshot(self, snapshot: StoredSnapshot, keep_from: int = 0) -> None:
-        """Save a row of a snapshot; see `EventLog.save_snapshot`."""
         before = self._snapshots
         super().save_snapshot(snapshot, keep_from)
         with self._lock:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from postroom.application.mailbox.codec import stream_ids
 from postroom.application.mailbox.records import Records
-from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
+from postroom.application.ports.event_log import EventLog, Head, LogSize, Seal, StoredSnapshot
 from postroom.domain.commit import Commit, IndexEntry
 from postroom.domain.errors import DuplicateRecord, Fenced, WrongPosition
 
@@ -21,7 +21,7 @@ ENTRY_BYTES = 200
 _first, _last, _at = attrgetter("first"), attrgetter("last"), attrgetter("at")
 
 
-class MemoryEventLog(Records):
+class MemoryEventLog(Records, EventLog):
     """The commits of a mailbox in a list."""
 
     durability = "nothing"
@@ -36,7 +36,6 @@ class MemoryEventLog(Records):
         self._lock = Lock()
 
     def append(self, commits: Sequence[Commit]) -> None:
-        """Append commits, all or none; see `EventLog.append`."""
         if not commits:
             return
         with self._lock:
@@ -57,7 +56,6 @@ class MemoryEventLog(Records):
                     self._index[event.stream] = [replace(each, last=event.last) for each in its]
 
     def commits(self, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
-        """Yield the commits that end after position `after`; see `CommitReader.commits`."""
         while True:
             with self._lock:
                 start = bisect_right(self._commits, after, key=_last)
@@ -68,7 +66,6 @@ class MemoryEventLog(Records):
             after = commits[-1].last
 
     def commits_of(self, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
-        """Return the commits that hold these positions; see `CommitReader.commits_of`."""
         with self._lock:
             by_index = {}
             for position in positions:
@@ -79,18 +76,15 @@ class MemoryEventLog(Records):
         return commits if envelopes else list(map(_without_envelopes, commits))
 
     def index_of(self, streams: Iterable[bytes]) -> list[IndexEntry]:
-        """Return the entries of these streams; see `CommitReader.index_of`."""
         with self._lock:
             return [entry for stream in sorted(set(streams)) for entry in self._index.get(stream, ())]
 
     def streams_between(self, first: bytes, last: bytes, limit: int) -> list[bytes]:
-        """Return the streams of a range; see `CommitReader.streams_between`."""
         with self._lock:
             between = [s for s, each in self._index.items() if first <= s <= last and each[0].version == 1]
         return sorted(between)[:limit]
 
     def head(self) -> Head | None:
-        """Return the end of the log; see `CommitReader.head`."""
         with self._lock:
             if not self._commits:
                 return None
@@ -98,18 +92,15 @@ class MemoryEventLog(Records):
             return Head(last.last, last.at, last.chain, last.epoch)
 
     def first_position(self) -> int | None:
-        """Return the position of the oldest event; see `CommitReader.first_position`."""
         with self._lock:
             return self._commits[0].first if self._commits else None
 
     def position_before(self, at: int) -> int:
-        """Return the last position before log time `at`; see `CommitReader.position_before`."""
         with self._lock:
             index = bisect_left(self._commits, at, key=_at)
             return self._commits[index - 1].last if index else self._removed
 
     def position_at_size(self, size: int) -> int:
-        """Return the position at a size of the oldest commits; see `EventLog.position_at_size`."""
         with self._lock:
             through = self._removed
             for index, commit in enumerate(self._commits):
@@ -122,7 +113,6 @@ class MemoryEventLog(Records):
             return through
 
     def truncate(self, through: int, limit: int) -> int:
-        """Remove the oldest commits through `through`; see `EventLog.truncate`."""
         with self._lock:
             count = min(bisect_right(self._commits, through, key=_last), limit)
             removed = self._commits[:count]
@@ -134,7 +124,6 @@ class MemoryEventLog(Records):
             return sum(commit.event_count for commit in removed)
 
     def size(self) -> LogSize:
-        """Return the estimated size of the log; see `CommitReader.size`."""
         with self._lock:
             size = sum(map(size_of, self._commits)) + ENTRY_BYTES * len(self._index)
         return LogSize(size, size)
@@ -144,7 +133,6 @@ class MemoryEventLog(Records):
         return 0
 
     def save_snapshot(self, snapshot: StoredSnapshot, keep_from: int = 0) -> None:
-        """Save a part of a snapshot, and drop those before a position; see `EventLog.save_snapshot`."""
         with self._lock:
             rest = [e for e in self._snapshots if e.position >= keep_from and e.position != snapshot.position]
             self._snapshots = sorted([snapshot, *rest], key=attrgetter("position"), reverse=True)
@@ -155,7 +143,6 @@ class MemoryEventLog(Records):
             return iter(list(self._snapshots))
 
     def seal(self, seal: Seal) -> None:
-        """Save the end of the log; see `EventLog.seal`."""
         with self._lock:
             if self._seal is None or seal.position > self._seal.position:
                 self._seal = seal

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from postroom.adapters.memory.amnesia_log import AmnesiaEventLog
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.ports.inbox import HandlerRequest
+from postroom.application.ports.lease_store import Ownership
 from postroom.application.ports.outbox import MessageCount
 from postroom.application.telemetry import summarize
 from postroom.domain.errors import DuplicateInboxMessage, InvalidRequest, MailboxOwned, PoisonMessage
@@ -16,19 +17,16 @@ from postroom.domain.inbox import PROCESSED, HandlerResult
 POLL_SECONDS = 0.02
 
 
-class MemoryOwnership:
+class MemoryOwnership(Ownership):
     """Ownership of mailboxes by the engines of this process."""
+
+    directory = None
 
     def __init__(self) -> None:
         self._owners: dict[str, tuple[str, object]] = {}
 
-    @property
-    def directory(self) -> None:
-        """Return None: the memory of a process is of one host; see `Ownership.directory`."""
-
     @asynccontextmanager
     async def acquire(self, mailbox: str, owner: str, wait_ms: int) -> AsyncIterator[None]:
-        """Own the mailbox while the context lasts; see `Ownership.acquire`."""
         now = asyncio.get_running_loop().time
         deadline = now() + wait_ms / 1_000
         while mailbox in self._owners:
@@ -43,15 +41,12 @@ class MemoryOwnership:
                 del self._owners[mailbox]
 
     async def owner(self, mailbox: str) -> str | None:
-        """Return the owner's name; see `Ownership.owner`."""
         return self._owners[mailbox][0] if mailbox in self._owners else None
 
     async def incumbent(self, mailbox: str) -> str | None:
-        """Return a token of the current ownership; see `Ownership.incumbent`."""
         return repr(self._owners[mailbox]) if mailbox in self._owners else None
 
     async def evict(self, mailbox: str, incumbent: str) -> None:
-        """End an ownership; see `Ownership.evict`."""
         if await self.incumbent(mailbox) == incumbent:
             del self._owners[mailbox]
 

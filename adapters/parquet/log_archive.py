@@ -27,7 +27,7 @@ from postroom.adapters.parquet.segment_files import (
     write,
 )
 from postroom.application.mailbox.records import SCAN_POSITIONS
-from postroom.application.ports.event_log import Segment
+from postroom.application.ports.event_log import LogArchive, Segment
 from postroom.domain.commit import Commit, IndexEntry, chained
 from postroom.domain.errors import BrokenLog
 from postroom.domain.message import MessageAcked, MessageDeadLettered, MessageExpired, MessageSent
@@ -37,7 +37,7 @@ _INDEX_COLUMNS = ("stream", "version", "position", "event")
 _ENDS = {each.__name__ for each in (MessageAcked, MessageDeadLettered, MessageExpired)}
 
 
-class ParquetLogArchive:
+class ParquetLogArchive(LogArchive):
     """An archive of segments `{folder}/{mailbox}/{first}-{last}.parquet`, with file mode 0600.
 
     A temporary file is synced and renamed when it is complete. Its metadata contains the mailbox, the
@@ -51,7 +51,6 @@ class ParquetLogArchive:
         self._folder = Path(folder)
 
     def store(self, mailbox: str, commits: Sequence[Commit], before: bytes | None) -> Segment:
-        """Store commits as one file; see `LogArchive.store`."""
         segment = Segment(mailbox, commits[0].first, commits[-1].last, before, commits[-1].chain)
         folder = self._folder / mailbox
         table = to_table(segment, commits)
@@ -62,7 +61,6 @@ class ParquetLogArchive:
         return segment
 
     def mailboxes(self) -> list[str]:
-        """Return the mailboxes that have a file; see `LogArchive.mailboxes`."""
         with unavailable(self._folder, "read"):
             if not self._folder.is_dir():
                 return []
@@ -70,16 +68,13 @@ class ParquetLogArchive:
         return [name for name in names if self.files(name)]
 
     def segments(self, mailbox: str) -> list[Segment]:
-        """Return the segments of a mailbox; see `LogArchive.segments`."""
         return [_segment(mailbox, file) for file in self.files(mailbox)]
 
     def last_segment(self, mailbox: str) -> Segment | None:
-        """Return the segment with the highest position; see `LogArchive.last_segment`."""
         last = max(self.files(mailbox), key=lambda file: file.last, default=None)
         return None if last is None else _segment(mailbox, last)
 
     def commits(self, mailbox: str, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
-        """Yield the commits of all files, each once, verified; see `LogArchive.commits`."""
         previous: Segment | None = None
         for file in self.files(mailbox):
             if file.last <= after:
@@ -96,7 +91,6 @@ class ParquetLogArchive:
             previous = segment
 
     def commits_of(self, mailbox: str, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
-        """Return the commits that hold these positions; see `LogArchive.commits_of`."""
         targets = sorted(set(positions))
         commits: list[Commit] = []
         for part in self.parts(mailbox) if targets else ():
@@ -113,7 +107,6 @@ class ParquetLogArchive:
         return commits
 
     def index_of(self, mailbox: str, streams: Iterable[bytes]) -> list[IndexEntry]:
-        """Return the entries of streams; see `LogArchive.index_of`."""
         targets = pa.array(set(streams), SCHEMA.field("stream").type)
         in_streams = pc.field("stream").isin(targets)
         entries: dict[tuple[bytes, int], IndexEntry] = {}
@@ -127,7 +120,6 @@ class ParquetLogArchive:
         return sorted(entries.values(), key=attrgetter("stream", "version", "position"))
 
     def position_before(self, mailbox: str, at: int) -> int:
-        """Return the last position before log time `at`; see `LogArchive.position_before`."""
         is_before = (pc.field("at") < at) & pc.field("last").is_valid()
         for part in reversed(self.parts(mailbox)):  # log time never decreases
             before = [position for (position,) in select(part, ["last"], is_before)]
@@ -136,7 +128,6 @@ class ParquetLogArchive:
         return 0
 
     def verify(self, segment: Segment) -> None:
-        """Compare the columns of a file with its commits; see `LogArchive.verify`."""
         path = self._folder / segment.mailbox / _name(segment.first, segment.last)
         for group in _group_commits(commits_where(Part(segment.first, segment.last, path))):
             with unavailable(path, "read"):
@@ -151,7 +142,6 @@ class ParquetLogArchive:
                 )
 
     def size(self, segment: Segment) -> int:
-        """Return the size of the segment's file in bytes; see `LogArchive.size`."""
         path = self._folder / segment.mailbox / _name(segment.first, segment.last)
         with unavailable(path, "read"):
             return path.stat().st_size

@@ -25,7 +25,7 @@ from postroom.projections.log_reader import Condition, LogBounds, LogExtent, Log
 
 
 @dataclass(frozen=True)
-class ArchivedLogReader:
+class ArchivedLogReader(LogReader):
     """A reader of archived records from files and the others from the store, each once; see `LogReader`.
 
     Retention may run during a read.
@@ -37,16 +37,13 @@ class ArchivedLogReader:
 
     @contextmanager
     def connected(self) -> "Iterator[ArchivedLogReader]":
-        """Keep connections to the store open; see `LogReader.connected`."""
         with self.live.connected() as live:
             yield dataclasses.replace(self, live=live)
 
     def mailboxes(self) -> dict[str, int]:
-        """Return the ids of the mailboxes; see `LogReader.mailboxes`."""
         return self.live.mailboxes()
 
     def heads(self) -> dict[str, int]:
-        """Return the last positions; see `LogReader.heads`."""
         heads, archive = self.live.heads(), ParquetLogArchive(self.folder)
         for name in self.live.mailboxes():
             if name not in heads and (files := archive.files(name)):
@@ -54,7 +51,6 @@ class ArchivedLogReader:
         return heads
 
     def bounds(self) -> dict[str, LogBounds]:
-        """Return the recorded bounds of logs; see `LogReader.bounds`."""
         return self.live.bounds()
 
     def extents(self, through: Mapping[str, int] | None = None) -> list[LogExtent]:

@@ -17,7 +17,7 @@ from postroom.adapters.postgres.read_model_store import PostgresDatabase
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.versions import Versions
 from postroom.application.mailbox.codec import compress
-from postroom.application.ports.backup import MailboxHead, RecordedRow
+from postroom.application.ports.backup import MailboxHead, RecordedRow, StoreLoader, StoreSnapshot
 from postroom.application.ports.event_log import Seal, StoredSnapshot
 from postroom.domain.commit import GENESIS, POSITIONS_PER_MAILBOX, Commit, IndexEntry
 from postroom.domain.errors import InvalidRequest, Unavailable
@@ -38,7 +38,7 @@ _ENTRY_TYPES = ("bytea", "int8", "int8", "int8")
 SQL = statements("postroom.adapters.postgres", "backup.sql")
 
 
-class PostgresStoreSnapshot:
+class PostgresStoreSnapshot(StoreSnapshot):
     """The content of a PostgreSQL store as of one transaction; see `StoreSnapshot`."""
 
     def __init__(self, url: str, connection: Connection) -> None:
@@ -51,28 +51,22 @@ class PostgresStoreSnapshot:
         return list(self._ids)
 
     def heads(self) -> list[MailboxHead]:
-        """Return the ends of all logs; see `StoreSnapshot.heads`."""
         return [self._head(name) for name in self._ids]
 
     def commits(self, mailbox: str) -> Iterator[Commit]:
-        """Yield the commits of a log; see `StoreSnapshot.commits`."""
         return map(to_commit, self._copy("copy_commits", mailbox, COMMIT_TYPES))
 
     def entries(self, mailbox: str) -> Iterator[IndexEntry]:
-        """Yield the entries of a log's index; see `StoreSnapshot.entries`."""
         return starmap(IndexEntry, self._copy("copy_entries", mailbox, _ENTRY_TYPES))
 
     def snapshots(self, mailbox: str) -> list[StoredSnapshot]:
-        """Return the saved snapshots of a mailbox; see `StoreSnapshot.snapshots`."""
         return [StoredSnapshot(*row) for row in self._fetch("snapshots", mailbox)]
 
     def seal(self, mailbox: str) -> Seal | None:
-        """Return the seal of a log; see `StoreSnapshot.seal`."""
         rows = self._fetch("seal", mailbox)
         return Seal(*rows[0]) if rows else None
 
     def recorded_messages(self) -> Iterator[RecordedRow]:
-        """Yield the recorded messages; see `StoreSnapshot.recorded_messages`."""
         if has_table(self._connection, OUTBOX):
             with unavailable(self._url), self._connection.cursor(name="recorded") as cursor:
                 cursor.execute(SQL["recorded_messages"])
@@ -159,7 +153,7 @@ def has_rows(connection: Connection, table: str) -> bool:
 _INDEX_TYPES = ("uuid", "int8", "int8")
 
 
-class PostgresStoreLoader:
+class PostgresStoreLoader(StoreLoader):
     """Loader of a PostgreSQL store; see `StoreLoader`.
 
     Mailboxes get new ids. An owner from before the restore appends under the former id, which is refused.
@@ -204,7 +198,6 @@ class PostgresStoreLoader:
         run(SQL["retire_read_models"])
 
     def add_mailbox(self, mailbox: str, first: int, last: int) -> None:
-        """Create a log with its partitions; see `StoreLoader.add_mailbox`."""
         values = {"name": mailbox, "positions": PARTITION_POSITIONS, "removed": first - 1}
         row = self._connection.execute(SQL["add_mailbox"], values).fetchone()
         assert row is not None  # INSERT ... RETURNING
@@ -212,7 +205,6 @@ class PostgresStoreLoader:
         self._connection.execute(SQL["make_partitions"], {"id": row[0], "through": max(first, last)})
 
     def append(self, mailbox: str, commits: Sequence[Commit]) -> None:
-        """Append commits to a log; see `StoreLoader.append`."""
         base = self._bounds[mailbox]["base"]
         rows = (
             (base + first, *columns, compress(events), compress(envelopes))
@@ -224,7 +216,6 @@ class PostgresStoreLoader:
                 self.add_entries(mailbox, commit.entries)
 
     def add_entries(self, mailbox: str, entries: Sequence[IndexEntry]) -> None:
-        """Add entries to a log's index; see `StoreLoader.add_entries`."""
         base = self._bounds[mailbox]["base"]
         rows = (
             (UUID(bytes=stream), version, base + position)
@@ -233,17 +224,14 @@ class PostgresStoreLoader:
         self._copy("copy_into_index", _INDEX_TYPES, rows)
 
     def save_snapshots(self, mailbox: str, snapshots: Sequence[StoredSnapshot]) -> None:
-        """Save snapshots of a mailbox; see `StoreLoader.save_snapshots`."""
         base = self._bounds[mailbox]["base"]
         for each in snapshots:
             self._connection.execute(SQL["add_snapshot"], (base + each.position, each.chain, each.state))
 
     def save_seal(self, mailbox: str, seal: Seal) -> None:
-        """Save the seal of a log; see `StoreLoader.save_seal`."""
         self._connection.execute(SQL["add_seal"], (self._bounds[mailbox]["base"], *seal))
 
     def record_messages(self, rows: Sequence[RecordedRow]) -> None:
-        """Insert recorded messages; see `StoreLoader.record_messages`."""
         self._require_table(OUTBOX)
         self._connection.cursor().executemany(SQL["record_message"], rows)
 

@@ -13,9 +13,9 @@ from postroom.adapters.postgres.columns import BinaryValue, append_statement, to
 from postroom.adapters.postgres.database import connect, describe, is_lost, shown, unavailable
 from postroom.adapters.postgres.log_connections import SQL, LogConnections
 from postroom.adapters.postgres.migrate import check_connection
+from postroom.adapters.sql.event_log import SqlEventLog
 from postroom.application.mailbox.codec import stream_ids
-from postroom.application.mailbox.records import Records
-from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
+from postroom.application.ports.event_log import Head, LogSize
 from postroom.application.telemetry import logger
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry
 from postroom.domain.errors import DuplicateRecord, Fenced, NotFound, Unavailable, WrongPosition
@@ -32,7 +32,7 @@ SIZE_ROWS = 1 << 12
 """Limit on the commits whose sizes one statement sums."""
 
 
-class PostgresEventLog(Records):
+class PostgresEventLog(SqlEventLog):
     """The commits of a mailbox in PostgreSQL: one statement, transaction and round trip per append.
 
     Appends and reads use separate connections, which are reopened when they were ended.
@@ -84,11 +84,9 @@ class PostgresEventLog(Records):
 
     @property
     def durability(self) -> str:
-        """Return the durability of appends; see `EventLog.durability`."""
         return "power-cut" if self._durability == "full" and self._db.is_synced else "process-crash"
 
     def append(self, commits: Sequence[Commit]) -> None:
-        """Append commits, all or none; see `EventLog.append`."""
         if not commits:
             return
         self._refuse_reader()
@@ -117,7 +115,6 @@ class PostgresEventLog(Records):
                 self._make_partitions_ahead(self._end)
 
     def commits(self, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
-        """Yield the commits that end after position `after`; see `CommitReader.commits`."""
         # In chunks: the snapshot of a long read would prevent VACUUM from removing old rows.
         size = _CHUNK_POSITIONS if envelopes else _CHUNK_POSITIONS_WITHOUT_ENVELOPES
         position = after + 1
@@ -138,7 +135,6 @@ class PostgresEventLog(Records):
             position = rows[0][0]
 
     def commits_of(self, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
-        """Return the commits that hold these positions; see `CommitReader.commits_of`."""
         distinct = sorted({position for position in positions if 0 < position < POSITIONS_PER_MAILBOX})
         commits: list[Commit] = []
         for start in range(0, len(distinct), _CHUNK_COMMITS):
@@ -151,40 +147,12 @@ class PostgresEventLog(Records):
         return commits
 
     def index_of(self, streams: Iterable[bytes]) -> list[IndexEntry]:
-        """Return the entries of these streams; see `CommitReader.index_of`."""
         ids = uuids([stream for stream in streams if len(stream) == STREAM_BYTES])
         return [IndexEntry(*row) for row in self._db.fetch("index_of", streams=ids)]
 
     def streams_between(self, first: bytes, last: bytes, limit: int) -> list[bytes]:
-        """Return the streams of a range; see `CommitReader.streams_between`."""
         bounds = {"first": uuid(first), "last": uuid(last)}
         return [row[0] for row in self._db.fetch("streams_between", limit=limit, **bounds)]
-
-    def head(self) -> Head | None:
-        """Return the end of the log; see `CommitReader.head`."""
-        rows = self._db.fetch("head")
-        return Head(*rows[0]) if rows else None
-
-    def first_position(self) -> int | None:
-        """Return the position of the oldest event; see `CommitReader.first_position`."""
-        rows = self._db.fetch("first_position")
-        return rows[0][0] if rows else None
-
-    def position_before(self, at: int) -> int:
-        """Return the last position before log time `at`; a binary search, as log time never decreases."""
-        head, first = self.head(), self.first_position()
-        if head is None or first is None:
-            return 0
-        through, end = first - 1, head.position
-        while through < end:
-            extent = self._commit_at((through + end) // 2 + 1)
-            if extent is None:  # retention removed it meanwhile
-                return self.position_before(at)
-            if extent[2] < at:
-                through = extent[1]
-            else:
-                end = extent[0] - 1
-        return through
 
     def position_at_size(self, size: int) -> int:
         """Return the position at a size of the oldest commits; see `EventLog.position_at_size`.
@@ -248,26 +216,6 @@ class PostgresEventLog(Records):
         """Return 0: dropping a partition frees its space at once."""
         return 0
 
-    def save_snapshot(self, snapshot: StoredSnapshot, keep_from: int = 0) -> None:
-        """Save a part of a snapshot, and drop those before a position; see `EventLog.save_snapshot`."""
-        self._write("save_snapshot", position=snapshot.position, chain=snapshot.chain, state=snapshot.state)
-        self._write("drop_snapshots", before=keep_from)
-
-    def snapshots(self) -> Iterator[StoredSnapshot]:
-        """Yield the saved snapshots, newest first."""
-        for (position,) in self._db.fetch("snapshot_positions"):
-            for row in self._db.fetch("snapshot", position=position):
-                yield StoredSnapshot(*row)
-
-    def seal(self, seal: Seal) -> None:
-        """Save the end of the log; see `EventLog.seal`."""
-        self._write("seal", position=seal.position, chain=seal.chain)
-
-    def read_seal(self) -> Seal | None:
-        """Return the seal of the last owner, or None."""
-        rows = self._db.fetch("sealed")
-        return Seal(*rows[0]) if rows else None
-
     def close(self) -> None:
         """Close the connections; idempotent."""
         self._db.close()
@@ -284,8 +232,7 @@ class PostgresEventLog(Records):
         bounds = {"positions": positions, "after": after, "through": positions[-1]}
         return list(map(to_commit, self._db.fetch("commits_of", envelopes=envelopes, **bounds)))
 
-    def _commit_at(self, position: int) -> tuple[int, int, int] | None:
-        """Return first, last and log time of the commit that holds a position, or of the one before."""
+    def _commit_at(self, position: int) -> tuple[Any, ...] | None:
         position = min(position, POSITIONS_PER_MAILBOX - 1)
         for after in (self._partition_start(position), 0):  # it may begin in an earlier partition
             if rows := self._db.fetch("commit_at", position=position, after=after):
@@ -302,6 +249,9 @@ class PostgresEventLog(Records):
         return extent[1] if extent else 0
 
     # -- writing ---
+
+    def _fetch(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        return self._db.fetch(statement, **values)
 
     def _write(self, statement: str, **values: Any) -> int:
         self._refuse_reader()

@@ -26,7 +26,7 @@ from postroom.adapters.postgres.database import (
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.sql.lease_store import SqlLeaseRecorder, SqlLeaseStore
 from postroom.adapters.sql.statements import statements
-from postroom.application.ports.lease_store import RENEWAL, LeaseRow
+from postroom.application.ports.lease_store import RENEWAL, LeaseRow, LeaseTables
 from postroom.application.recorders import check_originator, conflict
 from postroom.domain.errors import PostroomError
 
@@ -122,7 +122,7 @@ class PostgresLeaseStore(SqlLeaseStore):
         super().__init__(PostgresLeaseRecorder(url))
 
 
-class PostgresLeaseTables:
+class PostgresLeaseTables(LeaseTables):
     """RFC-049's tables in a PostgreSQL database, in the schema `postroom`."""
 
     def __init__(self, url: str) -> None:
@@ -136,7 +136,6 @@ class PostgresLeaseTables:
             return _position(connection, "cursor")
 
     def apply(self, after: int, through: int, rows: Sequence[LeaseRow], removals: Sequence[str]) -> bool:
-        """Apply changes, all or none; see `LeaseTables.apply`."""
         with unavailable(self._url), self._database.use() as connection, connection.transaction():
             if _position(connection, "lock_cursor") != after:
                 return False
@@ -161,7 +160,6 @@ class PostgresLeaseTables:
             connection.execute(_SQL["move_cursor"], {"position": 0})
 
     def mark_expiring(self, now: int) -> int:
-        """Mark active leases as expiring whose TTL has ended at `now`; see `LeaseTables.mark_expiring`."""
         with unavailable(self._url), self._database.use() as connection:
             return connection.execute(_SQL["mark_expiring"], {"now": now}).rowcount
 

@@ -27,7 +27,7 @@ from postroom.adapters.sql.statements import statements
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit
 from postroom.domain.errors import Unavailable
 from postroom.projections.commit_columns import read_ranges
-from postroom.projections.log_reader import Condition, LogBounds, LogExtent, Range
+from postroom.projections.log_reader import Condition, LogBounds, LogExtent, LogReader, Range
 
 NAME = "postroom, reading the log"
 COMMITS_PER_CHUNK = 100
@@ -82,7 +82,7 @@ class _IdleConnections:
 
 
 @dataclass(frozen=True)
-class PostgresLogReader:
+class PostgresLogReader(LogReader):
     """A reader of the log of a PostgreSQL store; see `LogReader`. The repr omits the URL and its password."""
 
     url: str = field(repr=False)
@@ -92,29 +92,24 @@ class PostgresLogReader:
 
     @contextmanager
     def connected(self) -> "Iterator[PostgresLogReader]":
-        """Keep the connections of `read` open; see `LogReader.connected`."""
         with closing(_IdleConnections()) as idle:
             yield replace(self, _idle=idle)
 
     def mailboxes(self) -> dict[str, int]:
-        """Return the ids of the mailboxes; see `LogReader.mailboxes`."""
         with self._reader() as connection:
             return dict(connection.execute(_SQL["mailboxes"]).fetchall())
 
     def heads(self) -> dict[str, int]:
-        """Return the last positions; see `LogReader.heads`."""
         with self._reader() as connection:
             names = connection.execute(_SQL["mailboxes"]).fetchall()
             ends = ((name, _end(connection, "last", id_, POSITIONS_PER_MAILBOX - 1)) for name, id_ in names)
             return {name: end[0] for name, end in ends if end is not None}
 
     def bounds(self) -> dict[str, LogBounds]:
-        """Return the recorded bounds of logs; see `LogReader.bounds`."""
         with self._reader() as connection:
             return {name: LogBounds(*bounds) for name, *bounds in connection.execute(_SQL["bounds"])}
 
     def extents(self, through: Mapping[str, int] | None = None) -> list[LogExtent]:
-        """Return extents of mailbox logs; see `LogReader.extents`."""
         extents = []
         with self._reader() as connection:
             for name, id_ in connection.execute(_SQL["mailboxes"]).fetchall():
@@ -128,13 +123,11 @@ class PostgresLogReader:
     def read(
         self, ranges: Iterable[Range], columns: Sequence[str], where: Sequence[Condition] = ()
     ) -> Iterator[pa.RecordBatch]:
-        """Yield records; see `LogReader.read`."""
         with self._connect() as run:
             select = partial(_commits, run, envelopes="envelope" in columns)
             yield from read_ranges(select, ranges, columns, where, allow_gaps=self.allow_gaps)
 
     def commits(self, range_: Range, *, envelopes: bool = True) -> Generator[Commit, None, None]:
-        """Yield the commits that overlap a range; see `LogReader.commits`."""
         with self._connect() as run:
             yield from _commits(run, range_, envelopes=envelopes)
 

@@ -19,7 +19,7 @@ from postroom.adapters.postgres.database import (
     unavailable,
 )
 from postroom.adapters.sql.statements import statements
-from postroom.application.ports.lease_store import OwnerAddress
+from postroom.application.ports.lease_store import OwnerAddress, OwnerDirectory, Ownership
 from postroom.application.telemetry import logger
 from postroom.application.threads import background_task, set_close_on_fork
 from postroom.domain.errors import MailboxOwned, Unavailable
@@ -44,7 +44,7 @@ _SQL = statements("postroom.adapters.postgres", "ownership.sql")
 _DIRECTORY = statements("postroom.adapters.postgres", "owner_directory.sql")
 
 
-class PostgresOwnership:
+class PostgresOwnership(Ownership, OwnerDirectory):
     """Ownership of a mailbox by an advisory lock, whose connection has the owner as its application name.
 
     The lock only prevents conflicts. If its connection is lost and another process takes the mailbox over,
@@ -57,12 +57,10 @@ class PostgresOwnership:
 
     @property
     def directory(self) -> "PostgresOwnership":
-        """Return the addresses of owners, which stand in the database; see `Ownership.directory`."""
         return self
 
     @asynccontextmanager
     async def acquire(self, mailbox: str, owner: str, wait_ms: int) -> AsyncIterator[None]:
-        """Own the mailbox while the context lasts; see `Ownership.acquire`."""
         lock = _Lock(self._url, mailbox, owner)
         now = asyncio.get_running_loop().time
         deadline = now() + wait_ms / 1_000
@@ -80,42 +78,34 @@ class PostgresOwnership:
             await lock.release()
 
     async def owner(self, mailbox: str) -> str | None:
-        """Return the name of the session that has the lock; see `Ownership.owner`."""
         name = await self._fetch("holder", mailbox=mailbox)
         return None if name is None else str(name)
 
     async def incumbent(self, mailbox: str) -> str | None:
-        """Return the session that has the lock; see `Ownership.incumbent`."""
         session = await self._fetch("incumbent", mailbox=mailbox)
         return None if session is None else str(session)
 
     async def evict(self, mailbox: str, incumbent: str) -> None:
-        """End the session that has the lock; see `Ownership.evict`."""
         await self._fetch("evict", incumbent=incumbent, wait_ms=END_SESSION_WAIT_MS)
 
     # -- the addresses of owners ---
 
     async def local_host(self, mailbox: str) -> str:
-        """Return the address of the interface to the server; see `OwnerDirectory.local_host`."""
         return await self._lock(mailbox).local_host()
 
     async def announce(self, mailbox: str, address: OwnerAddress) -> None:
-        """Write the address in the session that has the lock; see `OwnerDirectory.announce`."""
         await self._lock(mailbox).announce(address)
 
     async def find(self, mailbox: str) -> OwnerAddress | None:
-        """Return the entry of the session that holds the lock; see `OwnerDirectory.find`."""
         row = await self._execute(_DIRECTORY["find"], {"mailbox": mailbox})
         return None if row is None else OwnerAddress(str(row[0]), str(row[1]))
 
     async def issue_ticket(self, mailbox: str) -> bytes:
-        """Write the hash of a ticket; see `OwnerDirectory.issue_ticket`."""
         ticket = secrets.token_bytes(TICKET_BYTES)
         await self._execute(_DIRECTORY["issue_ticket"], _ticket_row(mailbox, ticket))
         return ticket
 
     async def redeem_ticket(self, mailbox: str, ticket: bytes) -> bool:
-        """Delete the hash of a ticket; see `OwnerDirectory.redeem_ticket`."""
         row = await self._lock(mailbox).execute(_DIRECTORY["redeem_ticket"], _ticket_row(mailbox, ticket))
         return row is not None
 

@@ -39,7 +39,12 @@ from postroom.adapters.sql.versions import OF_MESSAGES, Versions
 from postroom.domain.errors import Unavailable
 from postroom.projections.fold import MESSAGES, piece_schemas
 from postroom.projections.plan import Plan, Truncated
-from postroom.projections.ports.read_model_store import ActiveVersion, LockTimeout, OnProgress
+from postroom.projections.ports.read_model_store import (
+    ActiveVersion,
+    LockTimeout,
+    OnProgress,
+    VerifiableStore,
+)
 from postroom.projections.projection import load_projections
 
 CONNECTIONS = 2
@@ -63,7 +68,7 @@ _SQL = named_statements("postroom.adapters.postgres", "sql/rebuild.sql")
 _SQL_TYPES = {pl.Int64(): "BIGINT", pl.String(): 'TEXT COLLATE "C"', pl.Binary(): "BYTEA"}
 
 
-class PostgresReadModelStore:
+class PostgresReadModelStore(VerifiableStore):
     """The read models of a PostgreSQL store; see `ReadModelStore`.
 
     Arguments:
@@ -75,7 +80,6 @@ class PostgresReadModelStore:
         self._url = url
 
     def active_version(self) -> ActiveVersion | None:
-        """Return the active version; see `ReadModelStore.active_version`."""
         with self._database("postroom rebuild") as database:
             return Versions(database).active_version()
 
@@ -83,7 +87,6 @@ class PostgresReadModelStore:
     def build(
         self, plan: Callable[[ActiveVersion | None], Plan], *, restart: bool = False
     ) -> Iterator["PostgresBuild"]:
-        """Begin a version or continue one; see `ReadModelStore.build`."""
         with self._database("postroom rebuild", _BUILD, "a rebuild") as database:
             self._lock(database)
             versions = Versions(database)
@@ -97,12 +100,10 @@ class PostgresReadModelStore:
             yield PostgresBuild(self._url, versions, database, version, planned)
 
     def roll_back(self, to: int | None = None) -> int:
-        """Make an earlier version active again; see `ReadModelStore.roll_back`."""
         with self._database("postroom roll back") as database:
             return Versions(database).roll_back(to)
 
     def rows(self, model: str, columns: Sequence[str] = ()) -> Iterator[pl.DataFrame]:
-        """Yield rows of the active version; see `ReadModelStore.rows`."""
         projection = load_projections()[model]
         names = list(columns or projection.schema)
         with self._database("postroom read models") as database, database.transaction():
@@ -120,7 +121,6 @@ class PostgresReadModelStore:
                     yield unescape_frame(pl.DataFrame(rows, schema=schema, orient="row"))
 
     def row_reader(self, version: ActiveVersion) -> PostgresRowReader:
-        """Return the reader of a version's rows; see `VerifiableStore.row_reader`."""
         return PostgresRowReader(self._url, version)
 
     @contextmanager

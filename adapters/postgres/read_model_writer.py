@@ -38,7 +38,7 @@ from postroom.domain.search import BodyRules
 from postroom.projections.fold import MESSAGES, FoldResult, piece_schemas
 from postroom.projections.incremental.cursors import Version
 from postroom.projections.plan import Plan, with_bucket
-from postroom.projections.ports.read_model_store import ActiveVersion, LockTimeout
+from postroom.projections.ports.read_model_store import ActiveVersion, LockTimeout, PartWriter, RowReader
 from postroom.projections.projection import Projection
 from postroom.projections.search_text import search_tables
 
@@ -49,7 +49,7 @@ _decode_bodies = msgspec.json.Decoder(BodyRules).decode
 
 
 @dataclass(frozen=True)
-class PostgresWriter:
+class PostgresWriter(PartWriter):
     """A writer of parts; see `PartWriter`. The repr omits the URL, which may contain a password."""
 
     url: str = field(repr=False)
@@ -66,7 +66,6 @@ class PostgresWriter:
             return row is not None
 
     def write(self, part: str, result: FoldResult) -> int:
-        """Write a part in one transaction; see `PartWriter.write`."""
         tables = self._tables(part, result)
         rows = sum(frame.height for name, frame in result.rows.items() if name in self.projections)
         schema = schema_of(self.url) or DEFAULT_SCHEMA
@@ -89,7 +88,6 @@ class PostgresWriter:
         return rows
 
     def pieces(self, bucket: int) -> dict[str, pl.DataFrame]:
-        """Return the staged pieces of a bucket; see `PartWriter.pieces`."""
         pieces = {}
         for name, schema in piece_schemas(self.projections).items():
             table = f"postroom.pieces_{name}_v{self.version}"
@@ -144,14 +142,13 @@ def _database(url: str) -> Any:
 
 
 @dataclass(frozen=True)
-class PostgresRowReader:
+class PostgresRowReader(RowReader):
     """A reader of a version's rows; see `RowReader`. The repr omits the URL, which may contain a password."""
 
     url: str = field(repr=False)
     version: ActiveVersion
 
     def rows(self, projection: Projection, where: str = "") -> pl.DataFrame:
-        """Return rows; see `RowReader.rows`."""
         version = self.version.models[projection.name]
         return _fetch(self.url, select_rows(projection, version, POSTGRES.schema, where), projection.schema)
 

@@ -1,7 +1,7 @@
 """The read model updater port over SQL tables in any database."""
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from operator import itemgetter
@@ -21,6 +21,7 @@ from postroom.projections.models import messages
 from postroom.projections.models.backlog import PROJECTION as BACKLOG
 from postroom.projections.models.messages import ParkedRecord
 from postroom.projections.parking import with_parking
+from postroom.projections.ports.read_model_store import ReadModelUpdater
 from postroom.projections.projection import (
     Column,
     MessageProjection,
@@ -57,7 +58,7 @@ ROWS_PER_STATEMENT = 4_000
 """PostgreSQL works on some rows while the next are packed; a stop takes effect between two statements."""
 
 
-class SqlReadModelUpdater(ABC):
+class SqlReadModelUpdater(ReadModelUpdater):
     """An updater of SQL tables; see `ReadModelUpdater`.
 
     Arguments:
@@ -79,10 +80,6 @@ class SqlReadModelUpdater(ABC):
         Arguments:
             target: name of the target that it follows into, empty for the store's own read models.
         """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the connections; see `ReadModelUpdater.close`."""
 
     @abstractmethod
     def _table(self, name: str) -> str:
@@ -121,12 +118,10 @@ class SqlReadModelUpdater(ABC):
         """Remove texts from the text indexes, before they are deleted."""
 
     def active(self) -> Version | None:
-        """Return the active version; see `ReadModelUpdater.active`."""
         rows = self._read(self._sql("active"))
         return to_version(rows[0]) if rows else None
 
     def version(self, number: int) -> Version:
-        """Return a version; see `ReadModelUpdater.version`."""
         rows = self._read(self._sql("version", version=number))
         if not rows:
             raise NotFound(
@@ -135,16 +130,13 @@ class SqlReadModelUpdater(ABC):
         return to_version(rows[0])
 
     def cursors(self, version: Version) -> dict[int, Cursor]:
-        """Return the cursors of a version; see `ReadModelUpdater.cursors`."""
         rows = self._read(self._sql("cursors", version=version.number))
         return to_cursors(rows)
 
     def heads(self, cursors: dict[int, Cursor]) -> list[Head]:
-        """Return the ends of the mailbox logs; see `ReadModelUpdater.heads`."""
         return read_heads(self._read_log, {each: self._table(each) for each in LOG}, cursors)
 
     def apply(self, version: Version, steps: Sequence[Step], batch: Batch, stop: Event | None = None) -> bool:
-        """Apply a batch; see `ReadModelUpdater.apply`."""
         self._stop = stop
         try:
             with self._transaction():
@@ -164,7 +156,6 @@ class SqlReadModelUpdater(ABC):
         return True
 
     def remove(self, version: Version, before: int, after: int) -> bool:
-        """Remove messages that retention removed; see `ReadModelUpdater.remove`."""
         try:
             with self._transaction():
                 self._lock(version)

@@ -1,7 +1,7 @@
 """The read models port over SQL tables in any database."""
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from operator import itemgetter
@@ -43,6 +43,7 @@ from postroom.application.ports.read_models import (
     MailboxLag,
     ParkedRecord,
     ProjectionStatus,
+    ReadModels,
     Scan,
     ShardBacklog,
     Version,
@@ -74,7 +75,7 @@ _item_values = itemgetter(*map(MESSAGE_COLUMNS.index, _ITEM_FIELDS))
 _STATUS_COLUMN, _HEADERS_COLUMN = map(MESSAGE_COLUMNS.index, ("status", "custom_headers"))
 
 
-class SqlReadModels(SqlStatistics, ABC):
+class SqlReadModels(SqlStatistics, ReadModels):
     """Queries on SQL tables; each call reads one version, in one transaction.
 
     Arguments:
@@ -133,7 +134,6 @@ class SqlReadModels(SqlStatistics, ABC):
         """Return whether a rebuild holds its lock."""
 
     def search(self, filter_: EventFilter) -> Page[FoundMessage]:
-        """Return one page of matching messages; see `ReadModels.search`."""
         with self._reading() as (db, tables):
             topics = matching_topics(db, tables, filter_.topics)
             if topics == {}:
@@ -146,7 +146,6 @@ class SqlReadModels(SqlStatistics, ABC):
 
     @contextmanager
     def scan(self, filter_: EventFilter) -> Iterator[Scan]:
-        """Read all matching messages in one transaction; see `ReadModels.scan`."""
         filter_ = msgspec.structs.replace(filter_, order=Order.OLDEST_FIRST, offset=0, cursor=None)
         with self._reading() as (db, tables):
             self._prepare_scan(db)
@@ -171,7 +170,6 @@ class SqlReadModels(SqlStatistics, ABC):
             yield from rows.partitions()
 
     def get(self, message_id: str, mailbox: str | None = None) -> FoundMessage:
-        """Return one message; see `ReadModels.get`."""
         page = self.search(EventFilter(message_id=message_id, mailbox=mailbox, limit=1))
         if not page.items:
             raise NotFound(
@@ -181,7 +179,6 @@ class SqlReadModels(SqlStatistics, ABC):
         return page.items[0]
 
     def backlog(self, filter_: BacklogFilter) -> Page[ShardBacklog]:
-        """Return one page of the backlog; see `ReadModels.backlog`."""
         with self._reading("backlog") as (db, tables):
             topics = matching_topics(db, tables, filter_.topics)
             rows = db.execute(backlog_page(filter_, tables, topics, self._dialect)).all()
@@ -190,19 +187,16 @@ class SqlReadModels(SqlStatistics, ABC):
         return Page(items, BacklogCursor(last.mailbox, last.topic, last.shard).encode() if last else None)
 
     def dead_letters(self, filter_: DeadLetterFilter) -> Page[DeadLetter]:
-        """Return one page of the dead letters; see `ReadModels.dead_letters`."""
         with self._reading("dead_letters") as (db, tables):
             topics = matching_topics(db, tables, filter_.topics)
             return DeadLetterQuery(filter_, tables, topics, self._dialect).read_page(db)
 
     def dead_letter_groups(self, filter_: DeadLetterGroupFilter) -> DeadLetterGroupPage:
-        """Return one page of groups of dead letters; see `ReadModels.dead_letter_groups`."""
         with self._reading("dead_letters") as (db, tables):
             topics = matching_topics(db, tables, filter_.topics)
             return DeadLetterQuery(filter_, tables, topics, self._dialect).read_groups(db, filter_)
 
     def activity(self, filter_: ActivityFilter) -> Page[ActivityCount]:
-        """Return one page of the activity; see `ReadModels.activity`."""
         with self._reading("activity") as (db, tables):
             topics = matching_topics(db, tables, filter_.topics)
             rows = db.execute(activity_page(filter_, tables, topics, self._dialect)).all()
@@ -214,7 +208,6 @@ class SqlReadModels(SqlStatistics, ABC):
         return Page(items, ActivityCursor(last.starts_at, last.topic, last.event).encode() if last else None)
 
     def contexts(self) -> tuple[ContextBacklog, ...]:
-        """Return the backlog of the contexts; see `ReadModels.contexts`."""
         if not self._exists():
             return ()
         with self._transaction() as db:
@@ -235,7 +228,6 @@ class SqlReadModels(SqlStatistics, ABC):
             return TableStats(int(total or 0), self._size(db), oldest, newest)
 
     def status(self, shown_parked: int = SHOWN_PARKED) -> ProjectionStatus:
-        """Return the active version and its lag; see `ReadModels.status`."""
         newest = select(projection).order_by(projection.c.version.desc()).limit(SHOWN_VERSIONS)
         active: list[Row[Any]] = []
         rows: list[Row[Any]] = []

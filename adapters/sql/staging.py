@@ -22,6 +22,7 @@ from postroom.domain.errors import Unavailable
 from postroom.domain.search import BodyRules
 from postroom.projections.fold import MESSAGES, FoldResult, piece_schemas
 from postroom.projections.plan import Plan, Truncated, with_bucket
+from postroom.projections.ports.read_model_store import Build, PartWriter
 from postroom.projections.projection import Projection
 from postroom.projections.search_text import search_tables
 
@@ -31,7 +32,7 @@ _decode_bodies = msgspec.json.Decoder(BodyRules).decode
 
 
 @dataclass(frozen=True)
-class StagingWriter:
+class StagingWriter(PartWriter):
     """A writer that stages parts in a folder; see `PartWriter`.
 
     Arguments:
@@ -50,7 +51,6 @@ class StagingWriter:
         return (self.folder / part).exists()
 
     def write(self, part: str, result: FoldResult) -> int:
-        """Stage a part; see `PartWriter.write`."""
         folder = self.folder / f".{part}-{uuid4().hex}"
         folder.mkdir(mode=0o700)
         for name, rows in self._files(result).items():
@@ -67,7 +67,6 @@ class StagingWriter:
         return sum(rows.height for name, rows in result.rows.items() if name in self.projections)
 
     def pieces(self, bucket: int) -> dict[str, pl.DataFrame]:
-        """Return the staged pieces of a bucket; see `PartWriter.pieces`."""
         pieces = {}
         for name, schema in piece_schemas(self.projections).items():
             files = sorted(self.folder.glob(f"part-*/pieces-{name}.parquet"))
@@ -146,7 +145,7 @@ INDEXED = "indexed"
 """Mark of a version that is loaded and indexed."""
 
 
-class CatalogBuild:
+class CatalogBuild(Build):
     """The methods of `Build` that only use the catalog."""
 
     def __init__(self, versions: Versions, version: int, plan: Plan) -> None:
@@ -164,15 +163,12 @@ class CatalogBuild:
         return self._versions.parked(self.version)
 
     def differences(self) -> list[str]:
-        """Compare with the active version; see `Build.differences`."""
         return self._versions.differences(self.version, self.plan)
 
     def flip(self, counts: Mapping[str, int], seconds: Mapping[str, float]) -> None:
-        """Make this version the active one; see `Build.flip`."""
         self._versions.flip(self.version, self.plan, counts, seconds)
 
     def fail(self, error: str) -> None:
-        """Drop this version; see `Build.fail`."""
         self._versions.end(self.version, "failed", error)
 
     def _marks(self) -> frozenset[str]:

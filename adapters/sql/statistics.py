@@ -4,7 +4,7 @@ Each statement reads a bounded number of rows: the first rows of an access path,
 then checked, or a sample.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
@@ -37,6 +37,7 @@ from postroom.application.ports.facets import (
     FacetField,
     Facets,
     FacetValue,
+    SearchStatistics,
     SuggestionField,
     Timeline,
     check_bars,
@@ -85,7 +86,7 @@ class AccessPath(NamedTuple):
         return self.query.is_match_among(self.lead, cap)
 
 
-class SqlStatistics(ABC):
+class SqlStatistics(SearchStatistics):
     """The queries of `SearchStatistics` on SQL tables."""
 
     _dialect: Dialect
@@ -122,7 +123,6 @@ class SqlStatistics(ABC):
     def facets(
         self, filter_: EventFilter, fields: Sequence[FacetField] = tuple(FacetField), *, cap: int = CAP
     ) -> Facets:
-        """Count messages by the values of fields; see `SearchStatistics.facets`."""
         check_cap(cap)
         with self._reading() as (db, tables):
             filter_ = _without_single_mailbox(db, tables, _without_paging(filter_))
@@ -147,7 +147,6 @@ class SqlStatistics(ABC):
         return Facets(messages, path.is_complete, tuple(facets))
 
     def timeline(self, filter_: EventFilter, bars: int = BARS, *, cap: int = CAP) -> Timeline:
-        """Count messages by time; see `SearchStatistics.timeline`."""
         check_cap(cap)
         check_bars(bars)
         with self._reading() as (db, tables):
@@ -169,7 +168,6 @@ class SqlStatistics(ABC):
         mailbox: str | None = None,
         covers: Callable[[str], bool] = lambda value: True,
     ) -> tuple[str, ...]:
-        """Return values that begin with a text; see `SearchStatistics.suggest`."""
         check_text("start", start)
         check_suggestions(limit)
         with self._reading() as (db, tables):

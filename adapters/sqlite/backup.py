@@ -13,7 +13,7 @@ from postroom.adapters.sqlite.database import connect_reader, create_file, open_
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.sqlite.store_file import create_tables, has_file
 from postroom.application.mailbox.codec import compress
-from postroom.application.ports.backup import MailboxHead, RecordedRow
+from postroom.application.ports.backup import MailboxHead, RecordedRow, StoreLoader, StoreSnapshot
 from postroom.application.ports.event_log import Seal, StoredSnapshot
 from postroom.domain.commit import GENESIS, POSITIONS_PER_MAILBOX, Commit, IndexEntry
 from postroom.domain.errors import NotFound, Unavailable
@@ -57,7 +57,7 @@ def copy_file(source: Path, target: Path, progress: Callable[[int, int], None] =
         ) from error
 
 
-class SqliteStoreSnapshot:
+class SqliteStoreSnapshot(StoreSnapshot):
     """The content of a store file that nobody writes; see `StoreSnapshot`."""
 
     def __init__(self, path: Path) -> None:
@@ -69,7 +69,6 @@ class SqliteStoreSnapshot:
             return [name for (name,) in reader.execute(_SQL["mailboxes"])]
 
     def heads(self) -> list[MailboxHead]:
-        """Return the ends of all logs; see `StoreSnapshot.heads`."""
         return [self._head(name) for name in self.mailboxes()]
 
     def tables(self) -> list[str]:
@@ -82,27 +81,22 @@ class SqliteStoreSnapshot:
         return SqliteEventLog(self.path, mailbox, create_missing=False)
 
     def commits(self, mailbox: str) -> Iterator[Commit]:
-        """Yield the commits of a log; see `StoreSnapshot.commits`."""
         with closing(self.log(mailbox)) as log:
             yield from log.commits()
 
     def entries(self, mailbox: str) -> Iterator[IndexEntry]:
-        """Yield the entries of a log's index; see `StoreSnapshot.entries`."""
         with self._reading() as reader:
             yield from starmap(IndexEntry, reader.execute(_SQL["entries"], (mailbox,)))
 
     def snapshots(self, mailbox: str) -> list[StoredSnapshot]:
-        """Return the saved snapshots of a mailbox; see `StoreSnapshot.snapshots`."""
         with closing(self.log(mailbox)) as log:
             return list(log.snapshots())
 
     def seal(self, mailbox: str) -> Seal | None:
-        """Return the seal of a log; see `StoreSnapshot.seal`."""
         with closing(self.log(mailbox)) as log:
             return log.read_seal()
 
     def recorded_messages(self) -> Iterator[RecordedRow]:
-        """Yield the recorded messages; see `StoreSnapshot.recorded_messages`."""
         if OUTBOX not in self.tables():
             return
         with self._reading() as reader:
@@ -124,7 +118,7 @@ class SqliteStoreSnapshot:
             raise Unavailable(f"The file {self.path} can't be read: {error}.") from error
 
 
-class SqliteStoreLoader:
+class SqliteStoreLoader(StoreLoader):
     """Loader of a new store file in one transaction; see `StoreLoader`."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
@@ -133,13 +127,11 @@ class SqliteStoreLoader:
         self._ids: dict[str, int] = {}
 
     def add_mailbox(self, mailbox: str, first: int, last: int) -> None:
-        """Create a log; see `StoreLoader.add_mailbox`."""
         with self._writing():
             ((id_,),) = self._connection.execute(_SQL["add_mailbox"], (mailbox, first - 1)).fetchall()
         self._ids[mailbox] = id_
 
     def append(self, mailbox: str, commits: Sequence[Commit]) -> None:
-        """Append commits to a log; see `StoreLoader.append`."""
         base = self._base(mailbox)
         rows = [
             (base + first, *columns, compress(events), compress(envelopes))
@@ -151,25 +143,21 @@ class SqliteStoreLoader:
             self.add_entries(mailbox, commit.entries)
 
     def add_entries(self, mailbox: str, entries: Sequence[IndexEntry]) -> None:
-        """Add entries to a log's index; see `StoreLoader.add_entries`."""
         id_ = self._ids[mailbox]
         with self._writing():
             self._connection.executemany(_SQL["add_entry"], [(id_, *astuple(entry)) for entry in entries])
 
     def save_snapshots(self, mailbox: str, snapshots: Sequence[StoredSnapshot]) -> None:
-        """Save snapshots of a mailbox; see `StoreLoader.save_snapshots`."""
         base = self._base(mailbox)
         with self._writing():
             rows = [(base + each.position, each.chain, each.state) for each in snapshots]
             self._connection.executemany(_SQL["add_snapshot"], rows)
 
     def save_seal(self, mailbox: str, seal: Seal) -> None:
-        """Save the seal of a log; see `StoreLoader.save_seal`."""
         with self._writing():
             self._connection.execute(_SQL["add_seal"], (self._base(mailbox), *seal))
 
     def record_messages(self, rows: Sequence[RecordedRow]) -> None:
-        """Insert recorded messages; see `StoreLoader.record_messages`."""
         with self._writing():
             self._connection.execute(_CREATE_OUTBOX)
             self._connection.executemany(_SQL["record_message"], rows)

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict
 
+from postroom.adapters.sql.event_log import SqlEventLog
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create
 from postroom.adapters.sqlite.store_file import file_id, has_file
 from postroom.application.mailbox.codec import compress, decompress, decompress_envelopes, stream_ids
-from postroom.application.mailbox.records import Records
-from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
+from postroom.application.ports.event_log import Head, LogSize
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry
 from postroom.domain.errors import (
     DuplicateRecord,
@@ -35,7 +35,7 @@ SIZE_ROWS = 1 << 12
 _encode_json = msgspec.json.Encoder().encode
 
 
-class SqliteEventLog(Records):
+class SqliteEventLog(SqlEventLog):
     """The commits of a mailbox in a SQLite file in WAL mode: one transaction and one sync per append."""
 
     def __init__(
@@ -85,11 +85,9 @@ class SqliteEventLog(Records):
 
     @property
     def durability(self) -> str:
-        """Return the durability of appends; see `EventLog.durability`."""
         return "power-cut" if self._durability == "full" else "process-crash"
 
     def append(self, commits: Sequence[Commit]) -> None:
-        """Append commits, all or none; see `EventLog.append`."""
         if not commits:
             return
         writer = self._require_writer()
@@ -111,7 +109,6 @@ class SqliteEventLog(Records):
             self._end = commits[-1].last
 
     def commits(self, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
-        """Yield the commits that end after position `after`; see `CommitReader.commits`."""
         # In chunks: a long read transaction would prevent the WAL from being checkpointed and reused.
         statement = "commits" if envelopes else "commits_without_envelopes"
         while commits := self._fetch_commits(statement, after=after):
@@ -119,7 +116,6 @@ class SqliteEventLog(Records):
             after = commits[-1].last
 
     def commits_of(self, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
-        """Return the commits that hold these positions; see `CommitReader.commits_of`."""
         statement = "commits" if envelopes else "commits_without_envelopes"
         commits: list[Commit] = []
         for position in sorted(set(positions)):
@@ -130,7 +126,6 @@ class SqliteEventLog(Records):
         return commits
 
     def index_of(self, streams: Iterable[bytes]) -> list[IndexEntry]:
-        """Return the entries of these streams; see `CommitReader.index_of`."""
         ids = [each for each in set(streams) if len(each) == STREAM_BYTES]
         if not ids:
             return []
@@ -138,40 +133,14 @@ class SqliteEventLog(Records):
         return [IndexEntry(*row) for row in self._fetch("index_of", streams=b"".join(ids), numbers=numbers)]
 
     def streams_between(self, first: bytes, last: bytes, limit: int) -> list[bytes]:
-        """Return the streams of a range; see `CommitReader.streams_between`."""
         return [row[0] for row in self._fetch("streams_between", first=first, last=last, limit=limit)]
 
     def head(self) -> Head | None:
-        """Return the end of the log; see `CommitReader.head`."""
         if self._writer is not None:
             self._check_file()
-        rows = self._fetch("head")
-        return Head(*rows[0]) if rows else None
-
-    def first_position(self) -> int | None:
-        """Return the position of the oldest record; see `CommitReader.first_position`."""
-        first: int | None = self._fetch("first_position")[0][0]
-        return first
-
-    def position_before(self, at: int) -> int:
-        """Return the last position before log time `at`; a binary search, as log time never decreases."""
-        head, first = self.head(), self.first_position()
-        if head is None or first is None:
-            return 0
-        through, end = first - 1, head.position
-        while through < end:
-            rows = self._fetch("commit_at", position=(through + end) // 2 + 1)
-            if not rows:  # retention removed it meanwhile
-                return self.position_before(at)
-            begin, last, time = rows[0]
-            if time < at:
-                through = last
-            else:
-                end = begin - 1
-        return through
+        return super().head()
 
     def position_at_size(self, size: int) -> int:
-        """Return the position at a size of the oldest commits; see `EventLog.position_at_size`."""
         through = 0
         while rows := self._fetch("sizes", after=through, limit=SIZE_ROWS):
             for last, commit_size in rows:
@@ -182,7 +151,6 @@ class SqliteEventLog(Records):
         return through
 
     def truncate(self, through: int, limit: int) -> int:
-        """Remove the oldest commits through `through`; see `EventLog.truncate`."""
         self._write("mark_removed", through=through)
         commits = self._fetch_commits("oldest", limit, through=through)
         if not commits:
@@ -209,7 +177,6 @@ class SqliteEventLog(Records):
         return LogSize((pages - free) * page_bytes * events // max(all_events, 1), pages * page_bytes)
 
     def reclaim_space(self, limit: int) -> int:
-        """Truncate the file after moving its last pages into free ones; see `EventLog.reclaim_space`."""
         pages, page_bytes, can_shrink = self._fetch("free")[0]
         if not can_shrink:
             return 0
@@ -221,32 +188,16 @@ class SqliteEventLog(Records):
                 raise Unavailable(f"The store {self.path} can't be written: {error}.") from error
         return int((pages - self._fetch("free")[0][0]) * page_bytes)
 
-    def save_snapshot(self, snapshot: StoredSnapshot, keep_from: int = 0) -> None:
-        """Save a part of a snapshot, and drop those before a position; see `EventLog.save_snapshot`."""
-        self._write("save_snapshot", position=snapshot.position, chain=snapshot.chain, state=snapshot.state)
-        self._write("drop_snapshots", before=keep_from)
-
-    def snapshots(self) -> Iterator[StoredSnapshot]:
-        """Yield the saved snapshots, newest first."""
-        for (position,) in self._fetch("snapshot_positions"):
-            for row in self._fetch("snapshot", position=position):
-                yield StoredSnapshot(*row)
-
-    def seal(self, seal: Seal) -> None:
-        """Save the end of the log; see `EventLog.seal`."""
-        self._write("seal", position=seal.position, chain=seal.chain)
-
-    def read_seal(self) -> Seal | None:
-        """Return the seal of the last owner, or None."""
-        rows = self._fetch("sealed")
-        return Seal(*rows[0]) if rows else None
-
     def close(self) -> None:
         """Close the file; idempotent."""
         with self._lock:
             self._reader.close()
             if self._writer is not None:
                 self._writer.close()
+
+    def _commit_at(self, position: int) -> tuple[Any, ...] | None:
+        rows = self._fetch("commit_at", position=position)
+        return rows[0] if rows else None
 
     def _mailbox_id(self) -> int:
         name, row = {"name": self.mailbox}, None

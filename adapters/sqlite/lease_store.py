@@ -16,14 +16,14 @@ from postroom.adapters.sql.lease_store import SqlLeaseRecorder, SqlLeaseStore
 from postroom.adapters.sql.statements import read_text, statements
 from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create_file
 from postroom.adapters.sqlite.store_file import file_id
-from postroom.application.ports.lease_store import RENEWAL, LeaseRow
+from postroom.application.ports.lease_store import RENEWAL, LeaseRow, LeaseTables
 from postroom.application.recorders import check_originator, conflict
 from postroom.domain.errors import InvalidRequest, Unavailable
 
 _SQL = statements("postroom.adapters.sqlite", "leases.sql")
 
 
-class SqliteLeaseTables:
+class SqliteLeaseTables(LeaseTables):
     """RFC-049's tables in a SQLite file; a power cut may lose the last changes, which are folded again."""
 
     def __init__(self, path: str | Path) -> None:
@@ -44,7 +44,6 @@ class SqliteLeaseTables:
             return self._position()
 
     def apply(self, after: int, through: int, rows: Sequence[LeaseRow], removals: Sequence[str]) -> bool:
-        """Apply changes, all or none; see `LeaseTables.apply`."""
         with self._transaction() as connection:
             if self._position() != after:
                 return False
@@ -66,7 +65,6 @@ class SqliteLeaseTables:
             connection.execute(_SQL["move_cursor"], {"position": 0})
 
     def mark_expiring(self, now: int) -> int:
-        """Mark active leases as expiring whose TTL has ended at `now`; see `LeaseTables.mark_expiring`."""
         with self._lock, self._unavailable():
             return self._connection.execute(_SQL["mark_expiring"], {"now": now}).rowcount
 

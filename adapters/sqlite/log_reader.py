@@ -18,7 +18,7 @@ from postroom.adapters.sqlite.store_file import check_reader, has_file, is_froze
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.commit_columns import read_ranges
-from postroom.projections.log_reader import Condition, LogBounds, LogExtent, Range
+from postroom.projections.log_reader import Condition, LogBounds, LogExtent, LogReader, Range
 
 COMMITS_PER_BATCH = 100
 """Commits per batch that ADBC fetches."""
@@ -26,7 +26,7 @@ _SQL = statements("postroom.adapters.sqlite", "sql/log_reader.sql")
 
 
 @dataclass(frozen=True)
-class SqliteLogReader:
+class SqliteLogReader(LogReader):
     """A reader of the log of a SQLite store; see `LogReader`.
 
     ADBC links its own SQLite library, and two such libraries in one process cancel each other's POSIX locks
@@ -38,26 +38,21 @@ class SqliteLogReader:
     allow_gaps: bool = False
 
     def connected(self) -> AbstractContextManager["SqliteLogReader"]:
-        """Return this reader, as a file is opened quickly; see `LogReader.connected`."""
         return nullcontext(self)
 
     def mailboxes(self) -> dict[str, int]:
-        """Return the ids of the mailboxes; see `LogReader.mailboxes`."""
         with self._open() as query:
             return dict(query(_SQL["mailboxes"]))
 
     def heads(self) -> dict[str, int]:
-        """Return the last positions; see `LogReader.heads`."""
         with self._open() as query:
             return dict(query(_SQL["heads"]))
 
     def bounds(self) -> dict[str, LogBounds]:
-        """Return the recorded bounds of logs; see `LogReader.bounds`."""
         with self._open() as query:
             return {name: LogBounds(*bounds) for name, *bounds in query(_SQL["bounds"])}
 
     def extents(self, through: Mapping[str, int] | None = None) -> list[LogExtent]:
-        """Return extents of mailbox logs; see `LogReader.extents`."""
         extents = []
         with self._open() as query:
             for name, id_ in query(_SQL["mailboxes"]):
@@ -72,12 +67,10 @@ class SqliteLogReader:
     def read(
         self, ranges: Iterable[Range], columns: Sequence[str], where: Sequence[Condition] = ()
     ) -> Iterator[pa.RecordBatch]:
-        """Yield records; see `LogReader.read`."""
         select = partial(self.commits, envelopes="envelope" in columns)
         return read_ranges(select, ranges, columns, where, allow_gaps=self.allow_gaps)
 
     def commits(self, range_: Range, *, envelopes: bool = True) -> Generator[Commit, None, None]:
-        """Yield the commits that overlap a range; see `LogReader.commits`."""
         extent, first, last = range_
         bounds = {"base": extent.place(0), "first": first, "last": last}
         statement = _SQL["commits"].format(**bounds, envelopes=envelopes_column(is_read=envelopes))

@@ -13,7 +13,7 @@ from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import BUSY_TIMEOUT_MS, open_file
 from postroom.adapters.sqlite.store_file import is_frozen
 from postroom.application.outbox.events import rank_mailboxes
-from postroom.application.ports.outbox import MAX_COUNTED, MessageCount, RecordedMessage
+from postroom.application.ports.outbox import MAX_COUNTED, MessageCount, MessageOutbox, RecordedMessage
 from postroom.domain.errors import Unavailable
 
 POLL_SECONDS = 0.02
@@ -25,7 +25,7 @@ _File = tuple[int, int]
 """Device and inode of a file, which are not used again while a connection is open."""
 
 
-class SqliteMessageOutbox:
+class SqliteMessageOutbox(MessageOutbox):
     """Messages for one mailbox in a SQLite file; the file and its table may be created later.
 
     `PRAGMA data_version`, which changes with every commit of another connection, is polled instead of the
@@ -44,14 +44,12 @@ class SqliteMessageOutbox:
         self._closed = False
 
     async def find(self, limit: int, except_topics: Collection[str] = ()) -> list[RecordedMessage]:
-        """Return messages to send; see `MessageOutbox.find`."""
         self._version = self._data_version()
         return await asyncio.to_thread(self._find, limit, list(except_topics))
 
     async def settle(
         self, sent: Sequence[RecordedMessage], refused: Sequence[tuple[RecordedMessage, str]]
     ) -> None:
-        """Delete the sent messages and keep the refused ones; see `MessageOutbox.settle`."""
         await asyncio.to_thread(self._settle, sent, refused)
 
     async def wait(self) -> None:

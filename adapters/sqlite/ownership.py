@@ -10,29 +10,27 @@ from pathlib import Path
 from urllib.parse import quote
 
 from postroom.adapters.sqlite.store_file import check_own_file, check_writer
+from postroom.application.ports.lease_store import Ownership
 from postroom.application.threads import set_close_on_fork
 from postroom.domain.errors import MailboxOwned, Unavailable, UnusableStore
 
 POLL_SECONDS = 0.02
 
 
-class FileOwnership:
+class FileOwnership(Ownership):
     """Ownership of a mailbox by a lock on the file `<store>-owner-<mailbox>`, which names the owner.
 
     Its second line is unique to each ownership. Eviction removes the file, with the lock of the process that
     hangs; the next owner creates another.
     """
 
+    directory = None
+
     def __init__(self, store: str | Path) -> None:
         self._store = Path(os.path.realpath(store))  # a store has one lock, also by a symbolic link
 
-    @property
-    def directory(self) -> None:
-        """Return None: a SQLite file is used on one host; see `Ownership.directory`."""
-
     @asynccontextmanager
     async def acquire(self, mailbox: str, owner: str, wait_ms: int) -> AsyncIterator[None]:
-        """Own the mailbox while the context lasts; see `Ownership.acquire`."""
         path = self._path(mailbox)
         check_writer(self._store)
         now = asyncio.get_running_loop().time
@@ -51,16 +49,13 @@ class FileOwnership:
             os.close(descriptor)
 
     async def owner(self, mailbox: str) -> str | None:
-        """Return whom the lock file names, if it is locked; see `Ownership.owner`."""
         path = self._path(mailbox)
         return _read(path).partition("\n")[0] if _is_locked(path) else None
 
     async def incumbent(self, mailbox: str) -> str | None:
-        """Return the content of the lock file; see `Ownership.incumbent`."""
         return _read(self._path(mailbox)) or None
 
     async def evict(self, mailbox: str, incumbent: str) -> None:
-        """Remove the lock file; see `Ownership.evict`."""
         path = self._path(mailbox)
         folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
         try:

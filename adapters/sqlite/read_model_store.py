@@ -31,7 +31,7 @@ from postroom.adapters.sqlite.store_file import has_file
 from postroom.domain.errors import NotFound
 from postroom.projections.fold import MESSAGES
 from postroom.projections.plan import Plan, Truncated, bucket_parts, log_parts
-from postroom.projections.ports.read_model_store import ActiveVersion, OnProgress
+from postroom.projections.ports.read_model_store import ActiveVersion, OnProgress, RowReader, VerifiableStore
 from postroom.projections.projection import Projection, load_projections, merge_rows
 
 ROWS_PER_BATCH = 20_000
@@ -39,7 +39,7 @@ APPENDED = ("mailbox", "text", "projection_parked")
 """Tables into which parts are inserted directly; rows of the others are merged or sorted first."""
 
 
-class SqliteReadModelStore:
+class SqliteReadModelStore(VerifiableStore):
     """The read models of a SQLite store; see `ReadModelStore`.
 
     Arguments:
@@ -52,7 +52,6 @@ class SqliteReadModelStore:
         self.where = str(self._path)
 
     def active_version(self) -> ActiveVersion | None:
-        """Return the active version; see `ReadModelStore.active_version`."""
         if not has_file(self._path):
             return None
         with self._catalog() as catalog:
@@ -62,7 +61,6 @@ class SqliteReadModelStore:
     def build(
         self, plan: Callable[[ActiveVersion | None], Plan], *, restart: bool = False
     ) -> Iterator["SqliteBuild"]:
-        """Begin a version or continue one; see `ReadModelStore.build`."""
         with rebuild_lock(rebuild_lock_path(self._store), self.where), self._catalog() as catalog:
             versions = Versions(catalog)
             version, planned = versions.open(plan, partial(_create, catalog), restart=restart)
@@ -70,7 +68,6 @@ class SqliteReadModelStore:
             yield SqliteBuild(versions, catalog, version, planned, staging)
 
     def roll_back(self, to: int | None = None) -> int:
-        """Make an earlier version active again; see `ReadModelStore.roll_back`."""
         if not has_file(self._path):
             raise NotFound(
                 f"The store {self._store} has no read models; build them with `postroom views rebuild`."
@@ -79,7 +76,6 @@ class SqliteReadModelStore:
             return Versions(catalog).roll_back(to)
 
     def rows(self, model: str, columns: Sequence[str] = ()) -> Iterator[pl.DataFrame]:
-        """Yield rows of the active version; see `ReadModelStore.rows`."""
         projection = load_projections()[model]
         names = list(columns or projection.schema)
         with self._catalog() as catalog:
@@ -96,7 +92,6 @@ class SqliteReadModelStore:
                 yield pl.DataFrame(rows, schema=schema, orient="row")
 
     def row_reader(self, version: ActiveVersion) -> "SqliteRowReader":
-        """Return the reader of a version's rows; see `VerifiableStore.row_reader`."""
         return SqliteRowReader(self._path, version)
 
     def _catalog(self) -> AbstractContextManager[CatalogFile]:
@@ -104,14 +99,13 @@ class SqliteReadModelStore:
 
 
 @dataclass(frozen=True)
-class SqliteRowReader:
+class SqliteRowReader(RowReader):
     """A reader of the rows of a version; see `RowReader`."""
 
     path: Path
     version: ActiveVersion
 
     def rows(self, projection: Projection, where: str = "") -> pl.DataFrame:
-        """Return rows; see `RowReader.rows`."""
         with closing(connect_reader(self.path)) as connection:
             version = self.version.models[projection.name]
             rows = connection.execute(select_rows(projection, version, "", where)).fetchall()

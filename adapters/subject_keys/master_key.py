@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, AESSIV
 
 from postroom.adapters.files.durable import sync
-from postroom.application.ports.subject_keys import Part
+from postroom.application.ports.subject_keys import MasterKey, Part
 from postroom.domain.errors import IntegrityFailure, InvalidRequest, NotFound, Unavailable
 
 KEY_BYTES = 32
@@ -32,7 +32,7 @@ COMMAND_SECONDS = 10.0
 """Time limit of a command that prints a master key."""
 
 
-class LocalMasterKey:
+class LocalMasterKey(MasterKey):
     """Master key in the memory of this process; see `MasterKey`.
 
     Arguments:
@@ -57,12 +57,10 @@ class LocalMasterKey:
         return self._key_id
 
     def wrap(self, data_key: bytes, pseudonym: str) -> bytes:
-        """Return the nonce, and the data key encrypted by AES-256-GCM; see `MasterKey.wrap`."""
         nonce = token_bytes(NONCE_BYTES)
         return nonce + self._cipher.encrypt(nonce, data_key, pseudonym.encode())
 
     def unwrap(self, data_key: bytes, pseudonym: str) -> bytes:
-        """Return the data key; see `MasterKey.unwrap`."""
         try:
             nonce, ciphertext = data_key[:NONCE_BYTES], data_key[NONCE_BYTES:]
             return self._cipher.decrypt(nonce, ciphertext, pseudonym.encode())
@@ -72,15 +70,12 @@ class LocalMasterKey:
             ) from None
 
     def index(self, subject: str) -> bytes:
-        """Return the HMAC-SHA256 of a subject's name; see `MasterKey.index`."""
         return hmac.digest(self._index_key, subject.encode(), hashlib.sha256)
 
     def sign(self, record: bytes) -> bytes:
-        """Return an Ed25519 signature; see `MasterKey.sign`."""
         return self._signing_key.sign(record)
 
     def verify(self, record: bytes, signature: bytes) -> bool:
-        """Return whether this key signed a record; see `MasterKey.verify`."""
         try:
             self._signing_key.public_key().verify(signature, record)
         except InvalidSignature:
@@ -89,7 +84,6 @@ class LocalMasterKey:
 
     @property
     def public_key(self) -> bytes:
-        """Return the public key of signatures; see `MasterKey.public_key`."""
         return self._signing_key.public_key().public_bytes_raw()
 
 

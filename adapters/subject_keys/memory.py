@@ -10,11 +10,11 @@ from threading import Lock
 
 from postroom.adapters.files.durable import sync
 from postroom.adapters.subject_keys.master_key import DATA_KEY_BYTES, PSEUDONYM_PREFIX, DataKey
-from postroom.application.ports.subject_keys import MasterKey, Subject, UnknownPseudonym
+from postroom.application.ports.subject_keys import MasterKey, Subject, SubjectKeys, UnknownPseudonym
 from postroom.domain.errors import Unavailable
 
 
-class MemorySubjectKeys:
+class MemorySubjectKeys(SubjectKeys):
     """Subject keys that are lost at the end of the process; see `SubjectKeys`."""
 
     def __init__(self, master_key: MasterKey, now: Callable[[], int]) -> None:
@@ -26,18 +26,15 @@ class MemorySubjectKeys:
         self._lock = Lock()
 
     def get_or_create(self, subjects: Collection[str]) -> Mapping[str, DataKey]:
-        """Return the keys of subjects; see `SubjectKeys.get_or_create`."""
         with self._lock:
             return {subject: self._get(subject) or self._add(subject) for subject in subjects}
 
     def get(self, subjects: Collection[str]) -> Mapping[str, DataKey]:
-        """Return the keys of those subjects that have one; see `SubjectKeys.get`."""
         with self._lock:
             keys = {subject: self._get(subject) for subject in subjects}
         return {subject: key for subject, key in keys.items() if key is not None}
 
     def resolve(self, pseudonyms: Collection[str]) -> Mapping[str, DataKey | None]:
-        """Return the keys by pseudonym; see `SubjectKeys.resolve`."""
         with self._lock:
             for pseudonym in pseudonyms:
                 self._check(pseudonym)
@@ -47,25 +44,21 @@ class MemorySubjectKeys:
             }
 
     def find(self, subject: str) -> Subject | None:
-        """Return a subject; see `SubjectKeys.find`."""
         with self._lock:
             subjects = [self._subjects[each] for each in self._pseudonyms(subject)]
         return min(subjects, key=lambda each: each.erased_at is not None, default=None)
 
     def list_subjects(self) -> Sequence[Subject]:
-        """Return all subjects; see `SubjectKeys.list_subjects`."""
         with self._lock:
             return list(self._subjects.values())
 
     def destroy(self, pseudonym: str, now: int) -> None:
-        """Destroy the key of a subject; see `SubjectKeys.destroy`."""
         with self._lock:
             self._check(pseudonym)
             if self._keys.pop(pseudonym, None) is not None:
                 self._subjects[pseudonym] = self._subjects[pseudonym]._replace(erased_at=now)
 
     def mark_recorded(self, pseudonym: str) -> None:
-        """Complete an erasure; see `SubjectKeys.mark_recorded`."""
         with self._lock:
             self._check(pseudonym)
             if pseudonym not in self._keys:

@@ -22,7 +22,7 @@ from postroom.adapters.postgres.database import (
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.subject_keys.master_key import DATA_KEY_BYTES, PSEUDONYM_PREFIX, DataKey
-from postroom.application.ports.subject_keys import MasterKey, Subject, UnknownPseudonym
+from postroom.application.ports.subject_keys import MasterKey, Subject, SubjectKeys, UnknownPseudonym
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 
 TIMEOUT_SECONDS = 5.0
@@ -54,7 +54,7 @@ def create_subject_keys(url: str, master_key: MasterKey) -> None:
         raise InvalidRequest(f"The database {shown(url)} has a key store, which is never overwritten.")
 
 
-class PostgresSubjectKeys:
+class PostgresSubjectKeys(SubjectKeys):
     """Subject keys in the schema `postroom_keys` of a PostgreSQL database; see `SubjectKeys`.
 
     A call fails within `TIMEOUT_SECONDS` also when the server is paused, and is repeated once when the
@@ -77,7 +77,6 @@ class PostgresSubjectKeys:
         return f"PostgresSubjectKeys({shown(self._url)!r})"
 
     def get_or_create(self, subjects: Collection[str]) -> Mapping[str, DataKey]:
-        """Return the keys of subjects; see `SubjectKeys.get_or_create`."""
         names = list(dict.fromkeys(subjects))
         keys = self.get(names)
         while len(keys) < len(names):  # again if one was destroyed since
@@ -86,13 +85,11 @@ class PostgresSubjectKeys:
         return {name: keys[name] for name in names}
 
     def get(self, subjects: Collection[str]) -> dict[str, DataKey]:
-        """Return the keys of those subjects that have one; see `SubjectKeys.get`."""
         indexes = {self._master_key.index(subject): subject for subject in subjects}
         rows = self._fetch("keys_of_subjects", indexes=list(indexes))
         return {indexes[index]: self._unwrap(pseudonym, key) for index, pseudonym, key in rows}
 
     def resolve(self, pseudonyms: Collection[str]) -> Mapping[str, DataKey | None]:
-        """Return the keys by pseudonym; see `SubjectKeys.resolve`."""
         storable = [each for each in pseudonyms if "\0" not in each]  # as all are that this store created
         rows = dict(self._fetch("keys_of_pseudonyms", pseudonyms=storable))
         for pseudonym in pseudonyms:
@@ -101,20 +98,16 @@ class PostgresSubjectKeys:
         return {each: None if rows[each] is None else self._unwrap(each, rows[each]) for each in pseudonyms}
 
     def find(self, subject: str) -> Subject | None:
-        """Return a subject; see `SubjectKeys.find`."""
         rows = self._fetch("find_subject", blind_index=self._master_key.index(subject))
         return Subject(*rows[0]) if rows else None
 
     def list_subjects(self) -> Sequence[Subject]:
-        """Return all subjects; see `SubjectKeys.list_subjects`."""
         return [Subject(*row) for row in self._fetch("list_subjects")]
 
     def destroy(self, pseudonym: str, now: int) -> None:
-        """Destroy the key of a subject; see `SubjectKeys.destroy`."""
         self._rewrite(pseudonym, now)
 
     def mark_recorded(self, pseudonym: str) -> None:
-        """Complete an erasure; see `SubjectKeys.mark_recorded`."""
         self._rewrite(pseudonym, None)
 
     def _add(self, subjects: Sequence[str]) -> None:

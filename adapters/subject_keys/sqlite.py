@@ -10,7 +10,7 @@ from secrets import token_bytes, token_hex
 from postroom.adapters.files.durable import sync
 from postroom.adapters.sql.statements import read_text, statements
 from postroom.adapters.subject_keys.master_key import DATA_KEY_BYTES, PSEUDONYM_PREFIX, DataKey
-from postroom.application.ports.subject_keys import MasterKey, Subject, UnknownPseudonym
+from postroom.application.ports.subject_keys import MasterKey, Subject, SubjectKeys, UnknownPseudonym
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 
 BUSY_TIMEOUT_SECONDS = 5.0
@@ -42,7 +42,7 @@ def create_subject_keys(path: Path, master_key: MasterKey) -> None:
         raise Unavailable(f"The key store {path} can't be created: {reason}.") from error
 
 
-class SqliteSubjectKeys:
+class SqliteSubjectKeys(SubjectKeys):
     """Subject keys in a SQLite file; see `SubjectKeys`.
 
     Each call opens the file, so it may be used after a fork, and sees what other processes changed.
@@ -61,7 +61,6 @@ class SqliteSubjectKeys:
         return f"SqliteSubjectKeys({str(self._path)!r})"
 
     def get_or_create(self, subjects: Collection[str]) -> Mapping[str, DataKey]:
-        """Return the keys of subjects; see `SubjectKeys.get_or_create`."""
         keys = self.get(subjects)
         if len(keys) == len(set(subjects)):
             return keys
@@ -69,13 +68,11 @@ class SqliteSubjectKeys:
             return {subject: self._get_or_add(connection, subject) for subject in subjects}
 
     def get(self, subjects: Collection[str]) -> dict[str, DataKey]:
-        """Return the keys of those subjects that have one; see `SubjectKeys.get`."""
         with self._connection() as connection:
             keys = {subject: self._get(connection, self._master_key.index(subject)) for subject in subjects}
         return {subject: key for subject, key in keys.items() if key is not None}
 
     def resolve(self, pseudonyms: Collection[str]) -> Mapping[str, DataKey | None]:
-        """Return the keys by pseudonym; see `SubjectKeys.resolve`."""
         keys: dict[str, DataKey | None] = {}
         with self._connection() as connection:
             for pseudonym in pseudonyms:
@@ -86,25 +83,21 @@ class SqliteSubjectKeys:
         return keys
 
     def find(self, subject: str) -> Subject | None:
-        """Return a subject; see `SubjectKeys.find`."""
         with self._connection() as connection:
             blind_index = self._master_key.index(subject)
             row = connection.execute(_SQL["find_subject"], {"blind_index": blind_index}).fetchone()
         return None if row is None else _subject(row)
 
     def list_subjects(self) -> Sequence[Subject]:
-        """Return all subjects; see `SubjectKeys.list_subjects`."""
         with self._connection() as connection:
             return [_subject(row) for row in connection.execute(_SQL["list_subjects"])]
 
     def destroy(self, pseudonym: str, now: int) -> None:
-        """Destroy the key of a subject; see `SubjectKeys.destroy`."""
         with self._transaction() as connection:
             self._check_pseudonym(connection, pseudonym)
             connection.execute(_SQL["destroy"], {"pseudonym": pseudonym, "now": now})
 
     def mark_recorded(self, pseudonym: str) -> None:
-        """Complete an erasure; see `SubjectKeys.mark_recorded`."""
         with self._transaction() as connection:
             self._check_pseudonym(connection, pseudonym)
             connection.execute(_SQL["mark_recorded"], {"pseudonym": pseudonym})

@@ -38,6 +38,7 @@ class ArchivedEventLog(Records):
         Raises: BrokenLog when commits are missing between them; Unavailable when the archive can't be read or
             belongs to another log.
         """
+        self.mailbox = log.mailbox
         self._log = log
         self._archive = archive
         # Before the archive, as retention may move commits there in between.
@@ -46,13 +47,7 @@ class ArchivedEventLog(Records):
         self._archived = archived_extent(log.mailbox, extents, first)
         check_history(log, archive)
 
-    @property
-    def mailbox(self) -> str:
-        """Return the name of the mailbox."""
-        return self._log.mailbox
-
     def commits(self, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
-        """Yield the commits of the archive, verified, and then of the log; see `CommitReader.commits`."""
         after = max(after, (self.first_position() or 1) - 1)
         while True:
             reached, gap = after, None
@@ -75,7 +70,6 @@ class ArchivedEventLog(Records):
                 return
 
     def commits_of(self, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
-        """Return the commits that hold these positions; see `CommitReader.commits_of`."""
         rest = set(positions)
         # The log first, as retention may move commits to the archive in between.
         from_log = self._log.commits_of(rest, envelopes=envelopes)
@@ -87,7 +81,6 @@ class ArchivedEventLog(Records):
         return self._archive.commits_of(self.mailbox, rest, envelopes=envelopes) + from_log
 
     def index_of(self, streams: Iterable[bytes]) -> list[IndexEntry]:
-        """Return the entries of streams; see `CommitReader.index_of`."""
         rest = set(streams)
         from_log = self._log.index_of(rest)
         archived = self._archive.index_of(self.mailbox, rest)
@@ -106,15 +99,12 @@ class ArchivedEventLog(Records):
         return self._log.streams_between(first, last, limit)
 
     def size(self) -> LogSize:
-        """Return the size of the log without its archive; see `EventLogReader.size`."""
         return self._log.size()
 
     def position_at_size(self, size: int) -> int:
-        """Return a position of the log without its archive; see `EventLogReader.position_at_size`."""
         return self._log.position_at_size(size)
 
     def head(self) -> Head | None:
-        """Return the end of the log; see `EventLogReader.head`."""
         head = self._log.head()
         if head is not None or self._archived is None:
             return head
@@ -122,11 +112,9 @@ class ArchivedEventLog(Records):
         return Head(commit.last, commit.at, commit.chain, commit.epoch)
 
     def first_position(self) -> int | None:
-        """Return the first position of archive or log; see `EventLogReader.first_position`."""
         return self._log.first_position() if self._archived is None else self._archived.first
 
     def position_before(self, at: int) -> int:
-        """Return the last position before log time `at`; see `EventLogReader.position_before`."""
         position, first = self._log.position_before(at), self._log.first_position()
         if self._archived is None or (first is not None and position >= first):
             return position

@@ -1,6 +1,5 @@
 """Records of a log, read from its commits with the histories of messages."""
 
-from abc import abstractmethod
 from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -8,6 +7,7 @@ from itertools import chain
 from operator import attrgetter
 
 from postroom.application.mailbox.codec import decode_by_type, decode_events, stream_ids, to_records
+from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.commit import Commit, IndexEntry
 from postroom.domain.errors import BrokenLog
 from postroom.domain.message import (
@@ -96,23 +96,12 @@ _ENDS = (MessageAcked, MessageExpired, MessageDeadLettered)
 _INDEXED = (*_ENDS, MessageRedriven)
 
 
-class Records:
+class Records(EventLogReader):
     """Methods of `EventLogReader` over the methods of `CommitReader`."""
 
-    @abstractmethod
-    def commits(self, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
-        """See `CommitReader.commits`."""
-
-    @abstractmethod
-    def commits_of(self, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
-        """See `CommitReader.commits_of`."""
-
-    @abstractmethod
-    def index_of(self, streams: Iterable[bytes]) -> list[IndexEntry]:
-        """See `CommitReader.index_of`."""
+    mailbox: str
 
     def read(self, after: int = 0, limit: int | None = None) -> Iterator[Record]:
-        """Yield records with their envelopes; see `EventLogReader.read`."""
         if limit is not None and limit <= 0:
             return
         for commit in self.commits(after):
@@ -125,11 +114,9 @@ class Records:
                             return
 
     def replay(self, after: int = 0) -> Iterator[tuple[int, Event]]:
-        """Yield positions and events without envelopes; see `EventLogReader.replay`."""
         return chain.from_iterable(enumerate(events, first) for first, events in self.replay_runs(after))
 
     def replay_runs(self, after: int = 0) -> Iterator[tuple[int, Sequence[Event]]]:
-        """Yield events without envelopes by type; see `EventLogReader.replay_runs`."""
         for commit in self.commits(after, envelopes=False):
             first = commit.first
             for events in decode_by_type(commit):
@@ -139,21 +126,17 @@ class Records:
                 first += len(events)
 
     def read_stream(self, stream: bytes) -> list[Record]:
-        """Return the records of one stream; see `EventLogReader.read_stream`."""
         entries = self.index_of([stream])
         # The mailbox's own events are many, and stand among messages. Only messages have version 1 alone.
         return self._histories(entries, envelopes=all(entry.version == 1 for entry in entries))[stream]
 
     def read_streams(self, streams: Iterable[bytes]) -> Mapping[bytes, Sequence[Record]]:
-        """Return the records of streams without envelopes; see `EventLogReader.read_streams`."""
         return self._histories(self.index_of(streams), envelopes=False)
 
     def existing_streams(self, streams: Iterable[bytes]) -> set[bytes]:
-        """Return which streams have records; see `EventLogReader.existing_streams`."""
         return {entry.stream for entry in self.index_of(streams)}
 
     def replay_first(self, streams: Iterable[bytes]) -> Iterator[Event]:
-        """Yield the first events of streams; see `EventLogReader.replay_first`."""
         first = {entry.position: entry for entry in self.index_of(streams) if entry.version == 1}
         for commit in self.commits_of(first, envelopes=False):
             for position, event in enumerate(decode_events(commit), commit.first):
@@ -161,7 +144,6 @@ class Records:
                     yield event
 
     def at_positions(self, positions: Sequence[int], optional: Collection[int] = ()) -> dict[int, Record]:
-        """Return the records at these positions; see `EventLogReader.at_positions`."""
         return self._at_positions(positions, optional)
 
     def _at_positions(

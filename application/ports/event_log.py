@@ -106,9 +106,8 @@ class CommitReader(Protocol):
     `application.mailbox.records.Records`.
     """
 
-    @property
-    def mailbox(self) -> str:
-        """Return the name of the mailbox."""
+    mailbox: str
+    """The name of the mailbox."""
 
     def commits(self, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
         """Yield the commits that end after position `after`, in order.

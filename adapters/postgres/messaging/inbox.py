@@ -25,7 +25,7 @@ from postroom.adapters.postgres.messaging.aggregate_events import as_json, micro
 from postroom.adapters.postgres.messaging.settings import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.messaging.cleanup import CODEC
-from postroom.application.ports.inbox import PartitionBacklog
+from postroom.application.ports.inbox import InboxRepository, PartitionBacklog
 from postroom.application.ports.outbox import Backlog
 from postroom.domain.errors import NotFound, PostroomError, Unavailable, UnusableServer
 from postroom.domain.inbox import (
@@ -95,7 +95,7 @@ class _Operation(NamedTuple):
             self.result.set_exception(error)
 
 
-class PostgresInbox:
+class PostgresInbox(InboxRepository):
     """The inbox in the service's database, on one connection that is opened on demand.
 
     Concurrent changes are batched: a busy worker commits once for dozens of messages, by one statement. Rows
@@ -123,7 +123,6 @@ class PostgresInbox:
     async def insert(
         self, message_id: UUID, subject: str, at: int, *, redrive: bool = False, busy_ms: int = 0
     ) -> InboxMessage:
-        """Record that a delivery of a message starts; see `InboxRepository.insert`."""
         subject = subject.replace("\x00", "")
         inbox = self._tables.inbox_messages
 
@@ -133,7 +132,6 @@ class PostgresInbox:
         return await self._change(message_id, decide, can_be_new=True)
 
     async def mark_processed(self, message_id: UUID, at: int) -> InboxMessage:
-        """Record that the handler processed the message; see `InboxRepository.mark_processed`."""
         return await self._change(message_id, partial(_on_existing, process, now=at))
 
     async def record_error(self, message_id: UUID, error: str, at: int) -> InboxMessage:
@@ -147,7 +145,6 @@ class PostgresInbox:
         return await self._change(message_id, partial(_on_existing, dead_letter, reason=reason, now=at))
 
     async def mark_discarded(self, message_id: UUID, reason: str, letter: bytes, at: int) -> InboxMessage:
-        """Record that an operator discarded a dead letter; see `InboxRepository.mark_discarded`."""
         change = partial(_on_existing, discard, reason=reason.replace("\x00", ""), dead_letter=letter, now=at)
         return await self._change(message_id, change)
 
@@ -158,13 +155,11 @@ class PostgresInbox:
         return Backlog(count, oldest)
 
     async def queue_backlog(self, consumer: str | None = None) -> list[PartitionBacklog]:
-        """Count the messages in the queues of ordered workers; see `InboxRepository.queue_backlog`."""
         async with self._transaction() as connection:
             rows = await self._run(connection, "queue_backlog", {"consumer": consumer})
         return [PartitionBacklog(*row) for row in rows]
 
     async def delete_processed(self, before: int, limit: int) -> int | None:
-        """Delete messages that were processed before a time; see `InboxRepository.delete_processed`."""
         async with self._transaction() as connection:
             task = {"task": lock_name(self._url, f"inbox cleanup {self._tables.inbox_messages}")}
             if not (await self._run(connection, "lock_transaction", task))[0][0]:

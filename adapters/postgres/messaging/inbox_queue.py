@@ -19,7 +19,7 @@ from postroom.adapters.postgres.database import (
 from postroom.adapters.postgres.messaging.settings import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.inbox.request import PARTITIONS
-from postroom.application.ports.inbox import NewMessage, Ownership, QueuedMessage, Retry, Turn
+from postroom.application.ports.inbox import InboxQueue, NewMessage, Ownership, QueuedMessage, Retry, Turn
 from postroom.application.ports.read_models import ContextBacklog
 from postroom.application.ports.source import Headers, SourceMessage, StreamState
 from postroom.domain.errors import Unavailable, UnusableServer
@@ -36,7 +36,7 @@ class _Content(msgspec.Struct, array_like=True, frozen=True):
 _decode = msgspec.msgpack.Decoder(_Content).decode
 
 
-class PostgresInboxQueue:
+class PostgresInboxQueue(InboxQueue):
     """The queue of one consumer in the service's database, as one worker uses it.
 
     Arguments:
@@ -56,7 +56,6 @@ class PostgresInboxQueue:
         self._turn = asyncio.Lock()
 
     async def open(self, state: StreamState) -> None:
-        """Begin to use the queue; see `InboxQueue.open`."""
         await self._run("add_partitions", partitions=PARTITIONS)
         await self._run(
             "open_reader", incarnation=state.incarnation, floor=state.floor, delivered=state.delivered
@@ -64,12 +63,10 @@ class PostgresInboxQueue:
         self._incarnation = state.incarnation
 
     async def take_turn(self, ms: int, most: int) -> Turn | None:
-        """Take or prolong the right to add; see `InboxQueue.take_turn`."""
         rows = await self._run("take_turn", incarnation=self._incarnation, ms=ms, most=most)
         return Turn(*rows[0]) if rows else None
 
     async def add(self, after: int, last: int, messages: Sequence[NewMessage]) -> bool:
-        """Add the next messages of the stream; see `InboxQueue.add`."""
         rows = await self._run(
             "add",
             incarnation=self._incarnation,
@@ -83,27 +80,22 @@ class PostgresInboxQueue:
         return bool(rows)
 
     async def renew(self, ms: int) -> None:
-        """Renew the lease of this worker's partitions; see `InboxQueue.renew`."""
         await self._run("renew", ms=ms)
 
     async def claim(self) -> Ownership:
-        """Claim partitions without a live owner; see `InboxQueue.claim`."""
         await self._run("claim", partitions=PARTITIONS)
         rows = await self._run("owned")
         return Ownership({partition: epoch for partition, epoch, _ in rows}, rows[0][2] if rows else 1)
 
     async def release(self, partitions: Collection[int]) -> None:
-        """Give up partitions; see `InboxQueue.release`."""
         await self._run("release", partitions=list(partitions))
 
     async def leave(self) -> None:
-        """Give up all partitions, and the turn; see `InboxQueue.leave`."""
         await self._run("leave")
 
     async def next(
         self, limit: int, in_hand: Collection[int], draining: Collection[int]
     ) -> Sequence[QueuedMessage]:
-        """Return the first messages of this worker's partitions; see `InboxQueue.next`."""
         rows = await self._run("next", limit=limit, in_hand=list(in_hand), draining=list(draining))
         return [
             QueuedMessage(position, partition, epoch, lane, failures, _read(content, sequence, failures))
@@ -111,7 +103,6 @@ class PostgresInboxQueue:
         ]
 
     async def settle(self, settled: Collection[int], retries: Collection[Retry]) -> None:
-        """Remove messages, and postpone others; see `InboxQueue.settle`."""
         await self._run(
             "settle",
             settled=list(settled),

@@ -19,7 +19,7 @@ from postroom.adapters.postgres.url import schema_of
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.outbox.events import rank_mailboxes
-from postroom.application.ports.outbox import MAX_COUNTED, MessageCount, RecordedMessage
+from postroom.application.ports.outbox import MAX_COUNTED, MessageCount, MessageOutbox, RecordedMessage
 from postroom.application.telemetry import logger
 from postroom.application.threads import cancel_and_wait, wait_at_most
 from postroom.domain.errors import PostroomError, Unavailable
@@ -93,7 +93,7 @@ _SQL = {
 }
 
 
-class PostgresMessageOutbox:
+class PostgresMessageOutbox(MessageOutbox):
     """Messages for one mailbox in a database, which may be migrated later."""
 
     def __init__(self, url: str, mailbox: str) -> None:
@@ -104,7 +104,6 @@ class PostgresMessageOutbox:
         self._is_migrated = False
 
     async def find(self, limit: int, except_topics: Collection[str] = ()) -> list[RecordedMessage]:
-        """Return messages to send; see `MessageOutbox.find`."""
         if not self._is_migrated:
             self._is_migrated = await asyncio.to_thread(has_message_outbox, self._url)
             if not self._is_migrated:
@@ -115,7 +114,6 @@ class PostgresMessageOutbox:
     async def settle(
         self, sent: Sequence[RecordedMessage], refused: Sequence[tuple[RecordedMessage, str]]
     ) -> None:
-        """Delete the sent messages and keep the refused ones; see `MessageOutbox.settle`."""
         await asyncio.to_thread(self._settle, sent, refused)
 
     async def wait(self) -> None:

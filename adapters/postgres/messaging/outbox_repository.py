@@ -14,7 +14,14 @@ from postroom.adapters.postgres.messaging.aggregate_events import as_held, as_js
 from postroom.adapters.postgres.messaging.settings import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.messaging.cleanup import CODEC
-from postroom.application.ports.outbox import Backlog, Decision, Kind, OutboxRow
+from postroom.application.ports.outbox import (
+    Backlog,
+    Decision,
+    Kind,
+    OutboxClaim,
+    OutboxRepository,
+    OutboxRow,
+)
 from postroom.domain.errors import PostroomError, Unavailable, UnusableServer
 from postroom.domain.outbox import OutboxEvent, OutboxEventRecorded, OutboxRowHeld, Status
 from postroom.domain.subject import CorrelationContext
@@ -31,7 +38,7 @@ _ROW_ERRORS = ("22", "53200", "54", "XX")
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 
 
-class PostgresOutboxRepository:
+class PostgresOutboxRepository(OutboxRepository):
     """Outbox events of one database; a lost connection is replaced at the next call.
 
     Arguments:
@@ -80,7 +87,6 @@ class PostgresOutboxRepository:
             yield PostgresClaim(connection, self._sql, claimed, self._batch_bytes)
 
     async def find_failed(self, limit: int, *, only_parked: bool) -> list[OutboxEvent]:
-        """Return events that could not be published, oldest first; see `OutboxRepository.find_failed`."""
         async with self._transaction() as connection:
             parameters = {"limit": limit, "only_parked": only_parked}
             cursor = await connection.execute(self._sql["find_failed"], parameters)
@@ -133,7 +139,7 @@ class PostgresOutboxRepository:
         return describe(error, self._url)
 
 
-class PostgresClaim:
+class PostgresClaim(OutboxClaim):
     """Some partitions of the outbox, in one open transaction."""
 
     def __init__(
@@ -150,11 +156,9 @@ class PostgresClaim:
         return self._partitions
 
     async def find_unpublished(self, now: int, limit: int) -> list[OutboxRow]:
-        """Return events to publish, oldest first; see `OutboxClaim.find_unpublished`."""
         return await self._find("find_unpublished", now, limit)
 
     async def find_besides(self, now: int, limit: int, kinds: Collection[Kind]) -> list[OutboxRow]:
-        """Return events of other kinds to publish; see `OutboxClaim.find_besides`."""
         return await self._find(
             "find_besides",
             now,
