@@ -202,7 +202,8 @@ def _reading_file(path: str) -> Iterator[_Source]:
 
 @contextmanager
 def _reading_database(url: str) -> Iterator[_Source]:
-    from postroom.adapters.postgres.database import connect, unavailable
+    from postroom.adapters.postgres.database import connect
+    from postroom.adapters.postgres.errors import unavailable
 
     with (
         closing(connect(url, "postroom import-store")) as connection,

@@ -10,7 +10,8 @@ from uuid import UUID
 from psycopg import IsolationLevel
 
 from postroom.adapters.postgres.columns import index_rows, to_commit
-from postroom.adapters.postgres.database import Connection, connect, shown, unavailable
+from postroom.adapters.postgres.database import Connection, connect
+from postroom.adapters.postgres.errors import shown, unavailable
 from postroom.adapters.postgres.event_log import PARTITION_POSITIONS
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.postgres.read_model_store import PostgresDatabase

@@ -12,7 +12,8 @@ from psycopg.adapt import Buffer, Dumper
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import Format
 
-from postroom.adapters.postgres.database import Settings, connect, is_pooled, server_parameters, shown
+from postroom.adapters.postgres.database import Settings, connect, is_pooled, server_parameters
+from postroom.adapters.postgres.errors import shown
 from postroom.adapters.sql.statements import statements
 from postroom.application.mailbox.codec import compress, decompress, decompress_envelopes
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry

@@ -1,21 +1,19 @@
-"""Connections to a PostgreSQL database, and errors about it."""
+"""Connections to a PostgreSQL database."""
 
 import asyncio
 import os
-import select
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from threading import Event, Lock, Timer
+from threading import Event, Timer
 from typing import Any, Protocol, Self, TypeVar
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
-from postroom.adapters.postgres.url import DEFAULT_SCHEMA, in_schema, is_url, schema_of, without_schema
-from postroom.domain.errors import InvalidRequest, Unavailable, UnusableServer
+from postroom.adapters.postgres.errors import parameters_of, pooler_refusal, silent, unavailable
+from postroom.adapters.postgres.url import DEFAULT_SCHEMA, in_schema, schema_of
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
@@ -55,25 +53,8 @@ _REFUSED_PARAMETER = "unsupported startup parameter"
 """Part of the message with which PgBouncer refuses options, and connections for replication."""
 _SESSION = b"SELECT pg_backend_pid(), current_setting('synchronous_commit')"
 """The process of the session; a pooler gave its client another number, with which to cancel statements."""
-_LOCAL_HOSTS = ("", "localhost", "127.0.0.1", "::1")
-_NO_CONNECTION = ("08", "28", "3D", "53300", "57P")
-"""Prefixes of the SQLSTATE of connections that failed, were refused, or were ended by the server."""
-_REFUSED = ("28", "3D")
-_REFUSAL_TEXTS = ("authentication failed", "no pg_hba.conf entry", "does not exist", "permission denied")
 NAME_BYTES = 63
 """Limit of an application name; the server truncates longer ones."""
-
-
-def shown(url: str) -> str:
-    """Return the URL for messages: without the password and all options but the schema.
-
-    Raises: InvalidRequest for a malformed URL.
-    """
-    parameters = _parameters(url)
-    user = f"{parameters['user']}@" if "user" in parameters else ""
-    port = f":{parameters['port']}" if "port" in parameters else ""
-    schema = f"?schema={schema_of(url)}" if schema_of(url) else ""
-    return f"postgresql://{user}{parameters.get('host', '')}{port}/{parameters.get('dbname', '')}{schema}"
 
 
 def lock_name(url: str, task: str) -> str:
@@ -250,7 +231,7 @@ async def connect_async(
                 _share_sessions(connection, url, settings, session_for)
         except TimeoutError as error:
             await connection.close()
-            raise _silent(url, CONNECT_TIMEOUT_SECONDS) from error
+            raise silent(url, CONNECT_TIMEOUT_SECONDS) from error
         except BaseException:
             await connection.close()
             raise
@@ -281,7 +262,7 @@ async def connect_replication(url: str, name: str, settings: Settings, encoding:
         except psycopg.OperationalError as error:
             if _REFUSED_PARAMETER not in str(error):
                 raise
-            raise _refuse_pooler(url, "capture") from error
+            raise pooler_refusal(url, "capture") from error
 
 
 @contextmanager
@@ -304,7 +285,7 @@ def deadline(connection: Connection, url: str, seconds: float) -> Iterator[None]
         yield
     except psycopg.Error as error:
         if is_over.is_set():
-            raise _silent(url, seconds) from error
+            raise silent(url, seconds) from error
         raise
     finally:
         timer.cancel()
@@ -333,109 +314,6 @@ def set_locally(connection: Connection) -> None:
             connection.execute(statement)
 
 
-def has_ended(connection: Connection | AsyncConnection) -> bool:
-    """Return whether a connection was lost, or is idle and was ended by the server or on the way to it.
-
-    Between two statements a server sends nothing but why it ends the session; should it be anything else, a
-    new connection is as good. So what was not yet sent needs no repetition, whatever it does.
-    """
-    if connection.closed:
-        return True
-    if connection.pgconn.transaction_status != TransactionStatus.IDLE:
-        return False
-    arrivals = select.poll()
-    arrivals.register(connection.fileno(), select.POLLIN)
-    return bool(arrivals.poll(0))
-
-
-class Reconnecting:
-    """A connection that one thread at a time uses; the next use replaces one that was lost or ended.
-
-    Arguments:
-        open_: opens and configures a connection.
-    """
-
-    def __init__(self, open_: Callable[[], Connection]) -> None:
-        self._open = open_
-        self._lock = Lock()
-        self._connection: Connection | None = None
-        self._closed = False
-
-    @contextmanager
-    def use(self) -> Iterator[Connection]:
-        """Use the connection exclusively while the context lasts.
-
-        Raises: Unavailable after `close`.
-        """
-        with self._lock:
-            if self._closed:
-                raise Unavailable("The connection to the database was closed; open the store again.")
-            if self._connection is not None and has_ended(self._connection):
-                self._disconnect()
-            if self._connection is None:
-                self._connection = self._open()
-            try:
-                yield self._connection
-            finally:
-                if self._connection.broken:
-                    self._disconnect()
-
-    def run(self, function: Callable[[Connection], T]) -> T:
-        """Return a function's result; call it once more if the connection was lost in its first call.
-
-        Arguments:
-            function: idempotent, as the server may have executed the statements of the first call, or still
-                will.
-        """
-        with self.use() as connection:
-            try:
-                return function(connection)
-            except psycopg.OperationalError:
-                if not connection.broken:
-                    raise
-        with self.use() as connection:
-            return function(connection)
-
-    def close(self) -> None:
-        """Close the connection permanently; idempotent."""
-        with self._lock:
-            self._closed = True
-            self._disconnect()
-
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-
-class AsyncReconnecting:
-    """A connection for asyncio; the next use replaces one that was lost, or ended outside a transaction.
-
-    Arguments:
-        open_: opens and configures a connection.
-    """
-
-    def __init__(self, open_: Callable[[], Awaitable[AsyncConnection]]) -> None:
-        self._open = open_
-        self._opening = asyncio.Lock()
-        self._connection: AsyncConnection | None = None
-
-    async def connected(self) -> AsyncConnection:
-        """Return the connection, which may have been opened for this call."""
-        async with self._opening:
-            if self._connection is not None and has_ended(self._connection):
-                await self.close()
-            if self._connection is None:
-                self._connection = await self._open()
-            return self._connection
-
-    async def close(self) -> None:
-        """Close the connection until its next use; idempotent."""
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            await connection.close()
-
-
 @contextmanager
 def closing_on_failure(connection: Closable) -> Iterator[None]:
     """Close a connection if its use fails."""
@@ -446,70 +324,9 @@ def closing_on_failure(connection: Closable) -> Iterator[None]:
         raise
 
 
-def identity(url: str) -> str:
-    """Return server, database and schema of a URL, the same for all spellings of this host."""
-    parameters = _parameters(url)
-    hosts = str(parameters.get("host") or os.environ.get("PGHOST", "")).split(",")
-    is_local = all(host in _LOCAL_HOSTS or host.startswith("/") for host in hosts)
-    port = parameters.get("port") or os.environ.get("PGPORT") or 5_432
-    user = parameters.get("user") or os.environ.get("PGUSER", "")
-    database = parameters.get("dbname") or os.environ.get("PGDATABASE") or user
-    schema = f" {schema_of(url)}" if schema_of(url) else ""
-    return f"postgresql {'local' if is_local else ','.join(hosts)} {port} {database}{schema}"
-
-
-@contextmanager
-def unavailable(url: str) -> Iterator[None]:
-    """Raise `Unavailable`, without the password, in place of a database error."""
-    try:
-        yield
-    except psycopg.Error as error:
-        raise describe(error, url) from error
-
-
-def describe(error: psycopg.Error, url: str) -> Unavailable:
-    """Return a database error as `Unavailable`, in one sentence."""
-    message = error.diag.message_primary or str(error).partition("\n")[0]
-    reason = " ".join(message.removeprefix("connection failed:").split()).rstrip(".") or type(error).__name__
-    if _is_refused(error, message):
-        return UnusableServer(
-            f"The database {shown(url)} refuses the connection: {reason}. Check user, password and "
-            "database of its URL."
-        )
-    if is_lost(error):
-        return Unavailable(
-            f"The database {shown(url)} can't be reached: {reason}. Check its URL and that the server runs."
-        )
-    if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return UnusableServer(
-            f"The database {shown(url)} denies a privilege that Postroom needs: {reason}; grant it to the "
-            "user."
-        )
-    if error.sqlstate is None:
-        return Unavailable(f"A statement can't be sent to the database {shown(url)}: {reason}.")
-    return Unavailable(f"The database {shown(url)} refused a statement: {reason}.")
-
-
-def is_lost(error: psycopg.Error) -> bool:
-    """Return whether an error means that there is no connection to the server, or none any more."""
-    if error.sqlstate is None:
-        return isinstance(error, psycopg.OperationalError)
-    return error.sqlstate.startswith(_NO_CONNECTION)
-
-
-def _is_refused(error: psycopg.Error, message: str) -> bool:
-    """Return whether a server refused the user or the database of a connection, as it would again.
-
-    libpq reports no SQLSTATE for these; their texts are those of a server with English messages.
-    """
-    if error.sqlstate is not None:
-        return error.sqlstate.startswith(_REFUSED)
-    return "FATAL:" in message and any(text in message for text in _REFUSAL_TEXTS)
-
-
 def _arguments(url: str, name: str) -> dict[str, Any]:
     shortened = name.encode()[:NAME_BYTES].decode("utf-8", "ignore")
-    return _DEFAULTS | _parameters(url) | {"application_name": shortened, "client_encoding": "UTF8"}
+    return _DEFAULTS | parameters_of(url) | {"application_name": shortened, "client_encoding": "UTF8"}
 
 
 def server_parameters(url: str, name: str, settings: Settings) -> dict[str, Any]:
@@ -531,7 +348,7 @@ def _share_sessions(
     Raises: InvalidRequest if it needs a session of its own.
     """
     if session_for:
-        raise _refuse_pooler(url, session_for)
+        raise pooler_refusal(url, session_for)
     connection.prepare_threshold = None  # the next transaction may be in another session
     connection.local_settings = tuple(
         # The defaults of transactions come too late for the one that sets them.
@@ -557,17 +374,6 @@ def _use_schema(connection: _Connection | _AsyncConnection, url: str) -> None:
         connection.cursor_factory = _AsyncCursor
 
 
-def _silent(url: str, seconds: float) -> Unavailable:
-    return Unavailable(f"The database {shown(url)} did not answer within {seconds:g} s; check the server.")
-
-
-def _refuse_pooler(url: str, session_for: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"{shown(url)} is a transaction pooler; name the server itself, as {session_for} needs a session of "
-        "its own."
-    )
-
-
 def _begins_transaction(connection: _Connection | _AsyncConnection) -> bool:
     """Return whether the next statement begins a transaction that has settings to set."""
     return (
@@ -575,20 +381,3 @@ def _begins_transaction(connection: _Connection | _AsyncConnection) -> bool:
         and connection.pgconn.transaction_status == TransactionStatus.IDLE
         and not connection.pgconn.pipeline_status
     )
-
-
-def _parameters(url: str) -> dict[str, Any]:
-    parameters: dict[str, Any] = {}
-    with suppress(psycopg.Error):  # its message may contain part of the password
-        parameters = conninfo_to_dict(without_schema(url))
-    ports = str(parameters.get("port", "0")).replace(",", "")
-    # An unescaped @ or / in the password ends it early, and the rest is parsed as host and database.
-    is_ambiguous = (
-        "@" in f"{parameters.get('host', '')}{parameters.get('dbname', '')}" or not ports.isdecimal()
-    )
-    if not parameters or is_ambiguous or not is_url(url):
-        raise InvalidRequest(
-            "The PostgreSQL URL is malformed; write postgresql://user:password@host:port/database, with "
-            "special characters of the password as %XX."
-        )
-    return parameters

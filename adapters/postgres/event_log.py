@@ -10,7 +10,8 @@ from typing import Any, Literal
 import psycopg
 
 from postroom.adapters.postgres.columns import BinaryValue, append_statement, to_commit, uuid, uuids
-from postroom.adapters.postgres.database import connect, describe, is_lost, shown, unavailable
+from postroom.adapters.postgres.database import connect
+from postroom.adapters.postgres.errors import describe, is_lost, shown, unavailable
 from postroom.adapters.postgres.log_connections import SQL, LogConnections
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.sql.event_log import SqlEventLog

@@ -16,14 +16,13 @@ from msgspec.structs import asdict
 from postroom.adapters.postgres.database import (
     NO_SETTINGS,
     Connection,
-    Reconnecting,
     Settings,
     closing_on_failure,
     connect,
-    describe,
-    unavailable,
 )
+from postroom.adapters.postgres.errors import describe, unavailable
 from postroom.adapters.postgres.migrate import check_connection
+from postroom.adapters.postgres.reconnecting import Reconnecting
 from postroom.adapters.sql.lease_store import SqlLeaseRecorder, SqlLeaseStore
 from postroom.adapters.sql.statements import statements
 from postroom.application.ports.lease_store import RENEWAL, LeaseRow, LeaseTables

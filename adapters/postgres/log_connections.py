@@ -6,15 +6,10 @@ from typing import Any, NamedTuple
 import psycopg
 
 from postroom.adapters.postgres.columns import BinaryValue, PackedDumper
-from postroom.adapters.postgres.database import (
-    Connection,
-    Reconnecting,
-    closing_on_failure,
-    connect,
-    shown,
-    unavailable,
-)
+from postroom.adapters.postgres.database import Connection, closing_on_failure, connect
+from postroom.adapters.postgres.errors import shown, unavailable
 from postroom.adapters.postgres.migrate import check_connection
+from postroom.adapters.postgres.reconnecting import Reconnecting
 from postroom.adapters.sql.statements import statements
 from postroom.application.ports.event_log import Head
 from postroom.domain.errors import Unavailable

@@ -17,9 +17,8 @@ from postroom.adapters.postgres.database import (
     closing_on_failure,
     connect,
     in_transaction,
-    shown,
-    unavailable,
 )
+from postroom.adapters.postgres.errors import shown, unavailable
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.postgres.url import in_schema, schema_of
 from postroom.adapters.sql.log_reader import Driver, Rows, envelopes_column, rows_of, to_commits

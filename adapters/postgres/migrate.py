@@ -16,7 +16,8 @@ from contextlib import closing
 import psycopg
 from psycopg import sql
 
-from postroom.adapters.postgres.database import Connection, connect, shown, unavailable
+from postroom.adapters.postgres.database import Connection, connect
+from postroom.adapters.postgres.errors import shown, unavailable
 from postroom.adapters.postgres.url import schema_of
 from postroom.adapters.sql.statements import Migration, read_migrations, statements
 from postroom.application.mailbox.codec import RECORDS, check_format

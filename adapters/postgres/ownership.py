@@ -11,13 +11,9 @@ from hashlib import sha256
 import psycopg
 from psycopg.errors import ConnectionTimeout
 
-from postroom.adapters.postgres.database import (
-    AsyncConnection,
-    connect_async,
-    has_ended,
-    shown,
-    unavailable,
-)
+from postroom.adapters.postgres.database import AsyncConnection, connect_async
+from postroom.adapters.postgres.errors import shown, unavailable
+from postroom.adapters.postgres.reconnecting import has_ended
 from postroom.adapters.sql.statements import statements
 from postroom.application.ports.lease_store import OwnerAddress, OwnerDirectory, Ownership
 from postroom.application.telemetry import logger

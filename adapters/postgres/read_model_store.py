@@ -14,14 +14,8 @@ from psycopg import sql
 from psycopg.rows import tuple_row
 
 from postroom.adapters.postgres.columns import INDEXED_BYTES, INDEXED_CHARS, escape
-from postroom.adapters.postgres.database import (
-    NO_SETTINGS,
-    Connection,
-    Settings,
-    connect,
-    shown,
-    unavailable,
-)
+from postroom.adapters.postgres.database import NO_SETTINGS, Connection, Settings, connect
+from postroom.adapters.postgres.errors import shown, unavailable
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.postgres.read_model_writer import PostgresRowReader, PostgresWriter, unescape_frame
 from postroom.adapters.sql.ddl import (

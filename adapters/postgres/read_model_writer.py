@@ -26,8 +26,10 @@ from postroom.adapters.postgres.columns import (
     unescape,
     unescape_row,
 )
-from postroom.adapters.postgres.database import connect, describe, follow_lock, has_ended, shown, unavailable
+from postroom.adapters.postgres.database import connect, follow_lock
+from postroom.adapters.postgres.errors import describe, shown, unavailable
 from postroom.adapters.postgres.migrate import check_connection
+from postroom.adapters.postgres.reconnecting import has_ended
 from postroom.adapters.postgres.url import DEFAULT_SCHEMA, in_schema, schema_of
 from postroom.adapters.sql.ddl import POSTGRES, select_rows
 from postroom.adapters.sql.read_model_updater import CursorConflict, SqlReadModelUpdater

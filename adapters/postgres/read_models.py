@@ -31,15 +31,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from postroom.adapters.postgres.columns import ESCAPE, INDEXED_BYTES, INDEXED_CHARS, escape, unescape
-from postroom.adapters.postgres.database import (
-    connect,
-    describe,
-    follow_lock,
-    is_lost,
-    lock_name,
-    set_locally,
-    shown,
-)
+from postroom.adapters.postgres.database import connect, follow_lock, lock_name, set_locally
+from postroom.adapters.postgres.errors import describe, is_lost, shown
 from postroom.adapters.postgres.url import DEFAULT_SCHEMA, schema_of
 from postroom.adapters.sql.read_models import SqlReadModels
 from postroom.adapters.sql.statements import statements

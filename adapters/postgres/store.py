@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from postroom.adapters.postgres.database import Connection, connect, identity, is_pooled, shown, unavailable
+from postroom.adapters.postgres.database import Connection, connect, is_pooled
+from postroom.adapters.postgres.errors import identity, shown, unavailable
 from postroom.adapters.postgres.event_log import Durability, PostgresEventLog, mailbox_names
 from postroom.adapters.postgres.messaging.message_outbox import (
     PostgresMessageOutbox,

@@ -10,16 +10,10 @@ from weakref import finalize
 
 import psycopg
 
-from postroom.adapters.postgres.database import (
-    Connection,
-    Reconnecting,
-    closing_on_failure,
-    connect,
-    deadline,
-    shown,
-    unavailable,
-)
+from postroom.adapters.postgres.database import Connection, closing_on_failure, connect, deadline
+from postroom.adapters.postgres.errors import shown, unavailable
 from postroom.adapters.postgres.migrate import check_connection
+from postroom.adapters.postgres.reconnecting import Reconnecting
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.subject_keys.master_key import DATA_KEY_BYTES, PSEUDONYM_PREFIX, DataKey
 from postroom.application.ports.subject_keys import MasterKey, Subject, SubjectKeys, UnknownPseudonym

@@ -9,13 +9,9 @@ import psycopg
 from psycopg import sql
 
 from postroom.adapters.postgres.capture.settings import CaptureSettings
-from postroom.adapters.postgres.database import (
-    AsyncConnection,
-    AsyncReconnecting,
-    connect_async,
-    describe,
-    shown,
-)
+from postroom.adapters.postgres.database import AsyncConnection, connect_async
+from postroom.adapters.postgres.errors import describe, shown
+from postroom.adapters.postgres.reconnecting import AsyncReconnecting
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.diagnosis import Finding, shown_bytes

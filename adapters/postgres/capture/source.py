@@ -11,7 +11,8 @@ from psycopg import sql
 from postroom.adapters.postgres.capture.pgoutput import EPOCH_US, ChangeReader
 from postroom.adapters.postgres.capture.settings import CaptureSettings
 from postroom.adapters.postgres.capture.slot import ReplicationSlot
-from postroom.adapters.postgres.database import AsyncConnection, connect_replication, describe, shown
+from postroom.adapters.postgres.database import AsyncConnection, connect_replication
+from postroom.adapters.postgres.errors import describe, shown
 from postroom.application.ports.outbox import CapturedBatch, SlotInUse, SlotState
 from postroom.application.threads import cancel_and_wait
 from postroom.domain.errors import Unavailable

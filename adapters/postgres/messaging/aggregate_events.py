@@ -12,8 +12,10 @@ import msgspec
 import psycopg
 from eventsourcing.persistence import AggregateRecorder, IntegrityError, StoredEvent
 
-from postroom.adapters.postgres.database import AsyncReconnecting, connect_shared, describe, shown
+from postroom.adapters.postgres.database import connect_shared
+from postroom.adapters.postgres.errors import describe, shown
 from postroom.adapters.postgres.messaging.settings import Tables, messaging_statements
+from postroom.adapters.postgres.reconnecting import AsyncReconnecting
 from postroom.adapters.sql.transaction import DatabaseRefused, constraint_errors, execute, for_psycopg
 from postroom.application.messaging.cleanup import CODEC
 from postroom.application.ports.outbox import Aggregate, Decision

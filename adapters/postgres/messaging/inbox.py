@@ -12,17 +12,11 @@ from uuid import UUID
 import msgspec
 import psycopg
 
-from postroom.adapters.postgres.database import (
-    AsyncReconnecting,
-    connect_async,
-    connect_shared,
-    describe,
-    lock_name,
-    shown,
-    unavailable,
-)
+from postroom.adapters.postgres.database import connect_async, connect_shared, lock_name
+from postroom.adapters.postgres.errors import describe, shown, unavailable
 from postroom.adapters.postgres.messaging.aggregate_events import as_json, micros, utc
 from postroom.adapters.postgres.messaging.settings import Tables, messaging_statements
+from postroom.adapters.postgres.reconnecting import AsyncReconnecting
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.messaging.cleanup import CODEC
 from postroom.application.ports.inbox import InboxRepository, PartitionBacklog

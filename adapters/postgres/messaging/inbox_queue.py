@@ -8,15 +8,10 @@ from uuid import UUID, uuid4
 import msgspec
 import psycopg
 
-from postroom.adapters.postgres.database import (
-    AsyncReconnecting,
-    connect,
-    connect_shared,
-    describe,
-    shown,
-    unavailable,
-)
+from postroom.adapters.postgres.database import connect, connect_shared
+from postroom.adapters.postgres.errors import describe, shown, unavailable
 from postroom.adapters.postgres.messaging.settings import Tables, messaging_statements
+from postroom.adapters.postgres.reconnecting import AsyncReconnecting
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.inbox.request import PARTITIONS
 from postroom.application.ports.inbox import InboxQueue, NewMessage, Ownership, QueuedMessage, Retry, Turn

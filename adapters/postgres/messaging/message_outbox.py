@@ -10,11 +10,11 @@ from psycopg import sql
 from postroom.adapters.postgres.database import (
     AsyncConnection,
     Connection,
-    Reconnecting,
     connect,
     connect_async,
-    unavailable,
 )
+from postroom.adapters.postgres.errors import unavailable
+from postroom.adapters.postgres.reconnecting import Reconnecting
 from postroom.adapters.postgres.url import schema_of
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.transaction import for_psycopg

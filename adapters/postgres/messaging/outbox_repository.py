@@ -9,9 +9,11 @@ from uuid import UUID
 import msgspec
 import psycopg
 
-from postroom.adapters.postgres.database import AsyncReconnecting, connect_shared, describe, shown
+from postroom.adapters.postgres.database import connect_shared
+from postroom.adapters.postgres.errors import describe, shown
 from postroom.adapters.postgres.messaging.aggregate_events import as_held, as_json, as_uuid, stored_rows, utc
 from postroom.adapters.postgres.messaging.settings import Tables, messaging_statements
+from postroom.adapters.postgres.reconnecting import AsyncReconnecting
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.messaging.cleanup import CODEC
 from postroom.application.ports.outbox import (

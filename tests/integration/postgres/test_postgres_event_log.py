@@ -13,7 +13,8 @@ from psycopg import sql
 
 from postroom.adapters.compose import list_mailboxes
 from postroom.adapters.postgres import event_log, log_connections
-from postroom.adapters.postgres.database import Connection, connect, unavailable
+from postroom.adapters.postgres.database import Connection, connect
+from postroom.adapters.postgres.errors import unavailable
 from postroom.adapters.postgres.event_log import PostgresEventLog, mailbox_names
 from postroom.application.mailbox.codec import to_records
 from postroom.domain.commit import GENESIS, Commit, LastEvent, verify_chain
