@@ -6,7 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from threading import Event, Timer
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
 import psycopg
 from psycopg import sql
@@ -19,7 +19,6 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
 Settings = Mapping[str, str]
 """Settings of the server for a connection, by name."""
-T = TypeVar("T")
 
 
 class Closable(Protocol):

@@ -11,18 +11,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Select,
-    Text,
-    case,
-    cast,
-    func,
-    null,
-    select,
-    union_all,
-)
+from sqlalchemy import ColumnElement, Connection, Select, Text, case, cast, func, null, select, union_all
 
 from postroom.adapters.sql.access_path import fewest_rows
 from postroom.adapters.sql.dead_letters import distinct_values

@@ -3,7 +3,8 @@
 The table is also an `AggregateRecorder` of the `eventsourcing` library, for its repositories and tools.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -12,7 +13,7 @@ import msgspec
 import psycopg
 from eventsourcing.persistence import AggregateRecorder, IntegrityError, StoredEvent
 
-from postroom.adapters.postgres.database import connect_shared
+from postroom.adapters.postgres.database import AsyncConnection, connect_shared
 from postroom.adapters.postgres.errors import describe, shown
 from postroom.adapters.postgres.messaging.settings import Tables, messaging_statements
 from postroom.adapters.postgres.reconnecting import AsyncReconnecting
@@ -20,7 +21,7 @@ from postroom.adapters.sql.transaction import DatabaseRefused, constraint_errors
 from postroom.application.messaging.cleanup import CODEC
 from postroom.application.ports.outbox import Aggregate, Decision
 from postroom.application.recorders import check_originator
-from postroom.domain.errors import UnusableServer
+from postroom.domain.errors import Unavailable, UnusableServer
 from postroom.domain.record import Event
 
 if TYPE_CHECKING:
@@ -55,6 +56,11 @@ def stored_rows(events: Iterable[Event]) -> list[StoredRow]:
 def utc(at: int) -> datetime:
     """Return a time in µs since 1970 UTC as a datetime."""
     return _EPOCH + timedelta(microseconds=at)
+
+
+def utc_or_none(at: int | None) -> datetime | None:
+    """Return a time in µs since 1970 UTC as a datetime, if there is one."""
+    return None if at is None else utc(at)
 
 
 def micros(at: datetime) -> int:
@@ -177,19 +183,69 @@ class HeldEvent(msgspec.Struct, frozen=True, gc=False):
     retry_at: datetime | None
 
 
-class PostgresHeldEvents:
+class MessagingDatabase:
+    """Base of the outbox and inbox in a service's database, on one connection that is opened on demand.
+
+    Arguments:
+        url: the database, in which `postroom migrate` created the tables.
+        resource: name of the file with the statements.
+        name: application name of the connection.
+        contents: what the tables contain, for the error that they are missing.
+    """
+
+    def __init__(self, url: str, tables: Tables | None, resource: str, *, name: str, contents: str) -> None:
+        self._url = url
+        self._contents = contents
+        statements = messaging_statements(resource, tables or Tables())
+        self._sql: dict[str, Any] = {name: for_psycopg(text) for name, text in statements.items()}
+        self._database = AsyncReconnecting(lambda: connect_shared(url, name))
+
+    async def close(self) -> None:
+        """Release the connection; closing twice is fine."""
+        await self._database.close()
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[AsyncConnection]:
+        connection = await self._database.connected()
+        try:
+            yield connection
+        except psycopg.Error as error:
+            raise self._unavailable(error) from error
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[AsyncConnection]:
+        async with self._connected() as connection, connection.transaction():
+            yield connection
+
+    async def _run(
+        self, connection: AsyncConnection, name: str, parameters: dict[str, Any]
+    ) -> list[tuple[Any, ...]]:
+        cursor = await connection.execute(self._sql[name], parameters)
+        return await cursor.fetchall() if cursor.description is not None else []
+
+    def _unavailable(self, error: psycopg.Error) -> Unavailable:
+        if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn):
+            return UnusableServer(
+                f"The database {shown(self._url)} has no {self._contents}: {error.diag.message_primary}. Run "
+                "`postroom migrate --messaging URL` once, or configure the names of its tables."
+            )
+        return describe(error, self._url)
+
+
+class PostgresHeldEvents(MessagingDatabase):
     """Captured events that wait in the outbox of a database; see `HeldEvents`."""
 
     def __init__(self, url: str, tables: Tables | None = None) -> None:
-        self._url = url
-        self._database = AsyncReconnecting(lambda: connect_shared(url, "postroom outbox capture held"))
-        statements = messaging_statements("held_events.sql", tables or Tables())
-        self._sql = {name: for_psycopg(text) for name, text in statements.items()}
+        super().__init__(
+            url, tables, "held_events.sql", name="postroom outbox capture held", contents="outbox"
+        )
 
     async def find_waiting(self, aggregates: Collection[Aggregate]) -> set[Aggregate]:
         """Return the aggregates that have unpublished events in the outbox."""
         types, ids = [type_ for type_, _ in aggregates], [id_ for _, id_ in aggregates]
-        return {(type_, id_) for type_, id_ in await self._run("find_waiting", {"types": types, "ids": ids})}
+        async with self._connected() as connection:
+            rows = await self._run(connection, "find_waiting", {"types": types, "ids": ids})
+        return {(type_, id_) for type_, id_ in rows}
 
     async def hold(self, events: Sequence[tuple[Decision, bytes]]) -> None:
         """Add events with their JSON payloads to the outbox, all or none; those that it has are skipped."""
@@ -197,24 +253,8 @@ class PostgresHeldEvents:
             "held": as_json([as_held(decision, payload) for decision, payload in events]),
             "events": as_json(stored_rows(change for (_, changes), _ in events for change in changes)),
         }
-        await self._run("hold", parameters)
-
-    async def close(self) -> None:
-        """Release the connection; closing twice is fine."""
-        await self._database.close()
-
-    async def _run(self, statement: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        connection = await self._database.connected()
-        try:
-            cursor = await connection.execute(self._sql[statement], parameters)
-            return await cursor.fetchall() if cursor.description else []
-        except psycopg.Error as error:
-            if isinstance(error, psycopg.errors.UndefinedTable):
-                raise UnusableServer(
-                    f"The database {shown(self._url)} has no outbox: {error.diag.message_primary}. Run "
-                    "`postroom migrate --messaging URL` once, or configure the names of its tables."
-                ) from error
-            raise describe(error, self._url) from error
+        async with self._connected() as connection:
+            await self._run(connection, "hold", parameters)
 
 
 def as_held(decision: Decision, payload: bytes) -> HeldEvent:
@@ -227,11 +267,11 @@ def as_held(decision: Decision, payload: bytes) -> HeldEvent:
         event.event_type,
         event.event_version,
         msgspec.Raw(payload),
-        None if event.occurred_at is None else utc(event.occurred_at),
+        utc_or_none(event.occurred_at),
         as_uuid(event.correlation.correlation_id),
         as_uuid(event.correlation.causation_id),
         event.publish_attempts,
         event.publish_error,
         event.status == "parked" or event.retry_at is not None,
-        None if event.retry_at is None else utc(event.retry_at),
+        utc_or_none(event.retry_at),
     )

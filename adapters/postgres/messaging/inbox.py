@@ -12,16 +12,20 @@ from uuid import UUID
 import msgspec
 import psycopg
 
-from postroom.adapters.postgres.database import connect_async, connect_shared, lock_name
-from postroom.adapters.postgres.errors import describe, shown, unavailable
-from postroom.adapters.postgres.messaging.aggregate_events import as_json, micros, utc
-from postroom.adapters.postgres.messaging.settings import Tables, messaging_statements
-from postroom.adapters.postgres.reconnecting import AsyncReconnecting
-from postroom.adapters.sql.transaction import for_psycopg
+from postroom.adapters.postgres.database import AsyncConnection, connect_async, lock_name
+from postroom.adapters.postgres.errors import shown, unavailable
+from postroom.adapters.postgres.messaging.aggregate_events import (
+    MessagingDatabase,
+    as_json,
+    micros,
+    utc,
+    utc_or_none,
+)
+from postroom.adapters.postgres.messaging.settings import Tables
 from postroom.application.messaging.cleanup import CODEC
 from postroom.application.ports.inbox import InboxRepository, PartitionBacklog
 from postroom.application.ports.outbox import Backlog
-from postroom.domain.errors import NotFound, PostroomError, Unavailable, UnusableServer
+from postroom.domain.errors import NotFound, PostroomError, Unavailable
 from postroom.domain.inbox import (
     BUSY_RETRY_MS,
     InboxEvent,
@@ -39,7 +43,6 @@ MAX_BATCH = 500
 MAX_KNOWN = 10_000
 """States of messages in flight that are kept; beyond that, all are forgotten."""
 
-Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 Decide = Callable[[InboxMessage | None], list[InboxEvent]]
 
 
@@ -89,7 +92,7 @@ class _Operation(NamedTuple):
             self.result.set_exception(error)
 
 
-class PostgresInbox(InboxRepository):
+class PostgresInbox(MessagingDatabase, InboxRepository):
     """The inbox in the service's database, on one connection that is opened on demand.
 
     Concurrent changes are batched: a busy worker commits once for dozens of messages, by one statement. Rows
@@ -103,12 +106,9 @@ class PostgresInbox(InboxRepository):
     """
 
     def __init__(self, url: str, tables: Tables | None = None, *, keep_history: bool = False) -> None:
-        self._url = url
+        super().__init__(url, tables, "inbox.sql", name="postroom inbox", contents="inbox of this version")
         self._keep_history = keep_history
         self._tables = tables or Tables()
-        statements = messaging_statements("inbox.sql", self._tables)
-        self._sql: dict[str, Any] = {name: for_psycopg(text) for name, text in statements.items()}
-        self._database = AsyncReconnecting(lambda: connect_shared(url, "postroom inbox"))
         self._turn = asyncio.Lock()
         self._waiting: list[_Operation] = []
         self._known: dict[UUID, InboxMessage] = {}
@@ -184,7 +184,7 @@ class PostgresInbox(InboxRepository):
         """Finish pending changes and disconnect; closing twice is fine."""
         if self._writer is not None:
             await self._writer
-        await self._database.close()
+        await super().close()
 
     # -- batches of changes ---
 
@@ -239,7 +239,7 @@ class PostgresInbox(InboxRepository):
 
     async def _try(
         self,
-        connection: Connection,
+        connection: AsyncConnection,
         operations: Sequence[_Operation],
         messages: dict[UUID, InboxMessage | None],
         *,
@@ -297,7 +297,7 @@ class PostgresInbox(InboxRepository):
         self._known[message.message_id] = message
 
     async def _load(
-        self, connection: Connection, operations: Sequence[_Operation]
+        self, connection: AsyncConnection, operations: Sequence[_Operation]
     ) -> dict[UUID, InboxMessage | None]:
         """Return the states of messages, None for those without a row."""
         ids = [operation.message_id for operation in operations]
@@ -344,30 +344,9 @@ class PostgresInbox(InboxRepository):
     # -- connection ---
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[Connection]:
-        async with self._turn:
-            connection = await self._database.connected()
-            try:
-                yield connection
-            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
-                raise UnusableServer(
-                    f"The database {shown(self._url)} has no inbox of this version: "
-                    f"{error.diag.message_primary}. Run `postroom migrate --messaging URL` once, or "
-                    "configure the names of its tables."
-                ) from error
-            except psycopg.Error as error:
-                raise describe(error, self._url) from error
-
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[Connection]:
-        async with self._connected() as connection, connection.transaction():
+    async def _connected(self) -> AsyncIterator[AsyncConnection]:
+        async with self._turn, super()._connected() as connection:
             yield connection
-
-    async def _run(
-        self, connection: Connection, name: str, parameters: dict[str, Any]
-    ) -> list[tuple[Any, ...]]:
-        cursor = await connection.execute(self._sql[name], parameters)
-        return await cursor.fetchall() if cursor.description is not None else []
 
 
 def _change(expected: int, message: InboxMessage, event: InboxEvent) -> _Change:
@@ -376,11 +355,11 @@ def _change(expected: int, message: InboxMessage, event: InboxEvent) -> _Change:
         message.message_id,
         message.subject,
         utc(message.received_at),
-        _utc(message.processed_at),
+        utc_or_none(message.processed_at),
         message.attempts,
         message.last_error,
         message.version,
-        _utc(message.dead_lettered_at),
+        utc_or_none(message.dead_lettered_at),
         expected,
         UUID(bytes=event.stream),
         type_,
@@ -394,10 +373,6 @@ def _on_existing(
 ) -> list[InboxEvent]:
     assert message is not None, "a row of version 0 is never committed"
     return decide(message, **arguments)
-
-
-def _utc(at: int | None) -> datetime | None:
-    return None if at is None else utc(at)
 
 
 def _micros(at: datetime | None) -> int | None:

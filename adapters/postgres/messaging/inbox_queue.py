@@ -8,16 +8,15 @@ from uuid import UUID, uuid4
 import msgspec
 import psycopg
 
-from postroom.adapters.postgres.database import connect, connect_shared
-from postroom.adapters.postgres.errors import describe, shown, unavailable
+from postroom.adapters.postgres.database import connect
+from postroom.adapters.postgres.errors import unavailable
+from postroom.adapters.postgres.messaging.aggregate_events import MessagingDatabase
 from postroom.adapters.postgres.messaging.settings import Tables, messaging_statements
-from postroom.adapters.postgres.reconnecting import AsyncReconnecting
-from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.inbox.request import PARTITIONS
 from postroom.application.ports.inbox import InboxQueue, NewMessage, Ownership, QueuedMessage, Retry, Turn
 from postroom.application.ports.read_models import ContextBacklog
 from postroom.application.ports.source import Headers, SourceMessage, StreamState
-from postroom.domain.errors import Unavailable, UnusableServer
+from postroom.domain.errors import Unavailable
 
 
 class _Content(msgspec.Struct, array_like=True, frozen=True):
@@ -31,7 +30,7 @@ class _Content(msgspec.Struct, array_like=True, frozen=True):
 _decode = msgspec.msgpack.Decoder(_Content).decode
 
 
-class PostgresInboxQueue(InboxQueue):
+class PostgresInboxQueue(MessagingDatabase, InboxQueue):
     """The queue of one consumer in the service's database, as one worker uses it.
 
     Arguments:
@@ -40,29 +39,26 @@ class PostgresInboxQueue(InboxQueue):
     """
 
     def __init__(self, url: str, consumer: str, tables: Tables | None = None) -> None:
-        self._url = url
+        super().__init__(url, tables, "inbox_queue.sql", name="postroom inbox queue", contents="inbox queue")
         self._consumer = consumer
         self.worker: UUID = uuid4()
         """Identifies this worker."""
         self._incarnation = ""
-        statements = messaging_statements("inbox_queue.sql", tables or Tables())
-        self._sql = {name: for_psycopg(text) for name, text in statements.items()}
-        self._database = AsyncReconnecting(lambda: connect_shared(url, "postroom inbox queue"))
         self._turn = asyncio.Lock()
 
     async def open(self, state: StreamState) -> None:
-        await self._run("add_partitions", partitions=PARTITIONS)
-        await self._run(
+        await self._call("add_partitions", partitions=PARTITIONS)
+        await self._call(
             "open_reader", incarnation=state.incarnation, floor=state.floor, delivered=state.delivered
         )
         self._incarnation = state.incarnation
 
     async def take_turn(self, ms: int, most: int) -> Turn | None:
-        rows = await self._run("take_turn", incarnation=self._incarnation, ms=ms, most=most)
+        rows = await self._call("take_turn", incarnation=self._incarnation, ms=ms, most=most)
         return Turn(*rows[0]) if rows else None
 
     async def add(self, after: int, last: int, messages: Sequence[NewMessage]) -> bool:
-        rows = await self._run(
+        rows = await self._call(
             "add",
             incarnation=self._incarnation,
             after=after,
@@ -75,30 +71,30 @@ class PostgresInboxQueue(InboxQueue):
         return bool(rows)
 
     async def renew(self, ms: int) -> None:
-        await self._run("renew", ms=ms)
+        await self._call("renew", ms=ms)
 
     async def claim(self) -> Ownership:
-        await self._run("claim", partitions=PARTITIONS)
-        rows = await self._run("owned")
+        await self._call("claim", partitions=PARTITIONS)
+        rows = await self._call("owned")
         return Ownership({partition: epoch for partition, epoch, _ in rows}, rows[0][2] if rows else 1)
 
     async def release(self, partitions: Collection[int]) -> None:
-        await self._run("release", partitions=list(partitions))
+        await self._call("release", partitions=list(partitions))
 
     async def leave(self) -> None:
-        await self._run("leave")
+        await self._call("leave")
 
     async def next(
         self, limit: int, in_hand: Collection[int], draining: Collection[int]
     ) -> Sequence[QueuedMessage]:
-        rows = await self._run("next", limit=limit, in_hand=list(in_hand), draining=list(draining))
+        rows = await self._call("next", limit=limit, in_hand=list(in_hand), draining=list(draining))
         return [
             QueuedMessage(position, partition, epoch, lane, failures, _read(content, sequence, failures))
             for position, partition, epoch, lane, sequence, failures, content in rows
         ]
 
     async def settle(self, settled: Collection[int], retries: Collection[Retry]) -> None:
-        await self._run(
+        await self._call(
             "settle",
             settled=list(settled),
             retried=[retry.position for retry in retries],
@@ -110,32 +106,18 @@ class PostgresInboxQueue(InboxQueue):
     async def use(self) -> tuple[int, int]:
         """Return how many messages are in the queue, and how many workers share it; 0 without its tables."""
         try:
-            ((messages, workers),) = await self._run("use")
+            ((messages, workers),) = await self._call("use")
         except Unavailable as error:
             if isinstance(error.__cause__, psycopg.errors.UndefinedTable):
                 return 0, 0
             raise
         return messages, workers
 
-    async def close(self) -> None:
-        """Disconnect; closing twice is fine."""
-        await self._database.close()
-
-    async def _run(self, name: str, **parameters: Any) -> list[tuple[Any, ...]]:
+    async def _call(self, name: str, **parameters: Any) -> list[tuple[Any, ...]]:
         """Run a statement, which is a transaction."""
-        async with self._turn:
-            connection = await self._database.connected()
-            parameters |= {"consumer": self._consumer, "worker": str(self.worker)}
-            try:
-                cursor = await connection.execute(self._sql[name], parameters)
-                return await cursor.fetchall() if cursor.description is not None else []
-            except psycopg.errors.UndefinedTable as error:
-                raise UnusableServer(
-                    f"The database {shown(self._url)} has no inbox queue: {error.diag.message_primary}. Run "
-                    "`postroom migrate --messaging URL` once, or configure the names of its tables."
-                ) from error
-            except psycopg.Error as error:
-                raise describe(error, self._url) from error
+        parameters |= {"consumer": self._consumer, "worker": str(self.worker)}
+        async with self._turn, self._connected() as connection:
+            return await self._run(connection, name, parameters)
 
 
 def _encode(message: SourceMessage) -> bytes:

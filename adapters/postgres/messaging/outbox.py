@@ -10,7 +10,13 @@ from uuid import UUID
 import msgspec
 from uuid_utils.compat import uuid7
 
-from postroom.adapters.postgres.messaging.aggregate_events import UNIQUE_VIOLATION, as_json, as_uuid, utc
+from postroom.adapters.postgres.messaging.aggregate_events import (
+    UNIQUE_VIOLATION,
+    as_json,
+    as_uuid,
+    utc,
+    utc_or_none,
+)
 from postroom.adapters.postgres.messaging.settings import Tables, messaging_statements
 from postroom.adapters.sql.transaction import (
     DatabaseRefused,
@@ -177,7 +183,7 @@ def _row(recorded: RecordedEvent) -> _Row:
         as_uuid(event.correlation_id),
         as_uuid(event.causation_id),
         recorded.data_bytes,
-        None if event.publish_at is None else utc(event.publish_at),
+        utc_or_none(event.publish_at),
     )
 
 

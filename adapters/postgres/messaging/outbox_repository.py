@@ -9,12 +9,18 @@ from uuid import UUID
 import msgspec
 import psycopg
 
-from postroom.adapters.postgres.database import connect_shared
-from postroom.adapters.postgres.errors import describe, shown
-from postroom.adapters.postgres.messaging.aggregate_events import as_held, as_json, as_uuid, stored_rows, utc
-from postroom.adapters.postgres.messaging.settings import Tables, messaging_statements
-from postroom.adapters.postgres.reconnecting import AsyncReconnecting
-from postroom.adapters.sql.transaction import for_psycopg
+from postroom.adapters.postgres.database import AsyncConnection
+from postroom.adapters.postgres.errors import shown
+from postroom.adapters.postgres.messaging.aggregate_events import (
+    MessagingDatabase,
+    as_held,
+    as_json,
+    as_uuid,
+    stored_rows,
+    utc,
+    utc_or_none,
+)
+from postroom.adapters.postgres.messaging.settings import Tables
 from postroom.application.messaging.cleanup import CODEC
 from postroom.application.ports.outbox import (
     Backlog,
@@ -24,7 +30,7 @@ from postroom.application.ports.outbox import (
     OutboxRepository,
     OutboxRow,
 )
-from postroom.domain.errors import PostroomError, Unavailable, UnusableServer
+from postroom.domain.errors import PostroomError, Unavailable
 from postroom.domain.outbox import OutboxEvent, OutboxEventRecorded, OutboxRowHeld, Status
 from postroom.domain.subject import CorrelationContext
 
@@ -37,10 +43,8 @@ NO_LIMIT = 1 << 62
 _ROW_ERRORS = ("22", "53200", "54", "XX")
 """SQLSTATEs of failures that one row can cause: data, memory, limits, internal errors."""
 
-Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 
-
-class PostgresOutboxRepository(OutboxRepository):
+class PostgresOutboxRepository(MessagingDatabase, OutboxRepository):
     """Outbox events of one database; a lost connection is replaced at the next call.
 
     Arguments:
@@ -61,13 +65,10 @@ class PostgresOutboxRepository(OutboxRepository):
         keep_history: bool = False,
         batch_bytes: int = BATCH_BYTES,
     ) -> None:
-        self._url = url
+        super().__init__(url, tables, "outbox.sql", name=name, contents="outbox")
         self._claim_ms = claim_ms
         self._keep_history = keep_history
         self._batch_bytes = batch_bytes
-        self._database = AsyncReconnecting(lambda: connect_shared(url, name))
-        statements = messaging_statements("outbox.sql", tables or Tables())
-        self._sql = {name: for_psycopg(text) for name, text in statements.items()}
 
     @asynccontextmanager
     async def claim(self, partitions: Sequence[int], *, wait: bool = False) -> AsyncIterator["PostgresClaim"]:
@@ -114,38 +115,20 @@ class PostgresOutboxRepository(OutboxRepository):
             ((count,),) = await cursor.fetchall()
             return int(count)
 
-    async def close(self) -> None:
-        """Release the connection; closing twice is fine."""
-        await self._database.close()
-
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[Connection]:
-        connection = await self._database.connected()
-        try:
-            async with connection.transaction():
-                yield connection
-        except psycopg.Error as error:
-            raise self._unavailable(error) from error
-
     def _unavailable(self, error: psycopg.Error) -> Unavailable:
-        if isinstance(error, psycopg.errors.UndefinedTable):
-            return UnusableServer(
-                f"The database {shown(self._url)} has no outbox: {error.diag.message_primary}. Run "
-                "`postroom migrate --messaging URL` once, or configure the names of its tables."
-            )
         if isinstance(error, psycopg.errors.LockNotAvailable):
             return Unavailable(
                 f"A relay has locked events of {shown(self._url)} for {WAIT_MS:,} ms; try again, or check "
                 "for a relay that hangs."
             )
-        return describe(error, self._url)
+        return super()._unavailable(error)
 
 
 class PostgresClaim(OutboxClaim):
     """Some partitions of the outbox, in one open transaction."""
 
     def __init__(
-        self, connection: Connection, sql: dict[str, str], partitions: Sequence[int], batch_bytes: int
+        self, connection: AsyncConnection, sql: dict[str, str], partitions: Sequence[int], batch_bytes: int
     ) -> None:
         self._connection = connection
         self._sql = sql
@@ -269,10 +252,10 @@ class _Mark(msgspec.Struct, frozen=True, gc=False):
 def _mark(event: OutboxEvent) -> _Mark:
     return _Mark(
         event.id,
-        None if event.published_at is None else utc(event.published_at),
+        utc_or_none(event.published_at),
         event.publish_attempts,
         event.publish_error,
-        None if event.retry_at is None else utc(event.retry_at),
+        utc_or_none(event.retry_at),
     )
 
 
