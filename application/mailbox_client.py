@@ -13,7 +13,7 @@ from postroom.application.mailbox.outgoing import send_outgoing
 from postroom.application.mailbox.receive import make_receive, record_receive
 from postroom.application.mailbox.settle import check_nack, submit_valid
 from postroom.application.message_stream import HEARTBEAT_MS, MAX_WAIT_MS, MessageStream, check_stream
-from postroom.application.messages import MessageDelivery, NewMessage, ReceivedMessage, Sent, check_receipt
+from postroom.application.messages import MessageDelivery, NewMessage, ReceivedMessage, Sent
 from postroom.application.operations.mailbox import OPERATIONS, Mailbox
 from postroom.application.operations.operation import Arguments, Operation, derive
 from postroom.application.page import Page
@@ -21,7 +21,7 @@ from postroom.application.tracing import ACK, EXTEND, NACK, REDRIVE, REMOTE_SEND
 from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import MailboxClosed, Rejected, Saturated, Unavailable
 from postroom.domain.mailbox.commands import Receive
-from postroom.domain.message import Receipt
+from postroom.domain.message import Receipt, check_receipt
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, check_visibility
 from postroom.domain.search import EventFilter, FoundMessage, filter_of_mailbox
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from postroom.application.tracing import TraceContext, make_context
-from postroom.domain.arguments import MAX_INT, check_any_text, check_int, check_type
+from postroom.domain.arguments import check_any_text
 from postroom.domain.envelope.build import OpenedEnvelope, without_auth_token
 from postroom.domain.envelope.headers import parse_envelope
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
@@ -384,30 +384,6 @@ def read_receipt(token: str) -> Receipt:
     if len(parts) != _RECEIPT_BYTES or write_receipt(receipt) != token:
         raise InvalidRequest(f"{token[:80]!r} is not a receipt; pass the receipt of a received message.")
     return receipt
-
-
-def check_receipt(receipt: object) -> Receipt:
-    """Return a receipt, or raise `InvalidRequest` if no delivery can have it."""
-    if (
-        type(receipt) is Receipt
-        and type(receipt.message) is bytes
-        and type(receipt.delivery) is int
-        and type(receipt.epoch) is int
-        and len(receipt.message) == STREAM_BYTES
-        and 0 <= receipt.delivery <= MAX_INT
-        and 0 <= receipt.epoch <= MAX_INT
-    ):
-        return receipt
-    if isinstance(receipt, str):
-        raise InvalidRequest("A receipt must be of type Receipt, not str; pass read_receipt(text).")
-    checked = check_type("A receipt", receipt, Receipt)
-    if len(check_type("A receipt's message", checked.message, bytes)) != STREAM_BYTES:
-        raise InvalidRequest(
-            f"A receipt's message must have {STREAM_BYTES} bytes; it had {len(checked.message)}."
-        )
-    check_int("A receipt's delivery", checked.delivery)
-    check_int("A receipt's epoch", checked.epoch)
-    return checked
 
 
 def rfc3339(time_us: int | None) -> str | None:

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol, TypeVar
 
 from postroom.application.caller import Caller
-from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.mailbox.settle import DeliveryWindows
 from postroom.application.messages import Sent
 from postroom.application.metrics import SurfaceMetrics
 from postroom.application.operations.mailbox import Mailbox

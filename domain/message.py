@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from postroom.domain.arguments import MAX_INT, check_int, check_type
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.names import STREAM_BYTES
 from postroom.domain.record import Event
 
 MS = 1_000
@@ -328,3 +331,27 @@ _EVOLVE: dict[type[Event], Callable[[Message, Any, int], None]] = {
     MessageRedriven: _redriven,
     MessageExpired: _expired,
 }
+
+
+def check_receipt(receipt: object) -> Receipt:
+    """Return a receipt, or raise `InvalidRequest` if no delivery can have it."""
+    if (
+        type(receipt) is Receipt
+        and type(receipt.message) is bytes
+        and type(receipt.delivery) is int
+        and type(receipt.epoch) is int
+        and len(receipt.message) == STREAM_BYTES
+        and 0 <= receipt.delivery <= MAX_INT
+        and 0 <= receipt.epoch <= MAX_INT
+    ):
+        return receipt
+    if isinstance(receipt, str):
+        raise InvalidRequest("A receipt must be of type Receipt, not str; pass read_receipt(text).")
+    checked = check_type("A receipt", receipt, Receipt)
+    if len(check_type("A receipt's message", checked.message, bytes)) != STREAM_BYTES:
+        raise InvalidRequest(
+            f"A receipt's message must have {STREAM_BYTES} bytes; it had {len(checked.message)}."
+        )
+    check_int("A receipt's delivery", checked.delivery)
+    check_int("A receipt's epoch", checked.epoch)
+    return checked

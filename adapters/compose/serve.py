@@ -10,8 +10,8 @@ from postroom.adapters.http_server.settings import HttpSettings
 from postroom.adapters.sockets.address import Protection
 from postroom.adapters.sockets.connections import ConnectionLimits
 from postroom.adapters.sockets.tls import ServerTls, TlsFiles
-from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.extras import explain_missing_extra
+from postroom.application.mailbox.settle import DeliveryWindows
 from postroom.application.metrics import Measure, SurfaceMetrics
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.outbox.events import OutboxCounter

@@ -14,8 +14,12 @@ from postroom.adapters.grpc.calls import MEMBERS_KEY, read_metadata, read_number
 from postroom.adapters.grpc.operations import BY_METHOD, read_arguments, write_answer
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.cluster.members_history import MembersFence
-from postroom.application.delivery_window import DeliveryWindow, extended_receipts, finished_receipts
-from postroom.application.mailbox.settle import submit_valid
+from postroom.application.mailbox.settle import (
+    DeliveryWindow,
+    extended_receipts,
+    finished_receipts,
+    submit_valid,
+)
 from postroom.application.messages import NewMessage, ReceivedMessage, read_receipt
 from postroom.application.operations.mailbox import OPERATIONS, Mailbox
 from postroom.application.service import Service, Session

@@ -13,7 +13,7 @@ from postroom.adapters.http_server.problems import DuplicateMessage
 from postroom.adapters.http_server.routes import Call, Reply, json_reply
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.application.caller import call_as
-from postroom.application.delivery_window import DeliveryWindow, extended_receipts, finished_receipts
+from postroom.application.mailbox.settle import DeliveryWindow, extended_receipts, finished_receipts
 from postroom.application.messages import NewMessage, ReceivedMessage, Sent, read_receipt, rfc3339
 from postroom.application.operations import contract
 from postroom.application.operations.mailbox import Mailbox

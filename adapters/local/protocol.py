@@ -17,7 +17,7 @@ from postroom.application.mailbox.administer import CHUNK
 from postroom.application.mailbox.receive import make_receive
 from postroom.application.mailbox.settle import check_nack
 from postroom.application.message_stream import MAX_WAIT_MS
-from postroom.application.messages import MessageDelivery, check_receipt
+from postroom.application.messages import MessageDelivery
 from postroom.application.metrics import Metric
 from postroom.application.operations.mailbox import OPERATIONS
 from postroom.application.page import Page
@@ -39,7 +39,7 @@ from postroom.domain.mailbox.commands import (
     SetPolicy,
     SetSettings,
 )
-from postroom.domain.message import MAX_PRIORITY
+from postroom.domain.message import MAX_PRIORITY, check_receipt
 from postroom.domain.names import STREAM_BYTES, check_topic
 from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, check_visibility
 from postroom.domain.redrive.spec import RedriveSpec

@@ -9,7 +9,7 @@ from postroom.application.access.guard import Deliveries, Guard, Quotas
 from postroom.application.access.mailbox import AuthorizedMailbox
 from postroom.application.access.search import AuthorizedSearch, AuthorizedSearchQueries
 from postroom.application.access.settings import AccessSettings
-from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.mailbox.settle import DeliveryWindows
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.ports.event_log import Clock
 from postroom.application.ports.read_models import SearchQueries

@@ -12,8 +12,8 @@ from postroom.application.access.guard import Deliveries, Guard
 from postroom.application.access.reads import AuthorizedReads
 from postroom.application.access.settlements import AuthorizedRedrives, AuthorizedSettlements
 from postroom.application.caller import Caller, call_as
-from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.mailbox.receive import StreamMessages
+from postroom.application.mailbox.settle import DeliveryWindows
 from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
 from postroom.application.messages import NewMessage, ReceivedMessage, Sent
 from postroom.application.operations.mailbox import Mailbox

@@ -9,8 +9,7 @@ import msgspec
 
 from postroom.application.access.audit import ALLOWED, Auditor, audit_refusals
 from postroom.application.access.guard import Deliveries, Guard
-from postroom.application.delivery_window import DeliveryWindows
-from postroom.application.messages import check_receipt
+from postroom.application.mailbox.settle import DeliveryWindows
 from postroom.application.operations.mailbox import Mailbox, check_spec
 from postroom.application.page import Page
 from postroom.application.query_results import Outcome, RedriveMessage, RedrivePreview, RedriveReport
@@ -18,7 +17,7 @@ from postroom.domain.arguments import check_items, check_text
 from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden, InvalidRequest, NotFound, Rejected, StaleReceipt
-from postroom.domain.message import Receipt
+from postroom.domain.message import Receipt, check_receipt
 from postroom.domain.names import job_of_topics, message_id
 from postroom.domain.redrive.spec import JobAction, RedriveSpec
 

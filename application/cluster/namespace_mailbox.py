@@ -13,18 +13,23 @@ from postroom.application.cluster.namespace_members import (
 from postroom.application.cluster.namespace_queries import NamespaceQueries, merge_topics
 from postroom.application.cluster.namespace_receiver import NamespaceReceiver, ReceiptHomes
 from postroom.application.cluster.namespace_redrives import NamespaceRedrives
-from postroom.application.delivery_window import DeliveryWindows, extended_receipts, finished_receipts
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
 from postroom.application.mailbox.outgoing import OutgoingMessage, send_outgoing
 from postroom.application.mailbox.receive import StreamMessages
-from postroom.application.mailbox.settle import check_nack, submit_valid
-from postroom.application.messages import NewMessage, Sent, check_receipt
+from postroom.application.mailbox.settle import (
+    DeliveryWindows,
+    check_nack,
+    extended_receipts,
+    finished_receipts,
+    submit_valid,
+)
+from postroom.application.messages import NewMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation, derive
 from postroom.application.ports.control_plane import NamespaceDirectory
 from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import InvalidRequest, NotFound, Rejected, StaleMembers, Unavailable
-from postroom.domain.message import Receipt
+from postroom.domain.message import Receipt, check_receipt
 from postroom.domain.names import check_topic
 from postroom.domain.namespace.members import RESERVED_TOPIC, home_of
 from postroom.domain.policy import TopicPolicy, check_visibility

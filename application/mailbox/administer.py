@@ -3,13 +3,12 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
-from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.erasure.protection import read_pseudonym
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
 from postroom.application.mailbox.receive import ReceiveMessages, StreamMessages
 from postroom.application.mailbox.send import SendBatch, SendEnvelopes, SendMessage
-from postroom.application.mailbox.settle import make_settler
+from postroom.application.mailbox.settle import DeliveryWindows, make_settler
 from postroom.application.ports.event_log import MailboxOwner
 from postroom.application.tracing import REDRIVE, tracer
 from postroom.domain.arguments import check_int, check_items, check_optional_text, check_text, check_type

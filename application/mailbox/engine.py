@@ -182,7 +182,7 @@ class MailboxEngine:
 
     def now(self) -> int:
         """Return the log time, µs."""
-        now = self._anchor.now(self._clock.uptime())
+        now = self._anchor.at + self._clock.uptime() - self._anchor.uptime
         state = self._state
         return max(now, state.mailbox.at) if state is not None and state.failure is None else now
 

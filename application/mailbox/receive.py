@@ -5,8 +5,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from time import time_ns
 
 from postroom.application.caller import Caller, current_caller
-from postroom.application.delivery_window import DeliveryWindow, DeliveryWindows
-from postroom.application.mailbox.settle import Settler, make_settler
+from postroom.application.mailbox.settle import DeliveryWindow, DeliveryWindows, Settler, make_settler
 from postroom.application.message_stream import HEARTBEAT_MS, MAX_WAIT_MS, MessageStream, check_stream
 from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.event_log import MailboxOwner

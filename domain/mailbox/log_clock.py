@@ -26,10 +26,6 @@ class Anchor(NamedTuple):
     uptime: int
     continues: bool
 
-    def now(self, uptime: int) -> int:
-        """Return the log time (µs) at a later reading of the monotonic clock."""
-        return self.at + uptime - self.uptime
-
 
 def anchor(mailbox: Mailbox, *, wall: int, boot: str, uptime: int, accept_clock: bool = False) -> Anchor:
     """Return the log time at which a new owner of a mailbox starts.

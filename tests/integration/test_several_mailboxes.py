@@ -15,7 +15,7 @@ from postroom.adapters.grpc.handlers import MailboxHandlers
 from postroom.adapters.grpc.server import serve_handlers
 from postroom.adapters.sockets.address import resolve
 from postroom.application.cluster.runner import ServedMailboxes
-from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.mailbox.settle import DeliveryWindows
 from postroom.application.metrics import SurfaceMetrics
 from postroom.application.service import Service, WriteHealth, unrestricted
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable, WrongOwner

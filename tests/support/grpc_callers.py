@@ -12,7 +12,7 @@ from google.rpc.status_pb2 import Status as RpcStatus
 from postroom.adapters.grpc.calls import METHODS
 from postroom.adapters.grpc.server import grpc_surface
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
-from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.mailbox.settle import DeliveryWindows
 from postroom.application.metrics import SurfaceMetrics
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.page import Page

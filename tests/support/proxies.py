@@ -17,7 +17,7 @@ from postroom.adapters.grpc.server import Handlers, serve_handlers
 from postroom.adapters.sockets.address import resolve
 from postroom.application.cluster.proxy import Proxy
 from postroom.application.cluster.runner import ServedMailboxes
-from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.mailbox.settle import DeliveryWindows
 from postroom.application.metrics import Metric, SurfaceMetrics
 from postroom.application.page import Page
 from postroom.application.ports.control_plane import LeaseAdmin

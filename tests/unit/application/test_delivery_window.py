@@ -4,7 +4,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.application.delivery_window import DeliveryWindow
+from postroom.application.mailbox.settle import DeliveryWindow
 from postroom.application.messages import MessageDelivery, ReceivedMessage
 from postroom.domain.message import Receipt
 
