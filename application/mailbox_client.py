@@ -14,16 +14,15 @@ from postroom.application.mailbox.receive import make_receive, record_receive
 from postroom.application.mailbox.settle import check_nack, submit_valid
 from postroom.application.message_stream import HEARTBEAT_MS, MAX_WAIT_MS, MessageStream, check_stream
 from postroom.application.messages import MessageDelivery, NewMessage, ReceivedMessage, Sent
-from postroom.application.operations.mailbox import OPERATIONS, Mailbox
+from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation, derive
-from postroom.application.page import Page
 from postroom.application.tracing import ACK, EXTEND, NACK, REDRIVE, REMOTE_SEND, MessagingOperation, tracer
 from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import MailboxClosed, Rejected, Saturated, Unavailable
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.message import Receipt, check_receipt
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, check_visibility
-from postroom.domain.search import EventFilter, FoundMessage, filter_of_mailbox
+from postroom.domain.search import filter_of_mailbox
 
 MAX_ITEMS = 1_000
 """Maximum number of messages or receipts in one request."""
@@ -220,13 +219,10 @@ class MailboxClient(Mailbox):
             EXTEND, receipts, lambda valid: self._transport.extend(valid, visibility_ms)
         )
 
-    async def search_messages(self, filter_: EventFilter, /) -> Page[FoundMessage]:
-        arguments = {"filter_": filter_of_mailbox(filter_, self._name)}
-        page: Page[FoundMessage] = await self._call(OPERATIONS["search_messages"], arguments)
-        return page
-
     async def _call(self, operation: Operation, arguments: Arguments) -> Any:
         named = name_job(arguments, self._new_id)
+        if "filter_" in named:
+            named = {**named, "filter_": filter_of_mailbox(named["filter_"], self._name)}
 
         async def ask() -> Any:
             return await self._transport.ask(operation, named)

@@ -22,7 +22,7 @@ from postroom.application.metrics import Metric
 from postroom.application.operations.mailbox import OPERATIONS
 from postroom.application.page import Page
 from postroom.application.ports.event_log import Accepted, Answer
-from postroom.application.remote_errors import rebuild_error
+from postroom.application.remote_errors import ProblemBrief, rebuild_error
 from postroom.domain.arguments import MAX_INT, check_int, check_optional_text, check_path, check_text
 from postroom.domain.errors import InvalidRequest, PostroomError, Rejected
 from postroom.domain.mailbox.commands import (
@@ -60,14 +60,6 @@ class Hello(msgspec.Struct, frozen=True):
 
     version: int
     mailbox: str
-
-
-class WireError(msgspec.Struct, frozen=True):
-    """An error with its code of svc-mailbox C-10."""
-
-    code: str
-    text: str
-    retry_after_ms: int | None = None
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
@@ -328,9 +320,9 @@ def _argument_struct(query: str) -> tuple[type[msgspec.Struct], str] | None:
 _READ_DELIVERIES = msgspec.msgpack.Decoder(list[MessageDelivery]).decode
 _READ_TEXT = msgspec.msgpack.Decoder(str).decode
 _READ_HELLO = msgspec.msgpack.Decoder(Hello).decode
-_READ_ANSWERS = msgspec.msgpack.Decoder(list[tuple[bytes, bool] | int | WireError]).decode
+_READ_ANSWERS = msgspec.msgpack.Decoder(list[tuple[bytes, bool] | int | ProblemBrief]).decode
 _READ_REQUEST = msgspec.msgpack.Decoder(Request).decode
-_READ_REPLY = msgspec.msgpack.Decoder(tuple[int, WireError | None, msgspec.Raw]).decode
+_READ_REPLY = msgspec.msgpack.Decoder(tuple[int, ProblemBrief | None, msgspec.Raw]).decode
 
 
 def read_hello(body: bytes) -> Hello:
@@ -345,9 +337,9 @@ def read_request(body: bytes) -> Request:
     return request
 
 
-def read_reply(body: bytes) -> tuple[int, WireError | None, msgspec.Raw]:
+def read_reply(body: bytes) -> tuple[int, ProblemBrief | None, msgspec.Raw]:
     """Return the id of the request, its error and its result."""
-    reply: tuple[int, WireError | None, msgspec.Raw] = _read(_READ_REPLY, body)
+    reply: tuple[int, ProblemBrief | None, msgspec.Raw] = _read(_READ_REPLY, body)
     return reply
 
 
@@ -365,13 +357,13 @@ def read_text(body: msgspec.Raw) -> str:
 
 def write_answers(answers: Sequence[Answer]) -> list[object]:
     """Return the answers to commands as they are sent."""
-    return [wire_error(each) if isinstance(each, Rejected) else each for each in answers]
+    return [ProblemBrief.of(each) if isinstance(each, Rejected) else each for each in answers]
 
 
 def read_answers(body: msgspec.Raw) -> list[Answer]:
     """Return the answers to commands."""
     return [
-        Accepted(*each) if type(each) is tuple else _refusal(each) if type(each) is WireError else each
+        Accepted(*each) if type(each) is tuple else _refusal(each) if type(each) is ProblemBrief else each
         for each in _read(_READ_ANSWERS, body)
     ]
 
@@ -381,21 +373,16 @@ def read_result(query: str, body: msgspec.Raw) -> Any:
     return _read(_result_decoder(query), body)
 
 
-def wire_error(error: PostroomError) -> WireError:
-    """Return an error as it is sent."""
-    return WireError(error.code, str(error), getattr(error, "retry_after_ms", None))
-
-
-def read_error(error: WireError) -> PostroomError:
+def read_error(error: ProblemBrief) -> PostroomError:
     """Return the exception of an error that was sent."""
-    rebuilt = rebuild_error(error.code, error.text, error.retry_after_ms)
+    rebuilt = rebuild_error(error.code, error.message, error.retry_after_ms)
     rebuilt.is_counted = True  # by the owner, which sent it
     return rebuilt
 
 
-def _refusal(error: WireError) -> Rejected:
+def _refusal(error: ProblemBrief) -> Rejected:
     refusal = read_error(error)
-    return refusal if isinstance(refusal, Rejected) else InvalidRequest(error.text)
+    return refusal if isinstance(refusal, Rejected) else InvalidRequest(error.message)
 
 
 _ENCODE = msgspec.msgpack.Encoder().encode

@@ -12,11 +12,12 @@ import msgspec
 
 from postroom.adapters.local import protocol
 from postroom.adapters.local.endpoints import bound_path, socket_address
-from postroom.adapters.local.protocol import FRAME_BYTES, Frames, Hello, MalformedFrame, frame, wire_error
+from postroom.adapters.local.protocol import FRAME_BYTES, Frames, Hello, MalformedFrame, frame
 from postroom.adapters.sockets.address import is_own_or_root
 from postroom.application.caller import call_as
 from postroom.application.mailbox.receive import STREAM_ENDED
 from postroom.application.ports.event_log import MailboxOwner
+from postroom.application.remote_errors import ProblemBrief
 from postroom.application.telemetry import logger
 from postroom.application.threads import cancel_and_wait, set_close_on_fork
 from postroom.application.tracing import correlate
@@ -225,7 +226,7 @@ class _Connection(asyncio.Protocol):
                 self._handle(body)
         except MalformedFrame as error:
             logger().warning("mailbox.malformed_frame", mailbox=self._server.hello.mailbox, error=str(error))
-            self._replies.append(frame((0, wire_error(InvalidRequest(str(error))), None)))
+            self._replies.append(frame((0, ProblemBrief.of(InvalidRequest(str(error))), None)))
             self._flush()
             self._transport.close()
 
@@ -380,7 +381,7 @@ class _Connection(asyncio.Protocol):
         self._write(reply)
 
     def _reply_error(self, id_: int, error: PostroomError) -> None:
-        self._write(frame((id_, wire_error(error), None)))
+        self._write(frame((id_, ProblemBrief.of(error), None)))
 
     def _write(self, reply: bytes) -> None:
         if not self._replies:

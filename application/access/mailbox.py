@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -21,16 +21,14 @@ from postroom.application.operations.operation import Arguments, Operation, deri
 from postroom.application.service import Search
 from postroom.domain.arguments import check_items
 from postroom.domain.capability.rights import Right
-from postroom.domain.errors import Forbidden, InvalidRequest, NotFound, Rejected
-from postroom.domain.mailbox.topic_decisions import SettingsPreview, unknown_topic
+from postroom.domain.errors import Forbidden, NotFound, Rejected
+from postroom.domain.mailbox.topic_decisions import unknown_topic
 from postroom.domain.names import check_topic
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, MailboxLimits, TopicPolicy
-from postroom.domain.settings import SettingsChanges, check_changes
-
-T = TypeVar("T")
-
+from postroom.domain.settings import SettingsChanges
 
 CRITERIA = {
+    "redrive_dead_letters": "redrive",
     "purge_topic": "purge",
     "set_topic_policy": "policy",
     "pause_topic": "pause",
@@ -174,62 +172,28 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
             wait_ms=wait_ms,
         )
 
-    async def redrive_dead_letters(
-        self,
-        topic: str,
-        /,
-        *,
-        limit: int = 100,
-        reason: str | None = None,
-        message_ids: Sequence[str] | None = None,
-    ) -> int:
-        return await self._change_topic(
-            Right.REDRIVE,
-            topic,
-            lambda: self._mailbox.redrive_dead_letters(
-                topic, limit=self._guard.at_most(limit), reason=reason, message_ids=message_ids
-            ),
-            "redrive",
-            int,
-        )
-
-    async def preview_settings(
-        self, changes: SettingsChanges, /, *, replace: bool = False
-    ) -> SettingsPreview:
-        return await self._change_mailbox(
-            lambda: self._mailbox.preview_settings(changes, replace=replace),
-            "preview_settings",
-            _fields_of(changes),
-            is_whole=bool(replace),
-        )
-
-    async def set_settings(self, changes: SettingsChanges, /, *, replace: bool = False) -> bool:
-        return await self._change_mailbox(
-            lambda: self._mailbox.set_settings(changes, replace=replace),
-            "set_settings",
-            _fields_of(changes),
-            is_whole=bool(replace),
-        )
-
     async def _call(self, operation: Operation, arguments: Arguments) -> Any:
         """Make a call of an operation that needs no more than its right, and its topic if it names one."""
         topic = arguments.get("topic")
         if operation.right not in (Right.ADMIN, Right.REDRIVE):
             return await self._read(topic, operation, arguments)
+        if "limit" in arguments:
+            arguments = {**arguments, "limit": self._guard.at_most(arguments["limit"])}
         change = partial(operation.ask, self._mailbox, arguments)
         name = CRITERIA.get(operation.name, operation.name)
-        if topic is None:
-            return await self._change_mailbox(change, name)
-        return await self._change_topic(operation.right, topic, change, name, _count)
+        if topic is not None:
+            return await self._change_topic(operation.right, topic, change, name)
+        fields = _fields_of(arguments["changes"]) if "changes" in arguments else None
+        return await self._change_mailbox(change, name, fields, is_whole=arguments.get("replace", False))
 
     async def _change_mailbox(
         self,
-        change: Callable[[], Awaitable[T]],
+        change: Callable[[], Awaitable[Any]],
         name: str,
-        fields: Mapping[str, Sequence[str]] | None = None,
+        fields: Mapping[str, Sequence[str]] | None,
         *,
-        is_whole: bool = False,
-    ) -> T:
+        is_whole: bool,
+    ) -> Any:
         """Make a change of the mailbox, and record it with the settings that it names.
 
         Arguments:
@@ -237,7 +201,7 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
             is_whole: the change is of the mailbox whatever it names.
         """
 
-        async def run() -> T:
+        async def run() -> Any:
             await self._guard.check(Right.ADMIN)
             self._guard.check_all_topics()
             self._guard.charge()
@@ -255,17 +219,12 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
         )
 
     async def _change_topic(
-        self,
-        operation: Right,
-        topic: str,
-        change: Callable[[], Awaitable[T]],
-        name: str,
-        count: Callable[[T], int] = lambda _: 0,
-    ) -> T:
+        self, right: Right, topic: str, change: Callable[[], Awaitable[Any]], name: str
+    ) -> Any:
         """Make a change of one topic that the capability covers, and record it."""
 
-        async def run() -> T:
-            await self._guard.check(operation)
+        async def run() -> Any:
+            await self._guard.check(right)
             self._check_topics(topic)
             self._guard.charge()
             try:
@@ -278,8 +237,7 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
                 own = {each.topic for each in summaries if self._guard.covers(each.topic)}
                 raise unknown_topic(topic, self.name, own) from None
 
-        topics = (check_topic(topic),)
-        return await self._auditor.run(operation, run, count, topics=topics, criteria=(name,))
+        return await self._auditor.run(right, run, _count, topics=(topic,), criteria=(name,))
 
     def _begin_send(self, message: NewMessage) -> NewMessage:
         """Check and charge a send; return the message as the capability sends it."""
@@ -315,20 +273,13 @@ def _count(result: object) -> int:
     return result if type(result) is int else 0
 
 
-def _fields_of(changes: object) -> dict[str, Sequence[str]]:
-    """Return the names of the settings that are changed by the section's topic, "" for the mailbox itself.
-
-    Nothing for changes that the mailbox refuses.
-    """
-    try:
-        checked = check_changes(changes)  # type: ignore[arg-type] # what it is, is checked
-    except InvalidRequest:
-        return {}
-    own = [f"limits.{each}" for each in MailboxLimits.__struct_fields__ if each in checked.limits]
-    own += [f"policy.{each}" for each in TopicPolicy.__struct_fields__ if each in checked.default_policy]
+def _fields_of(changes: SettingsChanges) -> dict[str, Sequence[str]]:
+    """Return the names of the settings that are changed by the section's topic, "" for the mailbox itself."""
+    own = [f"limits.{each}" for each in MailboxLimits.__struct_fields__ if each in changes.limits]
+    own += [f"policy.{each}" for each in TopicPolicy.__struct_fields__ if each in changes.default_policy]
     sections: dict[str, Sequence[str]] = {"": own} if own else {}
-    sections |= {each: (f"topics.{each}",) for each in checked.topics}
-    return sections | {each: (f"erasure.topics.{each}",) for each in checked.subject_policies}
+    sections |= {each: (f"topics.{each}",) for each in changes.topics}
+    return sections | {each: (f"erasure.topics.{each}",) for each in changes.subject_policies}
 
 
 def _size(message: NewMessage) -> int:

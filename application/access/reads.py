@@ -10,25 +10,23 @@ import msgspec
 from postroom.application.access.audit import Auditor, audit_refusals, topics_of
 from postroom.application.access.guard import Guard
 from postroom.application.caller import Caller, call_as
-from postroom.application.operations.mailbox import Mailbox
+from postroom.application.operations.mailbox import OPERATIONS, Mailbox
 from postroom.application.operations.operation import Arguments, Operation
 from postroom.application.page import Page
 from postroom.application.query_results import (
     Backlog,
     DeadLetter,
-    Explanation,
     MessageDetail,
     Moment,
     PeekedMessage,
 )
 from postroom.application.service import Search
-from postroom.domain.arguments import check_int, check_text
+from postroom.domain.arguments import check_text
 from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Right
 from postroom.domain.envelope.build import without_payload
 from postroom.domain.errors import NotFound
 from postroom.domain.mailbox.counts import TopicSummary
-from postroom.domain.names import MAX_ID_CHARS, check_topic
 from postroom.domain.search import EventFilter, FoundMessage
 
 READ_HEADERS, READ_PAYLOAD = Right.READ_HEADERS, Right.READ_PAYLOAD
@@ -53,30 +51,52 @@ class AuthorizedReads(Mailbox):
     async def search_messages(self, filter_: EventFilter, /) -> Page[FoundMessage]:
         return await self._search(filter_)
 
-    async def get_message(self, id_: str, /) -> MessageDetail:
-        return await self._auditor.run(
-            READ_PAYLOAD, partial(self._get_message, id_), lambda _: 1, target=_target(id_)
-        )
+    async def _get_message(self, operation: Operation, arguments: Arguments) -> Any:
+        return await self._read_message(operation, arguments, READ_HEADERS, READ_PAYLOAD)
+
+    async def _explain_message(self, operation: Operation, arguments: Arguments) -> Any:
+        return await self._read_message(operation, arguments, READ_HEADERS)
 
     async def read_headers(self, id_: str, /) -> MessageDetail:
         """Return a message with its history, and its envelope without the payload.
 
         Raises: as `get_message`, but the right to read payloads is not needed.
         """
-        return await self._auditor.run(
-            READ_HEADERS, partial(self._read_headers, id_), lambda _: 1, target=_target(id_)
-        )
+        operation = OPERATIONS["get_message"]
+        detail: MessageDetail = await self._read_message(operation, operation.bind(id_), READ_HEADERS)
+        return detail
 
-    async def explain_message(self, id_: str, /) -> Explanation:
-        return await self._auditor.run(
-            READ_HEADERS, partial(self._explain_message, id_), lambda _: 1, target=_target(id_)
-        )
+    async def _read_message(self, operation: Operation, arguments: Arguments, *rights: Right) -> Any:
+        """Return the answer about one message, without what the rights do not cover."""
 
-    async def peek_messages(self, topic: str, /, *, limit: int = 10) -> list[PeekedMessage]:
-        check_topic(topic)
-        return await self._auditor.run(
-            READ_PAYLOAD, partial(self._peek_messages, topic, limit), len, topics=(topic,)
-        )
+        async def read() -> Any:
+            await self._guard.check(*rights)
+            self._guard.charge()
+            with self._hidden_absence(), call_as(self.caller):
+                answer = await operation.ask(self._mailbox, arguments)
+            self._guard.check_topics([answer.topic])
+            if not isinstance(answer, MessageDetail):
+                return answer
+            item = answer.item
+            if READ_PAYLOAD not in rights:
+                item = msgspec.structs.replace(item, envelope_blob=without_payload(item.envelope_blob))
+            self._guard.count_bytes([len(item.envelope_blob)])
+            return msgspec.structs.replace(answer, item=item)
+
+        return await self._auditor.run(rights[-1], read, lambda _: 1, target=arguments["id_"])
+
+    async def _peek_messages(self, operation: Operation, arguments: Arguments) -> list[PeekedMessage]:
+        topic, most = arguments["topic"], self._guard.at_most(arguments["limit"])
+
+        async def peek() -> list[PeekedMessage]:
+            await self._guard.check(READ_HEADERS, READ_PAYLOAD)
+            self._guard.check_topics([topic])
+            self._guard.charge()
+            messages = await self._mailbox.peek_messages(topic, limit=most)
+            self._guard.count_bytes(len(each.payload or b"") for each in messages)
+            return messages
+
+        return await self._auditor.run(READ_PAYLOAD, peek, len, topics=(topic,))
 
     @audit_refusals(READ_HEADERS)
     async def get_backlog(self, topic: str | None = None, /, *, at: Moment | None = None) -> Backlog:
@@ -91,32 +111,22 @@ class AuthorizedReads(Mailbox):
             paused_topics=[each for each in backlog.paused_topics if self._guard.covers(each)],
         )
 
-    async def list_dead_letters(
-        self,
-        topic: str | None = None,
-        /,
-        *,
-        reason: str | None = None,
-        limit: int = 100,
-        cursor: str | None = None,
-        at: Moment | None = None,
-    ) -> Page[DeadLetter]:
+    async def _list_dead_letters(self, operation: Operation, arguments: Arguments) -> Page[DeadLetter]:
         return await self._auditor.run(
             READ_HEADERS,
-            lambda: self._list_dead_letters(topic, reason, limit, cursor, at),
+            partial(self._read_dead_letters, **arguments),
             lambda page: len(page.items),
-            topics=topics_of(topic),
+            topics=topics_of(arguments["topic"]),
             criteria=("dead_letters",),
         )
 
-    async def _list_dead_letters(
-        self, topic: str | None, reason: str | None, limit: int, cursor: str | None, at: Moment | None
+    async def _read_dead_letters(
+        self, *, topic: str | None, reason: str | None, limit: int, cursor: str | None, at: Moment | None
     ) -> Page[DeadLetter]:
         await self._begin_read(topic)
         read = partial(self._mailbox.list_dead_letters, reason=reason, at=at)
         if topic is not None or self._guard.covers_all_topics:
             return await read(topic, limit=limit, cursor=cursor)
-        check_int("limit", limit, 1, PAGE)
         letters, is_cut = list[DeadLetter](), False
         if at is None:
             for each in await self._mailbox.list_topics():
@@ -147,42 +157,6 @@ class AuthorizedReads(Mailbox):
         await self._begin_read(None)
         return [each for each in await self._mailbox.list_topics() if self._guard.covers(each.topic)]
 
-    async def _get_message(self, id_: str) -> MessageDetail:
-        await self._guard.check(READ_HEADERS, READ_PAYLOAD)
-        detail = await self._find_message(id_)
-        self._guard.count_bytes([len(detail.item.envelope_blob)])
-        return detail
-
-    async def _read_headers(self, id_: str) -> MessageDetail:
-        await self._guard.check(READ_HEADERS)
-        detail = await self._find_message(id_)
-        item = msgspec.structs.replace(detail.item, envelope_blob=without_payload(detail.item.envelope_blob))
-        self._guard.count_bytes([len(item.envelope_blob)])
-        return msgspec.structs.replace(detail, item=item)
-
-    async def _find_message(self, id_: str) -> MessageDetail:
-        self._guard.charge()
-        with self._hidden_absence(), call_as(self.caller):
-            detail = await self._mailbox.get_message(id_)
-        self._guard.check_topics([detail.topic])
-        return detail
-
-    async def _explain_message(self, id_: str) -> Explanation:
-        await self._guard.check(READ_HEADERS)
-        self._guard.charge()
-        with self._hidden_absence(), call_as(self.caller):
-            explanation = await self._mailbox.explain_message(id_)
-        self._guard.check_topics([explanation.topic])
-        return explanation
-
-    async def _peek_messages(self, topic: str, limit: int) -> list[PeekedMessage]:
-        await self._guard.check(READ_HEADERS, READ_PAYLOAD)
-        self._guard.check_topics([topic])
-        self._guard.charge()
-        messages = await self._mailbox.peek_messages(topic, limit=self._guard.at_most(limit))
-        self._guard.count_bytes(len(each.payload or b"") for each in messages)
-        return messages
-
     async def _begin_read(self, topic: str | None, right: Right = READ_HEADERS) -> None:
         await self._guard.check(right)
         if topic is not None:
@@ -203,8 +177,3 @@ class AuthorizedReads(Mailbox):
 def _check_topics(topics: Sequence[object]) -> list[str]:
     """Return topics whose type is checked, as a subclass of str could match any glob."""
     return [check_text("topic", each) for each in topics]
-
-
-def _target(id_: object) -> str:
-    """Return a message id for the audit log, or raise InvalidRequest."""
-    return check_text("The message id", id_, 1, MAX_ID_CHARS)

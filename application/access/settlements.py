@@ -10,10 +10,11 @@ import msgspec
 from postroom.application.access.audit import ALLOWED, Auditor, audit_refusals
 from postroom.application.access.guard import Deliveries, Guard
 from postroom.application.mailbox.settle import DeliveryWindows
-from postroom.application.operations.mailbox import Mailbox, check_spec
+from postroom.application.operations.mailbox import Mailbox
+from postroom.application.operations.operation import Arguments, Operation
 from postroom.application.page import Page
 from postroom.application.query_results import Outcome, RedriveMessage, RedrivePreview, RedriveReport
-from postroom.domain.arguments import check_items, check_text
+from postroom.domain.arguments import check_items
 from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden, InvalidRequest, NotFound, Rejected, StaleReceipt
@@ -188,27 +189,25 @@ class AuthorizedRedrives(Mailbox):
     _guard: Guard
     _auditor: Auditor
 
-    async def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
-        checked = check_spec(spec)
+    async def _preview_redrive(self, operation: Operation, arguments: Arguments) -> RedrivePreview:
+        spec = arguments["spec"]
         return await self._auditor.run(
             Right.READ_HEADERS,
-            partial(self._preview, checked),
+            partial(self._preview, spec),
             lambda preview: preview.matched,
-            topics=checked.topics,
-            criteria=_criteria(checked),
+            topics=spec.topics,
+            criteria=_criteria(spec),
         )
 
-    async def start_redrive(
-        self, spec: RedriveSpec, /, *, job_id: str | None = None, principal: str | None = None
-    ) -> RedriveReport:
-        """Start a job in the name of the capability's principal; see `Mailbox.start_redrive`."""
-        checked = check_spec(spec)
+    async def _start_redrive(self, operation: Operation, arguments: Arguments) -> RedriveReport:
+        """Start a job in the name of the capability's principal."""
+        spec = arguments["spec"]
         return await self._auditor.run(
-            _right_of(checked),
-            partial(self._start, checked, job_id),
+            _right_of(spec),
+            partial(self._start, spec, arguments["job_id"]),
             lambda report: report.matched,
-            topics=checked.topics,
-            criteria=_criteria(checked),
+            topics=spec.topics,
+            criteria=_criteria(spec),
         )
 
     @audit_refusals(Right.REDRIVE)
@@ -234,14 +233,13 @@ class AuthorizedRedrives(Mailbox):
             job_id, outcome=outcome, cursor=cursor, limit=self._guard.at_most(limit)
         )
 
-    async def change_redrive(
-        self, job_id: str, action: JobAction, /, *, principal: str | None = None
-    ) -> RedriveReport:
+    async def _change_redrive(self, operation: Operation, arguments: Arguments) -> RedriveReport:
+        job_id = arguments["job_id"]
         return await self._auditor.run(
             Right.REDRIVE,
-            partial(self._change, job_id, action),
+            partial(self._change, job_id, arguments["action"]),
             lambda report: report.matched,
-            target=check_text("The redrive job id", job_id),
+            target=job_id,
         )
 
     async def _preview(self, spec: RedriveSpec) -> RedrivePreview:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from postroom.application.cluster.namespace_members import (
     Members,
@@ -10,7 +10,7 @@ from postroom.application.cluster.namespace_members import (
     pause_topic,
     use_generation,
 )
-from postroom.application.cluster.namespace_queries import NamespaceQueries, merge_topics
+from postroom.application.cluster.namespace_queries import NamespaceQueries, merge_settings, merge_topics
 from postroom.application.cluster.namespace_receiver import NamespaceReceiver, ReceiptHomes
 from postroom.application.cluster.namespace_redrives import NamespaceRedrives
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
@@ -27,18 +27,28 @@ from postroom.application.messages import NewMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation, derive
 from postroom.application.ports.control_plane import NamespaceDirectory
-from postroom.domain.arguments import check_int, check_items
+from postroom.domain.arguments import check_items
 from postroom.domain.errors import InvalidRequest, NotFound, Rejected, StaleMembers, Unavailable
 from postroom.domain.message import Receipt, check_receipt
-from postroom.domain.names import check_topic
 from postroom.domain.namespace.members import RESERVED_TOPIC, home_of
-from postroom.domain.policy import TopicPolicy, check_visibility
-from postroom.domain.settings import PolicyChanges, SettingsChanges, check_policy_changes
+from postroom.domain.policy import check_visibility
+
+T = TypeVar("T")
 
 STALE_PAUSE_SECONDS = 0.05
 
 
-MERGES: dict[str, Callable[[list[Any]], Any]] = {"list_topics": merge_topics}
+OF_ONE = ("get_message", "explain_message")
+"""Operations that the mailbox with the message answers."""
+OF_THOSE_THAT_HAVE_IT = ("purge_topic", "resume_topic")
+"""Changes of the mailboxes that have the topic, one after the other."""
+OF_ALL = ("set_topic_policy", "set_settings")
+"""Changes of all mailboxes, also of those that are added meanwhile."""
+MERGES: dict[str, Callable[[list[Any]], Any]] = {
+    "list_topics": merge_topics,
+    "preview_settings": merge_settings,
+    "set_settings": any,
+}
 """How the answers of the mailboxes become one, by operation; `merge_answers` is for others."""
 
 
@@ -250,108 +260,70 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
 
     # -- administration ---
 
-    async def redrive_dead_letters(
-        self,
-        topic: str,
-        /,
-        *,
-        limit: int = 100,
-        reason: str | None = None,
-        message_ids: Sequence[str] | None = None,
-    ) -> int:
-        """Redrive dead letters; see `Mailbox.redrive_dead_letters`."""
-        check_int("limit", limit, 1)
-        redriven = 0
+    async def _redrive_dead_letters(self, operation: Operation, arguments: Arguments) -> int:
+        limit, redriven = arguments["limit"], 0
 
         async def redrive(mailbox: Mailbox) -> None:
             nonlocal redriven
             if redriven < limit:
-                redriven += await mailbox.redrive_dead_letters(
-                    topic, limit=limit - redriven, reason=reason, message_ids=message_ids
-                )
+                redriven += await operation.ask(mailbox, {**arguments, "limit": limit - redriven})
 
         await self._at_each_that_has_it(redrive)
         return redriven
 
-    async def purge_topic(self, topic: str, /, *, dead: bool = True, ready: bool = False) -> int:
-        """Remove messages of a topic; see `Mailbox.purge_topic`."""
-        purged = 0
-
-        async def purge(mailbox: Mailbox) -> None:
-            nonlocal purged
-            purged += await mailbox.purge_topic(topic, dead=dead, ready=ready)
-
-        await self._at_each_that_has_it(purge)
-        return purged
-
-    async def set_topic_policy(self, topic: str, policy: TopicPolicy | PolicyChanges, /) -> None:
-        """Set the policy of a topic in all mailboxes; see `Mailbox.set_topic_policy`."""
-        check_topic(topic)
-        checked = check_policy_changes(policy)
-        await self._at_all(lambda mailbox: mailbox.set_topic_policy(topic, checked))
-
-    async def set_settings(self, changes: SettingsChanges, /, *, replace: bool = False) -> bool:
-        """Change the settings of all mailboxes; see `Mailbox.set_settings`."""
-        changed = False
-
-        async def change(mailbox: Mailbox) -> None:
-            nonlocal changed
-            changed |= await mailbox.set_settings(changes, replace=replace)
-
-        await self._at_all(change)
-        return changed
-
-    async def pause_topic(self, topic: str, /) -> None:
-        """Pause a topic in all mailboxes; see `Mailbox.pause_topic`."""
-        check_topic(topic)
+    async def _pause_topic(self, operation: Operation, arguments: Arguments) -> None:
+        """Pause a topic in all mailboxes, also where it does not exist yet."""
+        topic = arguments["topic"]
         if topic not in {each.topic for each in await self.list_topics()}:
             raise NotFound(f"Namespace {self.name} has no topic {topic}; `list_topics` returns those it has.")
         await self._at_all(lambda mailbox: pause_topic(mailbox, topic))
 
-    async def resume_topic(self, topic: str, /) -> None:
-        """Resume a topic in all mailboxes; see `Mailbox.resume_topic`."""
-        check_topic(topic)
-        await self._at_each_that_has_it(lambda mailbox: mailbox.resume_topic(topic))
-
     async def _call(self, operation: Operation, arguments: Arguments) -> Any:
-        answers = await self._ask_all(lambda mailbox: operation.ask(mailbox, arguments))
+        def ask(mailbox: Mailbox) -> Awaitable[Any]:
+            return operation.ask(mailbox, arguments)
+
+        if operation.name in OF_ONE:
+            return await self._ask_any(ask)
+        if operation.name in OF_THOSE_THAT_HAVE_IT:
+            answers = await self._at_each_that_has_it(ask)
+        else:
+            answers = await (self._at_all if operation.name in OF_ALL else self._ask_all)(ask)
         return MERGES.get(operation.name, merge_answers)(answers)
 
-    async def _at_all(self, call: Callable[[Mailbox], Awaitable[None]]) -> None:
-        """Make a call of all mailboxes, also of those that were added meanwhile."""
+    async def _at_all(self, call: Callable[[Mailbox], Awaitable[T]]) -> list[T]:
+        """Make a call of all mailboxes, also of those that were added meanwhile; return its answers."""
+        answers: list[T] = []
         deadline = asyncio.get_running_loop().time() + self._timeout
         while True:
             members = await self._get_members()
             try:
                 with use_generation(members.generation):
                     for name in members.names:
-                        await call(self._directory.mailbox(name))
-                return
+                        answers.append(await call(self._directory.mailbox(name)))  # noqa: PERF401 # also before an error
+                return answers
             except StaleMembers:
                 self._members.invalidate()
                 if asyncio.get_running_loop().time() >= deadline:
                     raise
                 await asyncio.sleep(STALE_PAUSE_SECONDS)
 
-    async def _at_each_that_has_it(self, call: Callable[[Mailbox], Awaitable[None]]) -> None:
-        """Make a call of all mailboxes, one after the other; one of them must have the topic.
+    async def _at_each_that_has_it(self, call: Callable[[Mailbox], Awaitable[T]]) -> list[T]:
+        """Make a call of all mailboxes, one after the other; return the answers of those that have the topic.
 
         Raises: NotFound when none has it.
         """
-        refusals: list[NotFound] = []
-        count = 0
 
-        async def unless_missing(mailbox: Mailbox) -> None:
-            nonlocal count
-            count += 1
+        async def unless_missing(mailbox: Mailbox) -> T | NotFound:
             try:
-                await call(mailbox)
+                return await call(mailbox)
             except NotFound as refusal:
-                refusals.append(refusal)
+                return refusal
 
-        await self._at_all(unless_missing)
-        if len(refusals) == count:
-            raise refusals[0]
+        answers = await self._at_all(unless_missing)
+        results = [each for each in answers if not isinstance(each, NotFound)]
+        if not results:
+            raise next(each for each in answers if isinstance(each, NotFound))
+        return results
 
 
 _UNKNOWN = NotFound("No mailbox of the namespace was asked yet.")

@@ -4,7 +4,6 @@ import asyncio
 import heapq
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from datetime import datetime
 from itertools import chain, islice
 from typing import TypeVar
 
@@ -12,24 +11,16 @@ import msgspec
 
 from postroom.application.cluster.namespace_members import Members, NamespaceMembers
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.operations.operation import Arguments, Operation
 from postroom.application.page import Page, read_position
 from postroom.application.ports.control_plane import NamespaceDirectory
-from postroom.application.query_results import (
-    Backlog,
-    DeadLetter,
-    Explanation,
-    MessageDetail,
-    Moment,
-    PeekedMessage,
-)
-from postroom.domain.arguments import MAX_PAGE, check_int, check_type
+from postroom.application.query_results import Backlog, DeadLetter, PeekedMessage
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.domain.mailbox.counts import TopicCount, TopicSummary
 from postroom.domain.mailbox.topic_decisions import Effect, SettingsEffect, SettingsPreview
 from postroom.domain.namespace.members import RESERVED_TOPIC
 from postroom.domain.search import Cursor, EventFilter, FoundMessage, Order
-from postroom.domain.settings import SettingsChanges
 
 Place = tuple[int, int]
 """Timestamp of a message, and the number of its mailbox with its position: the order of results."""
@@ -101,16 +92,8 @@ class NamespaceQueries:
     _members: NamespaceMembers
     _timeout: float
 
-    async def get_message(self, id_: str, /) -> MessageDetail:
-        """Return a message with its history, from the mailbox that has it; see `Mailbox.get_message`."""
-        return await self._ask_any(lambda mailbox: mailbox.get_message(id_))
-
-    async def explain_message(self, id_: str, /) -> Explanation:
-        """Return the explanation of a message; see `Mailbox.explain_message`."""
-        return await self._ask_any(lambda mailbox: mailbox.explain_message(id_))
-
-    async def get_backlog(self, topic: str | None = None, /, *, at: Moment | None = None) -> Backlog:
-        """Return the unsettled messages of all mailboxes; see `Mailbox.get_backlog`.
+    async def _get_backlog(self, operation: Operation, arguments: Arguments) -> Backlog:
+        """Return the unsettled messages of all mailboxes.
 
         Its position is the sum of the mailboxes' positions, its epoch the greatest of theirs.
 
@@ -118,45 +101,32 @@ class NamespaceQueries:
             moment in all of them.
         """
         members = await self._get_members()
-        if at is not None and not isinstance(at, datetime):
-            check_int("at", at)
-            if len(members.names) > 1:
-                raise InvalidRequest(
-                    f"The {len(members.names)} mailboxes of the namespace have no position in common; name a "
-                    "time for at."
-                )
+        if isinstance(arguments["at"], int) and len(members.names) > 1:
+            raise InvalidRequest(
+                f"The {len(members.names)} mailboxes of the namespace have no position in common; name a "
+                "time for at."
+            )
         return merge_backlogs(
             self._directory.namespace,
-            await self._ask_all(lambda mailbox: mailbox.get_backlog(topic, at=at)),
+            await self._ask_all(lambda mailbox: operation.ask(mailbox, arguments)),
         )
 
-    async def list_dead_letters(
-        self,
-        topic: str | None = None,
-        /,
-        *,
-        reason: str | None = None,
-        limit: int = 100,
-        cursor: str | None = None,
-        at: Moment | None = None,
-    ) -> Page[DeadLetter]:
-        """Return a page of dead letters, of the oldest mailbox first; see `Mailbox.list_dead_letters`.
+    async def _list_dead_letters(self, operation: Operation, arguments: Arguments) -> Page[DeadLetter]:
+        """Return a page of dead letters, of the oldest mailbox first.
 
         Their positions are of the namespace: 2^40 times the number of the mailbox, plus the position.
         """
-        check_int("limit", limit, 1, MAX_PAGE)
-        number, position = divmod(read_position(cursor) or 0, 1 << PLACE_BITS)
+        limit = arguments["limit"]
+        number, position = divmod(read_position(arguments["cursor"]) or 0, 1 << PLACE_BITS)
         letters: list[DeadLetter] = []
         for place, name in enumerate((await self._get_members()).by_age):
             if place < number:
                 continue
-            page = await self._directory.mailbox(name).list_dead_letters(
-                topic,
-                reason=reason,
-                limit=max(1, limit - len(letters)),  # of a full page, to know whether there are more
-                cursor=str(position) if place == number else None,
-                at=at,
-            )
+            own = {
+                "limit": max(1, limit - len(letters)),  # of a full page, to know whether there are more
+                "cursor": str(position) if place == number else None,
+            }
+            page: Page[DeadLetter] = await operation.ask(self._directory.mailbox(name), {**arguments, **own})
             letters += [
                 msgspec.structs.replace(each, position=(place << PLACE_BITS) + each.position)
                 for each in page.items
@@ -166,28 +136,19 @@ class NamespaceQueries:
                 return Page(shown, str(shown[-1].position))
         return Page(tuple(letters))
 
-    async def preview_settings(
-        self, changes: SettingsChanges, /, *, replace: bool = False
-    ) -> SettingsPreview:
-        """Return the effects of a change of settings on all mailboxes; see `Mailbox.preview_settings`."""
-        previews = await self._ask_all(lambda mailbox: mailbox.preview_settings(changes, replace=replace))
-        counts: Counter[tuple[str | None, Effect]] = Counter()
-        for each in chain.from_iterable(preview.effects for preview in previews):
-            counts[each.topic, each.effect] += each.count
-        effects = [SettingsEffect(topic, effect, count) for (topic, effect), count in counts.items()]
-        return msgspec.structs.replace(previews[0], effects=effects)
+    async def _peek_messages(self, operation: Operation, arguments: Arguments) -> list[PeekedMessage]:
+        """Return ready messages of all mailboxes by send time."""
+        pages: list[list[PeekedMessage]] = await self._ask_all(
+            lambda mailbox: operation.ask(mailbox, arguments)
+        )
+        return list(heapq.merge(*pages, key=lambda peeked: peeked.sent_at))[: arguments["limit"]]
 
-    async def peek_messages(self, topic: str, /, *, limit: int = 10) -> list[PeekedMessage]:
-        """Return ready messages of all mailboxes by send time; see `Mailbox.peek_messages`."""
-        pages = await self._ask_all(lambda mailbox: mailbox.peek_messages(topic, limit=limit))
-        return list(heapq.merge(*pages, key=lambda peeked: peeked.sent_at))[:limit]
-
-    async def search_messages(self, filter_: EventFilter, /) -> Page[FoundMessage]:
-        """Return a page of the messages of all mailboxes that match; see `Mailbox.search_messages`.
+    async def _search_messages(self, operation: Operation, arguments: Arguments) -> Page[FoundMessage]:
+        """Return a page of the messages of all mailboxes that match.
 
         It takes no offset, and a filter that names a mailbox is answered by that one.
         """
-        checked = check_type("The filter", filter_, EventFilter)
+        checked: EventFilter = arguments["filter_"]
         mailboxes = [self._directory.mailbox(name) for name in (await self._get_members()).by_age]
         if checked.mailbox is not None:
             mailboxes = [each for each in mailboxes if each.name == checked.mailbox]
@@ -250,6 +211,15 @@ def merge_backlogs(namespace: str, backlogs: Sequence[Backlog]) -> Backlog:
         sorted({topic for backlog in backlogs for topic in backlog.paused_topics}),
         "durable" if all(backlog.dlq_profile == "durable" for backlog in backlogs) else "ephemeral",
     )
+
+
+def merge_settings(previews: Sequence[SettingsPreview]) -> SettingsPreview:
+    """Return the effects of a change of settings on all mailboxes."""
+    counts: Counter[tuple[str | None, Effect]] = Counter()
+    for each in chain.from_iterable(preview.effects for preview in previews):
+        counts[each.topic, each.effect] += each.count
+    effects = [SettingsEffect(topic, effect, count) for (topic, effect), count in counts.items()]
+    return msgspec.structs.replace(previews[0], effects=effects)
 
 
 def _merge_counts(rows: Iterable[TopicCount]) -> list[TopicCount]:

@@ -2,27 +2,26 @@
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import uuid_utils
 
 from postroom.application.cluster.namespace_members import Members
-from postroom.application.operations.mailbox import Mailbox, check_spec
+from postroom.application.mailbox.message_factory import name_job
+from postroom.application.operations.mailbox import Mailbox
+from postroom.application.operations.operation import Arguments, Operation
 from postroom.application.page import Page, invalid_cursor
 from postroom.application.ports.control_plane import NamespaceDirectory
 from postroom.application.query_results import (
-    Outcome,
     RedriveGroup,
     RedriveMessage,
     RedrivePreview,
     RedriveReport,
-    check_page,
 )
 from postroom.domain.errors import InvalidRequest, NotFound
-from postroom.domain.names import check_uuid, message_id
 from postroom.domain.namespace.members import RESERVED_TOPIC
-from postroom.domain.redrive.spec import JobAction, RedriveSpec, check_action
+from postroom.domain.redrive.spec import RedriveSpec
 
 T = TypeVar("T")
 
@@ -46,26 +45,20 @@ class NamespaceRedrives:
     async def _get_members(self) -> Members:
         """Return the members."""
 
-    async def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
-        """Return the dead letters that the jobs would select; see `Mailbox.preview_redrive`."""
-        checked = await self._check(check_spec(spec))
-        previews = await self._ask_all(lambda mailbox: mailbox.preview_redrive(checked))
+    async def _preview_redrive(self, operation: Operation, arguments: Arguments) -> RedrivePreview:
+        """Return the dead letters that the jobs would select."""
+        await self._check(arguments["spec"])
+        previews = await self._ask_all(lambda mailbox: operation.ask(mailbox, arguments))
         return merge_previews(self._directory.namespace, previews)
 
-    async def start_redrive(
-        self, spec: RedriveSpec, /, *, job_id: str | None = None, principal: str | None = None
-    ) -> RedriveReport:
-        """Start a job in each mailbox; see `Mailbox.start_redrive`.
+    async def _start_redrive(self, operation: Operation, arguments: Arguments) -> RedriveReport:
+        """Start a job in each mailbox.
 
         Raises: InvalidRequest for a limit, if there are several mailboxes, and for the reserved topic.
         """
-        checked = await self._check(check_spec(spec))
-        id_ = message_id(uuid_utils.uuid7().bytes)
-        if job_id is not None:
-            id_ = check_uuid("The redrive job id", job_id)
-        reports = await self._ask_all(
-            lambda mailbox: mailbox.start_redrive(checked, job_id=id_, principal=principal)
-        )
+        await self._check(arguments["spec"])
+        named = name_job(arguments, uuid_utils.uuid7)
+        reports = await self._ask_all(lambda mailbox: operation.ask(mailbox, named))
         return merge_reports(self._directory.namespace, reports)
 
     async def list_redrives(self) -> list[RedriveReport]:
@@ -77,22 +70,20 @@ class NamespaceRedrives:
         merged = [merge_reports(self._directory.namespace, each) for each in jobs.values()]
         return sorted(merged, key=lambda report: report.started_at, reverse=True)
 
-    async def get_redrive(self, job_id: str, /) -> RedriveReport:
-        """Return a job; see `Mailbox.get_redrive`."""
-        id_ = check_uuid("The redrive job id", job_id)
-        return await self._at_those_that_have_it(lambda mailbox: mailbox.get_redrive(id_))
+    async def _get_redrive(self, operation: Operation, arguments: Arguments) -> RedriveReport:
+        """Return a job."""
+        return await self._at_those_that_have_it(lambda mailbox: operation.ask(mailbox, arguments))
 
-    async def list_redrive_messages(
-        self, job_id: str, /, *, outcome: Outcome | None = None, cursor: str | None = None, limit: int = 100
+    async def _list_redrive_messages(
+        self, operation: Operation, arguments: Arguments
     ) -> Page[RedriveMessage]:
-        """Return a page of the messages of a job; see `Mailbox.list_redrive_messages`.
+        """Return a page of the messages of a job.
 
         The messages of one mailbox come after the messages of another; the cursor begins with the mailbox's
         name.
         """
-        id_ = check_uuid("The redrive job id", job_id)
-        check_page(outcome, cursor, limit)
-        await self.get_redrive(id_)
+        job_id, cursor, limit = arguments["job_id"], arguments["cursor"], arguments["limit"]
+        await self._at_those_that_have_it(lambda mailbox: mailbox.get_redrive(job_id))
         names = sorted((await self._get_members()).names)
         name, rest = names[0], None
         if cursor is not None:
@@ -105,8 +96,9 @@ class NamespaceRedrives:
             if each < name:
                 continue
             try:
-                part = await self._directory.mailbox(each).list_redrive_messages(
-                    id_, outcome=outcome, cursor=rest if each == name else None, limit=limit - len(page)
+                own = {"cursor": rest if each == name else None, "limit": limit - len(page)}
+                part: Page[RedriveMessage] = await operation.ask(
+                    self._directory.mailbox(each), {**arguments, **own}
                 )
             except NotFound:
                 continue
@@ -117,22 +109,19 @@ class NamespaceRedrives:
                 return Page(tuple(page), f"{names[names.index(each) + 1]} ")
         return Page(tuple(page))
 
-    async def change_redrive(
-        self, job_id: str, action: JobAction, /, *, principal: str | None = None
-    ) -> RedriveReport:
-        """Pause, resume, cancel or undo a job in all mailboxes; see `Mailbox.change_redrive`.
+    async def _change_redrive(self, operation: Operation, arguments: Arguments) -> RedriveReport:
+        """Pause, resume, cancel or undo a job in all mailboxes.
 
         Mailboxes in which it has ended are left as they are, unless it has ended in all.
         """
-        id_, checked = check_uuid("The redrive job id", job_id), check_action(action)
         refusals: list[InvalidRequest] = []
 
-        async def change(mailbox: Mailbox) -> RedriveReport:
+        async def change(mailbox: Mailbox) -> Any:
             try:
-                return await mailbox.change_redrive(id_, checked, principal=principal)
+                return await operation.ask(mailbox, arguments)
             except InvalidRequest as refusal:
                 refusals.append(refusal)
-                return await mailbox.get_redrive(id_)
+                return await mailbox.get_redrive(arguments["job_id"])
 
         members = await self._get_members()
         report = await self._at_those_that_have_it(change)
@@ -158,7 +147,7 @@ class NamespaceRedrives:
             raise missing[0]
         return merge_reports(self._directory.namespace, reports)
 
-    async def _check(self, spec: RedriveSpec) -> RedriveSpec:
+    async def _check(self, spec: RedriveSpec) -> None:
         if spec.destination == RESERVED_TOPIC:
             raise InvalidRequest(f"The topic {RESERVED_TOPIC} is reserved; send copies to another one.")
         if spec.limit is not None and len((await self._get_members()).names) > 1:
@@ -166,7 +155,6 @@ class NamespaceRedrives:
                 "A limit is of one mailbox, and the namespace has several; leave it out, or start a job in "
                 "each of them."
             )
-        return spec
 
 
 def merge_reports(namespace: str, reports: Sequence[RedriveReport]) -> RedriveReport:

@@ -6,7 +6,7 @@ written. Checks, codecs, routes and clients are made from it (ADR 0112).
 
 import inspect
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import cached_property, partial, wraps
 from types import NoneType, UnionType
 from typing import (
@@ -14,7 +14,6 @@ from typing import (
     Any,
     Literal,
     NamedTuple,
-    Protocol,
     TypeVar,
     Union,
     get_args,
@@ -33,6 +32,8 @@ C = TypeVar("C", bound=type[Any])
 
 Arguments = Mapping[str, Any]
 """The arguments of a call by name: all of them, each checked."""
+Call = Callable[["Operation", Arguments], Awaitable[Any]]
+"""How guards, namespaces, shared mailboxes and clients answer operations: each in its own way."""
 
 
 class Check(NamedTuple):
@@ -177,13 +178,6 @@ class _Expression(str):
     __repr__ = str.__str__
 
 
-class Answers(Protocol):
-    """An object that answers operations."""
-
-    async def _call(self, operation: Operation, arguments: Arguments) -> Any:
-        """Return the result of an operation."""
-
-
 def operation(right: Right, route: str, *, is_repeatable: bool = True, answer: str = "") -> Callable[[F], F]:
     """Mark a method of a port as an operation; see `Operation`."""
 
@@ -203,21 +197,26 @@ def read_operations(port: type) -> dict[str, Operation]:
 
 
 def derive(port: type) -> Callable[[C], C]:
-    """Give a class the operations of a port that it lacks; they check arguments and await `_call`."""
+    """Give a class the operations of a port that it lacks.
+
+    They check their arguments and await a `Call`: the method that is named as the operation, after an
+    underscore, if the class has it; else `_call`.
+    """
 
     def fill(kind: C) -> C:
         for name, operation in read_operations(port).items():
             if getattr(kind, name, None) is operation.method:
-                setattr(kind, name, _derived(operation))
+                setattr(kind, name, _derived(operation, f"_{name}" if hasattr(kind, f"_{name}") else "_call"))
         return kind
 
     return fill
 
 
-def _derived(operation: Operation) -> Callable[..., Any]:
+def _derived(operation: Operation, answer: str) -> Callable[..., Any]:
     @wraps(operation.method)
-    async def call(self: Answers, /, *arguments: object, **options: object) -> Any:
-        return await self._call(operation, operation.bind(*arguments, **options))
+    async def call(self: object, /, *arguments: object, **options: object) -> Any:
+        answers: Call = getattr(self, answer)
+        return await answers(operation, operation.bind(*arguments, **options))
 
     return call
 

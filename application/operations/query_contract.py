@@ -69,11 +69,8 @@ class Item(msgspec.Struct, frozen=True):
     shard: int
 
 
-class FoundMessages(msgspec.Struct, frozen=True):
+class FoundMessages(Page[dict[str, Any]], frozen=True):
     """Fields of a page of a search that a client needs."""
-
-    items: list[dict[str, Any]]
-    next_cursor: str | None = None
 
     def to_page(self) -> Page[FoundMessage]:
         """Return it as `Mailbox.search_messages` does; raises ValidationError for an invalid item."""

@@ -13,6 +13,7 @@ from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.local import protocol
 from postroom.adapters.local.protocol import FRAME_BYTES, Frames, MalformedFrame, Query, Receiving, frame
 from postroom.adapters.local.server import LocalServer, listening
+from postroom.application.remote_errors import ProblemBrief
 from postroom.domain.errors import InternalError, PostroomError, Unavailable
 from postroom.domain.mailbox.commands import Ack, Extend, Nack, Purge, Receive, Redrive, Send, SetPolicy
 from postroom.domain.message import Headers, Receipt
@@ -45,7 +46,7 @@ SEEDS = [
     frame((6, protocol.QUERY, Query("delete_old_events", [1], {}))),
     frame((0, protocol.PING, None)) + frame((0, protocol.CANCEL, 1)),
     frame((1, None, [(b"m" * 16, True), 3])),
-    frame((2, protocol.WireError("E_SATURATED", "full", 100), None)),
+    frame((2, ProblemBrief(429, "E_SATURATED", "full", 100), None)),
     frame(protocol.Hello(1, MAILBOX)),
 ]
 
