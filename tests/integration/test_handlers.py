@@ -282,7 +282,7 @@ async def test_dead_letters_are_listed_redriven_and_purged(mailbox: Postroom) ->
     assert (await mailbox.list_dead_letters(limit=2)).items == letters[:2]
     assert (await mailbox.list_dead_letters(cursor=str(letters[1].position))).items == letters[2:]
     assert (await mailbox.list_dead_letters(reason="integrity")).items == ()
-    with pytest.raises(InvalidRequest, match="limit must be an integer"):
+    with pytest.raises(InvalidRequest, match="limit must be at least 1; it was 0"):
         await mailbox.list_dead_letters(limit=0)
 
     assert await mailbox.redrive_dead_letters("orders", message_ids=["m1", "unknown"]) == 1
