@@ -20,7 +20,7 @@ from postroom.application.diagnosis import MAX_SKEW_MS, Check, Finding, run_chec
 from postroom.application.extras import explain_missing_extra
 from postroom.application.text import pluralize
 from postroom.domain.capability.token import RootKey
-from postroom.domain.mailbox.log_clock import MAX_DOWNTIME
+from postroom.domain.mailbox.ownership import MAX_DOWNTIME
 from postroom.domain.message import MS
 from postroom.domain.policy import DAY_MS
 

@@ -25,7 +25,7 @@ from postroom.domain.mailbox.commands import (
     TopicPolicySet,
     TopicResumed,
 )
-from postroom.domain.mailbox.state import Clock
+from postroom.domain.mailbox.ownership import Clock
 from postroom.domain.message import (
     DEFAULT_PRIORITY,
     Headers,

@@ -110,7 +110,7 @@ class CommandEnricher:
         """Initialise with the log, the cache of recent messages, the committer, and the encryption if any."""
         self._log = log
         self._protection = protection
-        self._cache = cache
+        self.cache = cache
         self._committer = committer
         # Messages by stream id: of this group, and of earlier groups whose appends may be in progress and
         # therefore missing from the log.
@@ -216,7 +216,7 @@ class CommandEnricher:
             for message in deliverable(command, group.state.mailbox, now):
                 stream = message.stream
                 if stream not in messages and stream not in corrupt and stream not in erased:
-                    sent = self._cache.pop(message.position)
+                    sent = self.cache.pop(message.position)
                     if sent is not None:
                         loaded.append(sent)
                     else:
@@ -243,7 +243,7 @@ class CommandEnricher:
         Arguments:
             taken: streams of the messages that this receive delivers or removes.
         """
-        room = self._cache.read_ahead_bytes
+        room = self.cache.read_ahead_bytes
         later = msgspec.structs.replace(
             command, max_messages=command.max_messages + self._read_ahead, max_bytes=command.max_bytes + room
         )
@@ -253,7 +253,7 @@ class CommandEnricher:
                 room -= message.size
                 if room < 0:
                     break
-                if message.position not in self._cache:
+                if message.position not in self.cache:
                     following.append(message)
         return following
 
@@ -273,7 +273,7 @@ class CommandEnricher:
         for message in following:
             event = intact.get(message.position)
             if event is not None and event.stream == message.stream:
-                self._cache.put(message.position, event)
+                self.cache.put(message.position, event)
                 cached += 1
         self._read_ahead = min(READ_AHEAD, LEAST_READ_AHEAD + 2 * cached)
         intact.update(group.events.sent(group.state.position + 1))

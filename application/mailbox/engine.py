@@ -35,7 +35,7 @@ from postroom.domain.errors import (
     WrongPosition,
 )
 from postroom.domain.mailbox.commands import Command, MailboxMode, Receive
-from postroom.domain.mailbox.log_clock import Anchor
+from postroom.domain.mailbox.ownership import Anchor
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MAX_EPOCH, MessageSent
 from postroom.domain.names import message_id
@@ -80,11 +80,10 @@ class MailboxEngine:
         self._clock = clock
         self.metrics = MailboxMetrics()
         self._committer = Committer(
-            self.writer, self.check_ownership, self._append_failed, self._refuse, self.metrics
+            self.writer, self.check_ownership, self._invalidate, self._refuse, self.metrics
         )
-        cache = EnvelopeCache(cache_bytes)
-        enricher = CommandEnricher(log, cache, self._committer, protection)
-        self._decider = GroupDecider(enricher, cache, self.metrics.reorder, admit)
+        enricher = CommandEnricher(log, EnvelopeCache(cache_bytes), self._committer, protection)
+        self._decider = GroupDecider(enricher, self.metrics.reorder, admit)
         self._long_polls = LongPolls()
         self._state: LoadedMailbox | None = None
         self._anchor = Anchor(0, 0, continues=False)
@@ -115,11 +114,7 @@ class MailboxEngine:
             accept_clock: accept a wall clock far ahead of the last record.
             epoch: the one of the owner's lease (RFC-049); None takes the one after the log's.
 
-        Raises: WrongMode and SettingsConflict when it has another mode or other settings, WrongPosition when
-            another owner keeps appending, InvalidRequest when it encrypts messages and there is no key store,
-            Fenced when the epoch is not above the log's, Unavailable when the
-            lease has ended, BrokenLog when the log can't be folded, ImplausibleClock when the machine was
-            restarted and its wall clock is too far ahead.
+        Raises: InvalidRequest for an epoch out of range, and as `take_over`.
         """
         if epoch is not None:
             check_int("epoch", epoch, 1, MAX_EPOCH)
@@ -246,15 +241,13 @@ class MailboxEngine:
         self.check_process()
         try:
             head = await asyncio.to_thread(self.log.head)
+            if head is not None and self._state is not None and head.epoch > self._state.epoch:
+                raise Fenced(self.log.mailbox, self._state.epoch, head.epoch)
         except Fenced as error:
             self._invalidate(error)
             raise
         except RuntimeError as error:  # no thread can be started while the interpreter exits
             raise Unavailable(f"The log of mailbox {self.name} can't be read: {summarize(error)}.") from error
-        if head is not None and self._state is not None and head.epoch > self._state.epoch:
-            fenced = Fenced(self.log.mailbox, self._state.epoch, head.epoch)
-            self._invalidate(fenced)
-            raise fenced
 
     async def take_snapshot(self, *, whole: bool = False) -> Taken:
         """Save a snapshot of the mailbox as of now or later, in steps between groups of commands.
@@ -295,13 +288,8 @@ class MailboxEngine:
             try:
                 group, commits = await self._decide(requests, state)
                 await self._committer.wait_for_room()
-            except PostroomError as error:  # the log could not be read
+            except Exception as error:
                 await self._fail(requests, error)
-                continue
-            except Exception as error:  # a defect: the state may be partly evolved, and nothing was appended
-                logger().exception("mailbox.group_failed", mailbox=self.log.mailbox)
-                failure = Unavailable(f"Mailbox {self.log.mailbox} failed on a command: {summarize(error)}.")
-                await self._fail(requests, failure)
                 continue
             state = group.state
             if state.failure is not None:  # an append has failed in the meantime
@@ -325,8 +313,7 @@ class MailboxEngine:
             logger().exception("mailbox.encode_failed", mailbox=self.log.mailbox)
             await self._committer.wait_until_durable()  # earlier groups are stored, and answered so
             self._invalidate(Unavailable(f"Mailbox {self.log.mailbox} is loaded again: {summarize(error)}."))
-        recovered = await self._recover()
-        if recovered is None:
+        if (recovered := await self._recover()) is None:
             raise state.failure or self._lost or lease_ended(self.name)
         group = await self._decider.decide(requests, recovered, self.now(), is_careful=True)
         return group, recovered.commit(group.events)
@@ -351,10 +338,7 @@ class MailboxEngine:
         state = self._state
         if state is None or state.failure is not None:
             return RECOVERY_SECONDS
-        if state.mailbox.over_capacity or state.snapshots.is_active:
-            return 0
-        times = [state.mailbox.next_timer(), *map(state.mailbox.next_due, self._long_polls)]
-        due = min((time for time in times if time is not None), default=None)
+        due = state.next_due(self._long_polls)
         return None if due is None else (due - self.now()) / 1_000_000
 
     def _deliverable(self, topic: str, limit: int) -> int:
@@ -362,10 +346,6 @@ class MailboxEngine:
         if state is None or state.failure is not None:
             return 0
         return state.mailbox.count_deliverable(topic, self.now(), limit)
-
-    def _append_failed(self, error: PostroomError) -> None:
-        logger().error("mailbox.append_refused", mailbox=self.log.mailbox, error=str(error))
-        self._invalidate(error)
 
     def _refuse(self, requests: Sequence[Request], failure: PostroomError) -> None:
         """Refuse requests to a void state; after a duplicate record, have them decided once more."""
@@ -376,7 +356,11 @@ class MailboxEngine:
                 self._pending.repeat(each)
         self._wake.set()
 
-    async def _fail(self, requests: list[Request], error: PostroomError) -> None:
+    async def _fail(self, requests: list[Request], error: Exception) -> None:
+        """Refuse requests because the log could not be read, or a defect left the state partly evolved."""
+        if not isinstance(error, PostroomError):
+            logger().error("mailbox.group_failed", mailbox=self.log.mailbox, exc_info=error)
+            error = Unavailable(f"Mailbox {self.log.mailbox} failed on a command: {summarize(error)}.")
         await self._committer.wait_until_durable()
         refuse(requests, error)
         self._invalidate(error)

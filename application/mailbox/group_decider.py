@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from postroom.application.mailbox.codec import encode_events
-from postroom.application.mailbox.command_enricher import CommandEnricher, EnvelopeCache
+from postroom.application.mailbox.command_enricher import CommandEnricher
 from postroom.application.mailbox.command_queue import DrainRate
 from postroom.application.mailbox.groups import Group, GroupEvents, LoadedMailbox, Request
 from postroom.application.mailbox.metrics import ReorderDepth
@@ -37,13 +37,12 @@ class GroupDecider:
     def __init__(
         self,
         enricher: CommandEnricher,
-        cache: EnvelopeCache,
         reorder: ReorderDepth,
         admit: Callable[[Mailbox, int], None] | None = None,
     ) -> None:
         self._reorder = reorder
         self._enricher = enricher
-        self._cache = cache
+        self._cache = enricher.cache
         self._admit = admit
         self._drain_rates: dict[str, DrainRate] = {}
         self._is_careful = False

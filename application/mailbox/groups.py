@@ -194,6 +194,13 @@ class LoadedMailbox:
             evolve(self.mailbox, event)
         return self.commit(group)
 
+    def next_due(self, topics: Iterable[str]) -> int | None:
+        """Return the log time (µs) of the next timer or message of `topics` that is due; None for never."""
+        if self.mailbox.over_capacity or self.snapshots.is_active:
+            return 0
+        times = (self.mailbox.next_timer(), *map(self.mailbox.next_due, topics))
+        return min((time for time in times if time is not None), default=None)
+
     def advance_snapshot(self, save: Save) -> None:
         """Do a step of the next snapshot, if it is time; see `Snapshots.advance`."""
         self.snapshots.advance(self.mailbox, self.chain, save)

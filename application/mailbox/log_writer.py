@@ -16,7 +16,7 @@ from postroom.application.threads import DaemonExecutor
 from postroom.domain.commit import Commit
 from postroom.domain.errors import MailboxClosed, PostroomError, Unavailable, WrongPosition
 from postroom.domain.mailbox.commands import MailboxMode, TakeOwnership
-from postroom.domain.mailbox.log_clock import Anchor, anchor
+from postroom.domain.mailbox.ownership import Anchor, anchor
 from postroom.domain.settings import SettingsChanges
 
 T = TypeVar("T")
@@ -232,6 +232,7 @@ class Committer:
             await previous
         self._in_progress.popleft()
         if group.state.failure is None and failure is not None and append is not None:
+            logger().error("mailbox.append_refused", mailbox=group.state.mailbox.name, error=str(failure))
             self._on_failure(failure)
         if refusal := group.state.failure or failure:
             self._refuse(group.requests, refusal)
@@ -258,7 +259,11 @@ async def take_over(
     """Load a mailbox and append `OwnershipTaken`; return its state, and the anchor of log time.
 
     Arguments: as of `MailboxEngine.open`.
-    Raises: as `MailboxEngine.open`.
+    Raises: WrongMode and SettingsConflict when it has another mode or other settings, WrongPosition when
+        another owner keeps appending, InvalidRequest when it encrypts messages and there is no key store,
+        Fenced when the epoch is not above the log's, Unavailable when the lease has ended, BrokenLog when the
+        log can't be folded, ImplausibleClock when the machine was restarted and its wall clock is too far
+        ahead.
     """
     attempt = 1
     while True:

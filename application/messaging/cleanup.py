@@ -12,7 +12,7 @@ from postroom.application.ports.event_log import Clock
 from postroom.application.telemetry import logger
 from postroom.domain.errors import BrokenLog, PostroomError
 from postroom.domain.inbox import InboxEvent
-from postroom.domain.outbox import OutboxChange
+from postroom.domain.outbox_events import OutboxChange
 from postroom.domain.record import Event
 
 BATCH = 1_000

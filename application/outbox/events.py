@@ -33,15 +33,8 @@ from postroom.application.threads import in_query_thread
 from postroom.application.tracing import SAMPLED, tracer
 from postroom.domain.errors import FrameTooLarge, InvalidRequest
 from postroom.domain.message import MS
-from postroom.domain.outbox import (
-    OutboxCommand,
-    OutboxEvent,
-    OutboxEventRecorded,
-    OutboxRowHeld,
-    decide,
-    evolve,
-    record_of,
-)
+from postroom.domain.outbox import OutboxCommand, OutboxEvent, decide, evolve, record_of
+from postroom.domain.outbox_events import OutboxEventRecorded, OutboxRowHeld
 
 UUID_WITH_TIME: Final = 7
 MAX_TIME_US: Final = 253_402_300_799_999_999
@@ -397,5 +390,4 @@ def trace_headers(event: OutboxEvent) -> dict[str, str]:
 
 def rfc_3339(at: int) -> str:
     """Return a time in µs since 1970 UTC as RFC 3339 with microseconds."""
-    text = (_EPOCH + timedelta(microseconds=at)).isoformat(timespec="microseconds")
-    return text.replace("+00:00", "Z")
+    return f"{(_EPOCH + timedelta(microseconds=at)).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"

@@ -14,7 +14,8 @@ from postroom.application.outbox.events import BAGGAGE, TRACEPARENT, TRACESTATE
 from postroom.application.outbox.formats import check_attributes
 from postroom.application.tracing import outgoing_headers
 from postroom.domain.errors import InvalidOutboxEvent
-from postroom.domain.outbox import OutboxEventRecorded, RecordOutboxEvent, decide
+from postroom.domain.outbox import RecordOutboxEvent, decide
+from postroom.domain.outbox_events import OutboxEventRecorded
 from postroom.domain.subject import CorrelationContext
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

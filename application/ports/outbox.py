@@ -8,7 +8,8 @@ from uuid import UUID
 import msgspec
 
 from postroom.domain.errors import Unavailable
-from postroom.domain.outbox import OutboxChange, OutboxEvent
+from postroom.domain.outbox import OutboxEvent
+from postroom.domain.outbox_events import OutboxChange
 
 PARTITIONS = 16
 """Groups of aggregates, by a hash of type and id. All relays must agree on it, so it never changes."""

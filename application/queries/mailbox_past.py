@@ -12,8 +12,8 @@ from postroom.application.query_results import Moment
 from postroom.domain.arguments import check_int
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.commands import MailboxEvent, OwnershipTaken, StoredSettings
-from postroom.domain.mailbox.log_clock import log_time
-from postroom.domain.mailbox.state import Clock as ClockReading
+from postroom.domain.mailbox.ownership import Clock as ClockReading
+from postroom.domain.mailbox.ownership import log_time
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MessageEvent, MessageSent
 from postroom.domain.message_history import MessageHistory, begin, follow, take_over

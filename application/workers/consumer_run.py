@@ -22,8 +22,9 @@ from postroom.application.workers.handler import (
     Handling,
     Middleware,
     Settlements,
+    correlation_id_of,
 )
-from postroom.domain.errors import Fenced, InvalidRequest, MailboxClosed, Saturated, Unavailable
+from postroom.domain.errors import Fenced, MailboxClosed, Saturated, Unavailable
 from postroom.domain.message import Receipt
 from postroom.domain.policy import OutageBackoff, backoff_ms
 
@@ -299,7 +300,7 @@ class ConsumerRun:
                 _handling.set(handling)
                 began = perf_counter()
                 try:
-                    with correlate(_corr_id(message)):
+                    with correlate(correlation_id_of(message)):
                         await self._handle(handle, message)
                 finally:
                     self.seconds.observe(perf_counter() - began)
@@ -395,10 +396,3 @@ class ConsumerRun:
                     logger().warning("worker.delivery_lost", error=str(answer))
                     self._held.pop(receipt, None)
             self._room.set()
-
-
-def _corr_id(message: ReceivedMessage) -> str:
-    try:
-        return message.correlation_id
-    except InvalidRequest:  # bytes that are no envelope; the handler fails on them, too
-        return message.message_id

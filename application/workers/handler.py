@@ -379,3 +379,11 @@ class LoopWatch:
             task=task.get_name(),
             at=None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}",
         )
+
+
+def correlation_id_of(message: ReceivedMessage) -> str:
+    """Return the correlation id of a message, or its id if its envelope can't be read."""
+    try:
+        return message.correlation_id
+    except InvalidRequest:  # the handler fails on them, too
+        return message.message_id

@@ -14,8 +14,9 @@ from postroom.domain.mailbox.commands import Ack, Command, Send
 from postroom.domain.mailbox.decide import sent, shard_of
 from postroom.domain.mailbox.replay import ReplayEntry
 from postroom.domain.mailbox.snapshot import VERSION, Chunk, Head, SnapshotPart, encode_chunk
-from postroom.domain.mailbox.state import Mailbox, evolve, is_in_the_clear
+from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.mailbox.topic import Topic
+from postroom.domain.mailbox.topic_decisions import is_in_the_clear
 from postroom.domain.message import (
     IN_FLIGHT,
     MS,

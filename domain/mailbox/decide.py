@@ -7,25 +7,13 @@ from typing import Any
 
 from blake3 import blake3
 
-from postroom.domain.errors import (
-    Fenced,
-    FrameTooLarge,
-    IdempotencyConflict,
-    InvalidRequest,
-    NotFound,
-    Saturated,
-    WrongMode,
-)
+from postroom.domain.errors import FrameTooLarge, IdempotencyConflict, InvalidRequest, NotFound, Saturated
 from postroom.domain.mailbox.commands import (
     Ack,
     Command,
     Erase,
     Extend,
-    LogTruncated,
-    MailboxCreated,
-    MailboxSettingsChanged,
     Nack,
-    OwnershipTaken,
     Pause,
     Purge,
     Receive,
@@ -38,10 +26,18 @@ from postroom.domain.mailbox.commands import (
     TakeOwnership,
     Truncate,
 )
+from postroom.domain.mailbox.ownership import take_ownership, truncate
 from postroom.domain.mailbox.redrive_decisions import decide_redrive
-from postroom.domain.mailbox.state import Mailbox, is_in_the_clear
+from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.mailbox.topic import Topic
-from postroom.domain.mailbox.topic_decisions import find_topic, pause, resume, set_policy, set_settings
+from postroom.domain.mailbox.topic_decisions import (
+    find_topic,
+    is_in_the_clear,
+    pause,
+    resume,
+    set_policy,
+    set_settings,
+)
 from postroom.domain.message import (
     DEAD,
     IN_FLIGHT,
@@ -64,11 +60,10 @@ from postroom.domain.message_decisions import (
     redrive,
     time_out,
 )
-from postroom.domain.names import mailbox_stream, message_id
+from postroom.domain.names import message_id
 from postroom.domain.policy import ARCHIVE_ROOM_BYTES, SATURATED_RETRY_MS, TopicPolicy, check_visibility
 from postroom.domain.record import Event
 from postroom.domain.redrive.job import RedriveCommand
-from postroom.domain.settings import MailboxSettings, change_settings, check_settings
 
 
 def decide(command: Command, mailbox: Mailbox, now: int) -> Sequence[Event]:
@@ -358,50 +353,6 @@ def _expiry_reason(message: Message, policy: TopicPolicy) -> DeadReason:
     return "retention_expired" if by_retention else "ttl_expired"
 
 
-def _take_ownership(command: TakeOwnership, mailbox: Mailbox, now: int) -> list[Event]:
-    epoch = mailbox.epoch + 1 if command.epoch is None else command.epoch
-    if epoch <= mailbox.epoch:
-        raise Fenced(mailbox.name, epoch, mailbox.epoch)
-    stream = mailbox_stream(mailbox.name)
-    version = mailbox.version + 1
-    events: list[Event] = []
-    if version == 1:
-        settings = change_settings(MailboxSettings(), command.settings)
-        events.append(MailboxCreated(stream, version, now, command.name, command.mode or "queue", settings))
-        version += 1
-    elif command.mode is not None and command.mode != mailbox.mode:
-        raise WrongMode(mailbox.name, mailbox.mode, command.mode)
-    elif mailbox.stored_settings.is_stored:
-        check_settings(mailbox.name, mailbox.settings, command.settings)
-        if mailbox.settings.subject_policies and not command.can_encrypt:
-            raise InvalidRequest(
-                f"Mailbox {mailbox.name} encrypts messages of data subjects; open it with the settings of "
-                "erasure, which name the key store."
-            )
-    else:  # a log from before they were stored: those of the former owner, as far as it is known
-        settings = change_settings(mailbox.settings, command.settings)
-        events.append(MailboxSettingsChanged(stream, version, now, settings))
-        version += 1
-    ownership = OwnershipTaken(
-        stream,
-        version,
-        now,
-        epoch,
-        command.owner,
-        command.boot,
-        command.uptime,
-        command.clock_continues,
-    )
-    return [*events, ownership]
-
-
-def _truncate(command: Truncate, mailbox: Mailbox, now: int) -> list[Event]:
-    if command.through <= mailbox.truncated_through:
-        return []
-    stream = mailbox_stream(mailbox.name)
-    return [LogTruncated(stream, mailbox.version + 1, now, command.through, command.link)]
-
-
 _DECIDE: dict[type, Callable[[Any, Mailbox, int], Sequence[Event]]] = {
     Send: _send,
     Receive: _receive,
@@ -416,7 +367,7 @@ _DECIDE: dict[type, Callable[[Any, Mailbox, int], Sequence[Event]]] = {
     Pause: pause,
     Resume: resume,
     Sweep: _sweep,
-    TakeOwnership: _take_ownership,
-    Truncate: _truncate,
+    TakeOwnership: take_ownership,
+    Truncate: truncate,
     **dict.fromkeys(RedriveCommand.__args__, decide_redrive),
 }

@@ -5,7 +5,8 @@ from itertools import zip_longest
 from typing import Any
 
 from postroom.domain.errors import IdempotencyConflict, InvalidRequest, NotFound, Saturated
-from postroom.domain.mailbox.state import Mailbox, is_in_the_clear
+from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.mailbox.topic_decisions import is_in_the_clear
 from postroom.domain.message import (
     MS,
     READY,

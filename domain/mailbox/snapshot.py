@@ -9,8 +9,9 @@ from operator import attrgetter
 import msgspec
 
 from postroom.domain.mailbox.commands import MailboxMode, StoredSettings
+from postroom.domain.mailbox.ownership import Clock
 from postroom.domain.mailbox.replay import ReplayEntry, ReplayWindow
-from postroom.domain.mailbox.state import Clock, Mailbox
+from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.mailbox.topic import Topic
 from postroom.domain.message import DEAD, IN_FLIGHT, MS, READY, Message
 from postroom.domain.policy import TopicPolicy

@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
-
 from postroom.domain.mailbox.commands import (
     LogTruncated,
     MailboxCreated,
@@ -17,6 +15,7 @@ from postroom.domain.mailbox.commands import (
     TopicPolicySet,
     TopicResumed,
 )
+from postroom.domain.mailbox.ownership import Clock, owner_changed, truncated
 from postroom.domain.mailbox.replay import ReplayEntry, ReplayWindow
 from postroom.domain.mailbox.topic import Changes, Timers, Topic, aging_of
 from postroom.domain.message import (
@@ -26,7 +25,6 @@ from postroom.domain.message import (
     MS,
     READY,
     REPLACED,
-    Headers,
     Message,
     MessageAcked,
     MessageDeadLettered,
@@ -43,23 +41,12 @@ from postroom.domain.record import Event
 from postroom.domain.redrive.job import RedriveEvent, RedriveJob
 from postroom.domain.redrive.job import evolve as evolve_redrives
 from postroom.domain.settings import is_glob, resolve_policy, sections_of
-from postroom.domain.subject import find_policy, is_encrypted
 
 _EXPIRING = (READY, DEAD)
 
 TIMERS_BETWEEN_REBUILDS = 1_024
 MAX_RESOLVED = 1_024
 """Policies of topics without messages that are kept resolved."""
-EXPIRY_GRACE_MS = 5 * 60 * 1_000
-"""Pause of expiry after log time restarted at a wall clock that may be wrong (ADR 0029)."""
-
-
-class Clock(msgspec.Struct, frozen=True, array_like=True):
-    """Log time `at` (µs) at one reading of a monotonic clock, `uptime` µs after `boot` (svc-mailbox I-17)."""
-
-    boot: str
-    uptime: int
-    at: int
 
 
 class Mailbox:
@@ -258,11 +245,6 @@ class Mailbox:
             self._rebuild_timers()
 
 
-def is_in_the_clear(topic: str, headers: Headers, mailbox: Mailbox) -> bool:
-    """Return whether a message is not encrypted although its topic requires it (ADR 0089)."""
-    return not is_encrypted(headers) and find_policy(mailbox.settings.subject_policies, topic) is not None
-
-
 def _deadline_of(message: Message) -> int | None:
     """Return when the message's delivery times out (svc-mailbox I-3)."""
     return message.due if message.status == IN_FLIGHT else None
@@ -378,24 +360,6 @@ def _created(mailbox: Mailbox, event: MailboxCreated) -> None:
     _settings_changed(mailbox, event)
 
 
-def _owner_changed(mailbox: Mailbox, event: OwnershipTaken) -> None:
-    if not mailbox.stored_settings.is_stored:
-        _settings_changed(mailbox, event)
-    mailbox.version = event.version
-    mailbox.epoch = event.epoch
-    mailbox.owner = event.owner
-    mailbox.clock = Clock(event.boot, event.uptime, event.at)
-    if not event.clock_continues and event.epoch > 1:
-        mailbox.expiry_resumes_at = event.at + EXPIRY_GRACE_MS * MS
-        for message in mailbox.messages.values():
-            if message.status == IN_FLIGHT:
-                message.due = event.at + message.hidden
-                mailbox.set_timer(message)
-        for topic in mailbox.topics.values():
-            topic.window.drop_until(mailbox.at - topic.policy.replay_window_ms * MS)
-            topic.window.restart(event.at)
-
-
 def _settings_changed(mailbox: Mailbox, event: Event) -> None:
     mailbox.version = event.version
     mailbox.configure(mailbox.stored_settings.after(event), event.at)
@@ -409,11 +373,6 @@ def _paused(mailbox: Mailbox, event: TopicPaused) -> None:
 def _resumed(mailbox: Mailbox, event: TopicResumed) -> None:
     mailbox.version = event.version
     mailbox.paused_topics.discard(event.topic)
-
-
-def _truncated(mailbox: Mailbox, event: LogTruncated) -> None:
-    mailbox.version = event.version
-    mailbox.truncated_through = event.through
 
 
 def _redrive_changed(mailbox: Mailbox, event: RedriveEvent) -> None:
@@ -431,10 +390,10 @@ _EVOLVE: dict[type[Event], Callable[[Mailbox, Any], None]] = {
     MessageExpired: _settled,
     MailboxCreated: _created,
     MailboxSettingsChanged: _settings_changed,
-    OwnershipTaken: _owner_changed,
+    OwnershipTaken: owner_changed,
     TopicPolicySet: _settings_changed,
     TopicPaused: _paused,
     TopicResumed: _resumed,
-    LogTruncated: _truncated,
+    LogTruncated: truncated,
     **dict.fromkeys(RedriveEvent.__args__, _redrive_changed),
 }

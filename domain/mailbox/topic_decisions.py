@@ -18,10 +18,11 @@ from postroom.domain.mailbox.commands import (
 )
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.mailbox.topic import Topic
-from postroom.domain.message import DEAD, MS
+from postroom.domain.message import DEAD, MS, Headers
 from postroom.domain.names import describe_choices, mailbox_stream
 from postroom.domain.policy import SATURATED_RETRY_MS, TopicPolicy
 from postroom.domain.settings import MailboxSettings, change_settings, is_glob, resolve_policy
+from postroom.domain.subject import find_policy, is_encrypted
 
 
 def find_topic(name: str, mailbox: Mailbox) -> Topic:
@@ -170,3 +171,8 @@ def _attempts_used(mailbox: Mailbox, policies: dict[str, TopicPolicy]) -> Iterat
                 policy.max_attempts <= message.attempt < mailbox.policy(message.topic).max_attempts
             )
     return (SettingsEffect(name, "attempts_used", count) for name, count in counts.items() if count)
+
+
+def is_in_the_clear(topic: str, headers: Headers, mailbox: Mailbox) -> bool:
+    """Return whether a message is not encrypted although its topic requires it (ADR 0089)."""
+    return not is_encrypted(headers) and find_policy(mailbox.settings.subject_policies, topic) is not None

@@ -15,7 +15,7 @@ from postroom.adapters.postgres.messaging.settings import Tables
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.messaging.cleanup import CODEC
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.outbox import OutboxEventPublished, OutboxEventRetried
+from postroom.domain.outbox_events import OutboxEventPublished, OutboxEventRetried
 
 CLOCK = SystemClock()
 

@@ -16,7 +16,7 @@ from postroom.application.mailbox import retention as retention_module
 from postroom.application.mailbox.stored_snapshots import fold
 from postroom.application.messages import NewMessage
 from postroom.domain.errors import BrokenLog, ImplausibleClock, InvalidRequest, NotFound
-from postroom.domain.mailbox.state import EXPIRY_GRACE_MS
+from postroom.domain.mailbox.ownership import EXPIRY_GRACE_MS
 from postroom.domain.message import MessageAcked
 from postroom.domain.policy import DAY_MS, MailboxLimits
 from tests.support.logs import capture_logs

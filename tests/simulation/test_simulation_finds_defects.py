@@ -15,7 +15,7 @@ from postroom.domain.commit import Commit
 from postroom.domain.errors import BrokenLog, Unavailable
 from postroom.domain.mailbox import decide, snapshot, state, topic
 from postroom.domain.mailbox.commands import Receive
-from postroom.domain.mailbox.log_clock import anchor
+from postroom.domain.mailbox.ownership import anchor
 from postroom.domain.mailbox.replay import ReplayWindow
 from postroom.domain.mailbox.topic import PriorityShard, Shard
 from postroom.domain.message import (

@@ -11,7 +11,8 @@ from postroom.adapters.postgres.capture.settings import CaptureColumns, CaptureS
 from postroom.application.outbox.formats import check_attributes
 from postroom.application.ports.outbox import OutboxRow
 from postroom.domain.errors import InvalidOutboxEvent, InvalidRequest
-from postroom.domain.outbox import OutboxEvent, OutboxEventRecorded, RecordOutboxEvent, decide, evolve
+from postroom.domain.outbox import OutboxEvent, RecordOutboxEvent, decide, evolve
+from postroom.domain.outbox_events import OutboxEventRecorded
 from postroom.domain.subject import CorrelationContext
 
 BYTEA = 17

@@ -31,7 +31,8 @@ from postroom.application.ports.outbox import (
     OutboxRow,
 )
 from postroom.domain.errors import PostroomError, Unavailable
-from postroom.domain.outbox import OutboxEvent, OutboxEventRecorded, OutboxRowHeld, Status
+from postroom.domain.outbox import OutboxEvent, Status
+from postroom.domain.outbox_events import OutboxEventRecorded, OutboxRowHeld
 from postroom.domain.subject import CorrelationContext
 
 CLAIM_MS = 30_000

@@ -4,7 +4,12 @@ import pytest
 
 from postroom.application.messaging.cleanup import AggregateCodec
 from postroom.domain.errors import BrokenLog
-from postroom.domain.outbox import OutboxChange, OutboxEventPublished, OutboxEventRecorded, OutboxEventRetried
+from postroom.domain.outbox_events import (
+    OutboxChange,
+    OutboxEventPublished,
+    OutboxEventRecorded,
+    OutboxEventRetried,
+)
 from postroom.domain.record import Event
 
 STREAM = bytes(range(16))

@@ -16,9 +16,17 @@ from postroom.domain.outbox import (
     DiscardOutboxEvent,
     MarkFailed,
     MarkPublished,
-    OutboxChange,
     OutboxCommand,
     OutboxEvent,
+    PublishPolicy,
+    ReadOutboxRow,
+    RecordOutboxEvent,
+    RetryOutboxEvent,
+    decide,
+    evolve,
+)
+from postroom.domain.outbox_events import (
+    OutboxChange,
     OutboxEventDiscarded,
     OutboxEventParked,
     OutboxEventPublished,
@@ -26,12 +34,6 @@ from postroom.domain.outbox import (
     OutboxEventRetried,
     OutboxPublishFailed,
     OutboxRowHeld,
-    PublishPolicy,
-    ReadOutboxRow,
-    RecordOutboxEvent,
-    RetryOutboxEvent,
-    decide,
-    evolve,
 )
 from postroom.domain.subject import CorrelationContext
 

@@ -12,8 +12,8 @@ from postroom.domain.mailbox.commands import (
     TakeOwnership,
     Truncate,
 )
-from postroom.domain.mailbox.log_clock import MAX_DOWNTIME, Anchor, anchor
-from postroom.domain.mailbox.state import EXPIRY_GRACE_MS, Clock, Mailbox
+from postroom.domain.mailbox.ownership import EXPIRY_GRACE_MS, MAX_DOWNTIME, Anchor, Clock, anchor
+from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MS
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import DAY_MS
