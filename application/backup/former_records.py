@@ -17,6 +17,7 @@ from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.commit import GENESIS, Commit, IndexEntry
 from postroom.domain.errors import BrokenLog
 from postroom.domain.mailbox.commands import (
+    Clock,
     LogTruncated,
     MailboxCreated,
     OwnershipTaken,
@@ -25,7 +26,6 @@ from postroom.domain.mailbox.commands import (
     TopicPolicySet,
     TopicResumed,
 )
-from postroom.domain.mailbox.ownership import Clock
 from postroom.domain.message import (
     DEFAULT_PRIORITY,
     Headers,

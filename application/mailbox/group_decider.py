@@ -22,7 +22,8 @@ from postroom.domain.errors import (
 from postroom.domain.mailbox.batch import decide_batch, evolve_batch, is_batch
 from postroom.domain.mailbox.commands import Command, Nack, Receive, Send, Sweep
 from postroom.domain.mailbox.decide import decide
-from postroom.domain.mailbox.state import Mailbox, evolve
+from postroom.domain.mailbox.evolve import evolve
+from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MS, MessageAcked, MessageExpired, MessageReceived, MessageSent, Receipt
 from postroom.domain.record import Event
 from postroom.domain.redrive.job import AdvanceRedrive, Copy

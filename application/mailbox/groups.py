@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from postroom.application.mailbox.codec import make_commit
-from postroom.application.mailbox.records import is_indexed
+from postroom.application.mailbox.records import INDEXED, is_indexed
 from postroom.application.mailbox.snapshots import Save, Snapshots
 from postroom.application.mailbox.stored_snapshots import SavedPart, fold_from
 from postroom.application.ports.event_log import Answer, EventLogReader
@@ -29,7 +29,8 @@ from postroom.domain.mailbox.commands import (
     TakeOwnership,
 )
 from postroom.domain.mailbox.decide import decide
-from postroom.domain.mailbox.state import Mailbox, evolve
+from postroom.domain.mailbox.evolve import evolve
+from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import Message, MessageSent, Receipt
 from postroom.domain.record import Event
 
@@ -94,7 +95,7 @@ class GroupEvents:
             commit.distances.append(0)
             return
         commit.distances.append(position - message.last)
-        if is_indexed(event, position - message.position):
+        if isinstance(event, INDEXED) and is_indexed(event, position - message.position):
             commit.last_events.append(LastEvent(event.stream, message.position, position))
 
     def add_all_sent(self, events: Sequence[MessageSent]) -> None:

@@ -93,7 +93,7 @@ POSITIONS_AT_ONCE = 200
 """Positions whose commits, of up to 16 MiB each, are in memory at a time."""
 
 _ENDS = (MessageAcked, MessageExpired, MessageDeadLettered)
-_INDEXED = (*_ENDS, MessageRedriven)
+INDEXED = (*_ENDS, MessageRedriven)
 
 
 class Records(EventLogReader):
@@ -244,4 +244,4 @@ def is_indexed(event: Event, distance_from_sent: int) -> bool:
         event: the latest event.
         distance_from_sent: how many positions after `MessageSent` it is.
     """
-    return distance_from_sent > SCAN_POSITIONS and isinstance(event, _INDEXED)
+    return distance_from_sent > SCAN_POSITIONS and isinstance(event, INDEXED)

@@ -15,8 +15,9 @@ from postroom.application.ports.event_log import EventLogReader, StoredSnapshot
 from postroom.domain.errors import BrokenLog, NotFound, PostroomError
 from postroom.domain.mailbox.batch import Moment, evolve_batch, is_batch
 from postroom.domain.mailbox.commands import StoredSettings
+from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.snapshot import READABLE, SnapshotPart, restore_snapshot
-from postroom.domain.mailbox.state import Mailbox, evolve
+from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import Message, MessageSent
 from postroom.domain.message import evolve as evolve_message
 from postroom.domain.record import Event, Record

@@ -23,7 +23,8 @@ from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.mailbox.commands import LogTruncated, Receive, Sweep
 from postroom.domain.mailbox.counts import TopicSummary, summarize_topics
 from postroom.domain.mailbox.decide import decide, deliverable
-from postroom.domain.mailbox.state import Mailbox, evolve
+from postroom.domain.mailbox.evolve import evolve
+from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import Message, MessageSent, Status
 from postroom.domain.names import check_topic, describe_choices, mailbox_stream, message_id
 from postroom.domain.record import Record

@@ -16,7 +16,8 @@ from postroom.domain.arguments import check_int
 from postroom.domain.commit import GENESIS, POSITIONS_PER_MAILBOX, Commit, chained
 from postroom.domain.errors import BrokenLog
 from postroom.domain.mailbox.commands import LogTruncated, MailboxCreated
-from postroom.domain.mailbox.state import Mailbox, evolve
+from postroom.domain.mailbox.evolve import evolve
+from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MessageSent
 from postroom.domain.names import mailbox_stream
 from postroom.domain.record import Record

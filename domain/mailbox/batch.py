@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from postroom.domain.mailbox.commands import Ack, Command, Send
 from postroom.domain.mailbox.decide import sent, shard_of
+from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.replay import ReplayEntry
 from postroom.domain.mailbox.snapshot import VERSION, Chunk, Head, SnapshotPart, encode_chunk
-from postroom.domain.mailbox.state import Mailbox, evolve
+from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.mailbox.topic import Topic
 from postroom.domain.mailbox.topic_decisions import is_in_the_clear
 from postroom.domain.message import (

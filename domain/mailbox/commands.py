@@ -30,6 +30,14 @@ class MailboxSettingsChanged(Event, frozen=True, gc=False):
     settings: MailboxSettings
 
 
+class Clock(msgspec.Struct, frozen=True, array_like=True):
+    """Log time `at` (µs) at one reading of a monotonic clock, `uptime` µs after `boot` (svc-mailbox I-17)."""
+
+    boot: str
+    uptime: int
+    at: int
+
+
 class OwnershipTaken(Event, frozen=True, gc=False):
     """A process became the only writer; `epoch` fences every older owner (RFC-049).
 

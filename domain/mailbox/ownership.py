@@ -4,12 +4,11 @@ Log time starts at the wall clock and advances by the monotonic clock (svc-mailb
 """
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from postroom.domain.errors import Fenced, ImplausibleClock, InvalidRequest, WrongMode
 from postroom.domain.mailbox.commands import (
+    Clock,
     LogTruncated,
     MailboxCreated,
     MailboxSettingsChanged,
@@ -17,28 +16,18 @@ from postroom.domain.mailbox.commands import (
     TakeOwnership,
     Truncate,
 )
+from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import IN_FLIGHT, MS
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import DAY_MS
 from postroom.domain.record import Event
 from postroom.domain.settings import MailboxSettings, change_settings, check_settings
 
-if TYPE_CHECKING:
-    from postroom.domain.mailbox.state import Mailbox
-
 MAX_DOWNTIME = 7 * DAY_MS * MS
 """Longest downtime, in µs, accepted from the wall clock alone: the default retention of ready messages, so
 that a wrong clock can't expire a message that was just sent."""
 EXPIRY_GRACE_MS = 5 * 60 * 1_000
 """Pause of expiry after log time restarted at a wall clock that may be wrong (ADR 0029)."""
-
-
-class Clock(msgspec.Struct, frozen=True, array_like=True):
-    """Log time `at` (µs) at one reading of a monotonic clock, `uptime` µs after `boot` (svc-mailbox I-17)."""
-
-    boot: str
-    uptime: int
-    at: int
 
 
 class Anchor(NamedTuple):
@@ -55,7 +44,7 @@ class Anchor(NamedTuple):
     continues: bool
 
 
-def anchor(mailbox: "Mailbox", *, wall: int, boot: str, uptime: int, accept_clock: bool = False) -> Anchor:
+def anchor(mailbox: Mailbox, *, wall: int, boot: str, uptime: int, accept_clock: bool = False) -> Anchor:
     """Return the log time at which a new owner of a mailbox starts.
 
     On the same boot, the monotonic clock measures how long the mailbox was closed, regardless of the wall
@@ -109,7 +98,7 @@ def _utc(us: int) -> str:
     return datetime.fromtimestamp(us // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def take_ownership(command: TakeOwnership, mailbox: "Mailbox", now: int) -> list[Event]:
+def take_ownership(command: TakeOwnership, mailbox: Mailbox, now: int) -> list[Event]:
     """Return the events of a take-over, of a new mailbox or another owner."""
     epoch = mailbox.epoch + 1 if command.epoch is None else command.epoch
     if epoch <= mailbox.epoch:
@@ -147,7 +136,7 @@ def take_ownership(command: TakeOwnership, mailbox: "Mailbox", now: int) -> list
     return [*events, ownership]
 
 
-def truncate(command: Truncate, mailbox: "Mailbox", now: int) -> list[Event]:
+def truncate(command: Truncate, mailbox: Mailbox, now: int) -> list[Event]:
     """Return the event that records a removal of old commits, unless it is recorded."""
     if command.through <= mailbox.truncated_through:
         return []
@@ -155,7 +144,7 @@ def truncate(command: Truncate, mailbox: "Mailbox", now: int) -> list[Event]:
     return [LogTruncated(stream, mailbox.version + 1, now, command.through, command.link)]
 
 
-def owner_changed(mailbox: "Mailbox", event: OwnershipTaken) -> None:
+def owner_changed(mailbox: Mailbox, event: OwnershipTaken) -> None:
     """Evolve a mailbox by a change of its owner."""
     if not mailbox.stored_settings.is_stored:
         mailbox.configure(mailbox.stored_settings.after(event), event.at)
@@ -174,7 +163,7 @@ def owner_changed(mailbox: "Mailbox", event: OwnershipTaken) -> None:
             topic.window.restart(event.at)
 
 
-def truncated(mailbox: "Mailbox", event: LogTruncated) -> None:
+def truncated(mailbox: Mailbox, event: LogTruncated) -> None:
     """Evolve a mailbox by the removal of old commits."""
     mailbox.version = event.version
     mailbox.truncated_through = event.through

@@ -8,8 +8,7 @@ from operator import attrgetter
 
 import msgspec
 
-from postroom.domain.mailbox.commands import MailboxMode, StoredSettings
-from postroom.domain.mailbox.ownership import Clock
+from postroom.domain.mailbox.commands import Clock, MailboxMode, StoredSettings
 from postroom.domain.mailbox.replay import ReplayEntry, ReplayWindow
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.mailbox.topic import Topic

@@ -1,45 +1,24 @@
-"""State of a mailbox, and `evolve(state, event) -> state`."""
+"""State of a mailbox, which `evolve` changes by its events."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from postroom.domain.mailbox.commands import (
-    LogTruncated,
-    MailboxCreated,
+    Clock,
     MailboxMode,
-    MailboxSettingsChanged,
-    OwnershipTaken,
     StoredSettings,
-    TopicPaused,
-    TopicPolicySet,
-    TopicResumed,
 )
-from postroom.domain.mailbox.ownership import Clock, owner_changed, truncated
-from postroom.domain.mailbox.replay import ReplayEntry, ReplayWindow
+from postroom.domain.mailbox.replay import ReplayWindow
 from postroom.domain.mailbox.topic import Changes, Timers, Topic, aging_of
 from postroom.domain.message import (
-    ARCHIVED,
     DEAD,
     IN_FLIGHT,
     MS,
     READY,
-    REPLACED,
     Message,
-    MessageAcked,
-    MessageDeadLettered,
-    MessageExpired,
-    MessageReceived,
-    MessageRedriven,
-    MessageRequeued,
-    MessageSent,
-    MessageVisibilityExtended,
 )
-from postroom.domain.message import evolve as evolve_message
 from postroom.domain.policy import TopicPolicy
-from postroom.domain.record import Event
-from postroom.domain.redrive.job import RedriveEvent, RedriveJob
-from postroom.domain.redrive.job import evolve as evolve_redrives
+from postroom.domain.redrive.job import RedriveJob
 from postroom.domain.settings import is_glob, resolve_policy, sections_of
 
 _EXPIRING = (READY, DEAD)
@@ -253,147 +232,3 @@ def _deadline_of(message: Message) -> int | None:
 def _expiry_of(message: Message) -> int | None:
     """Return when the ready message or dead letter expires (svc-mailbox P-9)."""
     return message.expires_at if message.status in _EXPIRING else None
-
-
-def evolve(mailbox: Mailbox, event: Event) -> Mailbox:
-    """Apply an event to the mailbox, in place, and return the mailbox.
-
-    A mailbox may have millions of messages, so it is changed rather than copied. When an append fails, the
-    whole state is discarded and loaded from the log again.
-    """
-    mailbox.position += 1
-    _EVOLVE[type(event)](mailbox, event)
-    mailbox.at = event.at
-    return mailbox
-
-
-def _sent(mailbox: Mailbox, event: MessageSent) -> None:
-    message = evolve_message(None, event, mailbox.position)
-    is_archived = message.status == ARCHIVED
-    if is_archived:
-        mailbox.archived += 1
-        if event.idem_key is None:
-            return
-    topic = mailbox.topics.get(event.topic)
-    if topic is None:
-        if len(mailbox.topics) >= mailbox.limits.topics:
-            mailbox.drop_idle_topics(event.at)
-        topic = mailbox.topic(event.topic)
-    if event.idem_key is not None:
-        entry = ReplayEntry(event.stream, event.payload_hash, event.at)
-        topic.window.add(event.idem_key, entry, topic.policy.replay_window_ms * MS)
-    if is_archived:
-        return
-    mailbox.messages[event.stream] = message
-    if topic.shards_in_use != topic.policy.shards:
-        topic.shards_in_use = topic.shard_count
-    topic.shard(event.shard).enqueue(message, event.at)
-    mailbox.set_timer(message)
-
-
-def _received(mailbox: Mailbox, event: MessageReceived) -> None:
-    message = mailbox.messages[event.stream]
-    shard = mailbox.topics[message.topic].shards[message.shard]
-    shard.dequeue(message)
-    shard.in_flight += 1
-    mailbox.in_flight += 1
-    evolve_message(message, event, mailbox.position, mailbox.epoch)
-    mailbox.set_timer(message)
-
-
-def _extended(mailbox: Mailbox, event: MessageVisibilityExtended) -> None:
-    mailbox.set_timer(evolve_message(mailbox.messages[event.stream], event, mailbox.position))
-
-
-def _requeued(mailbox: Mailbox, event: MessageRequeued) -> None:
-    message = _detach(mailbox, event.stream)
-    evolve_message(message, event, mailbox.position)
-    mailbox.topics[message.topic].shard(message.shard).enqueue(message, event.at)
-    mailbox.set_timer(message)
-
-
-def _settled(mailbox: Mailbox, event: MessageAcked | MessageExpired) -> None:
-    message = _detach(mailbox, event.stream)
-    evolve_message(message, event, mailbox.position)  # makes its timers and queue entries stale
-    del mailbox.messages[event.stream]
-    if message.position <= mailbox.changes.through:
-        mailbox.changes.settle(event.stream)
-
-
-def _dead_lettered(mailbox: Mailbox, event: MessageDeadLettered) -> None:
-    message = _detach(mailbox, event.stream)
-    evolve_message(message, event, mailbox.position)
-    topic = mailbox.topics[message.topic]
-    topic.dead[event.stream] = message
-    if event.reason != REPLACED:  # nothing failed
-        topic.dead_letterings[event.reason] = topic.dead_letterings.get(event.reason, 0) + 1
-    if len(topic.dead) > topic.policy.dead_capacity:
-        mailbox.over_capacity.add(topic.name)
-    mailbox.set_timer(message)
-
-
-def _redriven(mailbox: Mailbox, event: MessageRedriven) -> None:
-    message = _detach(mailbox, event.stream)
-    evolve_message(message, event, mailbox.position)
-    mailbox.topics[message.topic].shard(message.shard).enqueue(message, event.at)
-    mailbox.set_timer(message)
-
-
-def _detach(mailbox: Mailbox, stream: bytes) -> Message:
-    """Remove a message from its shard, the in-flight count or the dead letters, depending on its status."""
-    message = mailbox.messages[stream]
-    topic = mailbox.topics[message.topic]
-    if message.status == IN_FLIGHT:
-        topic.shards[message.shard].in_flight -= 1
-        mailbox.in_flight -= 1
-    elif message.status == READY:
-        topic.shards[message.shard].dequeue(message)
-    else:
-        del topic.dead[stream]
-        if len(topic.dead) <= topic.policy.dead_capacity:
-            mailbox.over_capacity.discard(topic.name)
-    return message
-
-
-def _created(mailbox: Mailbox, event: MailboxCreated) -> None:
-    mailbox.mode = event.mode
-    _settings_changed(mailbox, event)
-
-
-def _settings_changed(mailbox: Mailbox, event: Event) -> None:
-    mailbox.version = event.version
-    mailbox.configure(mailbox.stored_settings.after(event), event.at)
-
-
-def _paused(mailbox: Mailbox, event: TopicPaused) -> None:
-    mailbox.version = event.version
-    mailbox.paused_topics.add(event.topic)
-
-
-def _resumed(mailbox: Mailbox, event: TopicResumed) -> None:
-    mailbox.version = event.version
-    mailbox.paused_topics.discard(event.topic)
-
-
-def _redrive_changed(mailbox: Mailbox, event: RedriveEvent) -> None:
-    evolve_redrives(mailbox.redrives, event)
-
-
-_EVOLVE: dict[type[Event], Callable[[Mailbox, Any], None]] = {
-    MessageSent: _sent,
-    MessageReceived: _received,
-    MessageVisibilityExtended: _extended,
-    MessageAcked: _settled,
-    MessageRequeued: _requeued,
-    MessageDeadLettered: _dead_lettered,
-    MessageRedriven: _redriven,
-    MessageExpired: _settled,
-    MailboxCreated: _created,
-    MailboxSettingsChanged: _settings_changed,
-    OwnershipTaken: owner_changed,
-    TopicPolicySet: _settings_changed,
-    TopicPaused: _paused,
-    TopicResumed: _resumed,
-    LogTruncated: truncated,
-    **dict.fromkeys(RedriveEvent.__args__, _redrive_changed),
-}

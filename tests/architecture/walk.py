@@ -51,7 +51,7 @@ class Walk(NamedTuple):
 
 
 LIMITS = {
-    "send": Walk(27, 116, 4),
+    "send": Walk(28, 116, 4),
     "receive": Walk(27, 113, 3),
     "nack": Walk(26, 111, 3),
     "HTTP receive": Walk(42, 209, 4),

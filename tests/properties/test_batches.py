@@ -24,7 +24,8 @@ from postroom.domain.mailbox.commands import (
     TopicPolicySet,
 )
 from postroom.domain.mailbox.decide import decide
-from postroom.domain.mailbox.state import Mailbox, evolve
+from postroom.domain.mailbox.evolve import evolve
+from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MS, Headers, Receipt
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import MailboxLimits, TopicPolicy

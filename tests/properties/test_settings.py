@@ -26,7 +26,8 @@ from postroom.domain.mailbox.commands import (
     TakeOwnership,
 )
 from postroom.domain.mailbox.decide import decide
-from postroom.domain.mailbox.state import Mailbox, evolve
+from postroom.domain.mailbox.evolve import evolve
+from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MS, Headers
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Event

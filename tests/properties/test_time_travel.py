@@ -14,7 +14,8 @@ from postroom.application.mailbox import log_writer
 from postroom.application.mailbox.stored_snapshots import decode_part, fold_at
 from postroom.application.query_results import Moment
 from postroom.domain.errors import NotFound, Rejected
-from postroom.domain.mailbox.state import Mailbox, evolve
+from postroom.domain.mailbox.evolve import evolve
+from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.policy import TopicPolicy
 from tests.properties.pasts import (
     Operate,

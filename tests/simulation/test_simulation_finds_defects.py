@@ -13,7 +13,7 @@ from postroom.application.mailbox.codec import decode_runs
 from postroom.domain import message, message_decisions
 from postroom.domain.commit import Commit
 from postroom.domain.errors import BrokenLog, Unavailable
-from postroom.domain.mailbox import decide, snapshot, state, topic
+from postroom.domain.mailbox import decide, evolve, snapshot, state, topic
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.mailbox.ownership import anchor
 from postroom.domain.mailbox.replay import ReplayWindow
@@ -30,7 +30,7 @@ Patch = pytest.MonkeyPatch
 Defect = Callable[[Patch], None]
 DEFECTS: list[Defect] = []
 # What a defect puts in need not take every kind of event or command.
-MAILBOX_FOLD: dict[Any, Any] = state._EVOLVE
+MAILBOX_FOLD: dict[Any, Any] = evolve._EVOLVE
 MESSAGE_FOLD: dict[Any, Any] = message._EVOLVE
 DECIDERS: dict[Any, Any] = decide._DECIDE
 

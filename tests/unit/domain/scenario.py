@@ -18,7 +18,8 @@ from postroom.domain.mailbox.commands import (
     TopicPolicySet,
 )
 from postroom.domain.mailbox.decide import decide, shard_of
-from postroom.domain.mailbox.state import Mailbox, evolve
+from postroom.domain.mailbox.evolve import evolve
+from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import (
     DEFAULT_PRIORITY,
     MS,

@@ -4,6 +4,7 @@ import pytest
 
 from postroom.domain.errors import ImplausibleClock
 from postroom.domain.mailbox.commands import (
+    Clock,
     LogTruncated,
     MailboxCreated,
     OwnershipTaken,
@@ -12,7 +13,7 @@ from postroom.domain.mailbox.commands import (
     TakeOwnership,
     Truncate,
 )
-from postroom.domain.mailbox.ownership import EXPIRY_GRACE_MS, MAX_DOWNTIME, Anchor, Clock, anchor
+from postroom.domain.mailbox.ownership import EXPIRY_GRACE_MS, MAX_DOWNTIME, Anchor, anchor
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MS
 from postroom.domain.names import mailbox_stream

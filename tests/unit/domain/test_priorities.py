@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from postroom.domain.mailbox.commands import Receive, Redrive, SetPolicy, Sweep
 from postroom.domain.mailbox.decide import decide
-from postroom.domain.mailbox.state import Mailbox, evolve
+from postroom.domain.mailbox.evolve import evolve
+from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MS
 from postroom.domain.policy import TopicPolicy
 from tests.support.snapshots import restore, take_snapshot
