@@ -165,7 +165,10 @@ class Operation:
             kind = signature.parameters[each.name].kind
             parameters.append(inspect.Parameter(each.name, kind, default=default))
             scope[f"check_{number}"] = each.check
-            values.append(f"{each.name!r}: check_{number}({each.name})")
+            value = f"check_{number}({each.name})"
+            if not each.is_required and each.check(each.default) == each.default:  # most are left out
+                value = f"{each.name} if {each.name} is default_{number} else {value}"
+            values.append(f"{each.name!r}: {value}")
         shown = inspect.Signature(parameters)
         exec(f"def {self.name}{shown}: return {{{', '.join(values)}}}", scope)
         compiled: Callable[..., dict[str, Any]] = scope[self.name]
