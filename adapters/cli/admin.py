@@ -1,30 +1,241 @@
-"""`postroom admin`: serve the control plane of a cluster (RFC-049)."""
+"""`postroom admin`, `lease` and `route`, and the settings that admins, runners and proxies share."""
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
+import msgspec
+from typer import Argument, Option
 
 from postroom.adapters.cli.filters import SectionFlags, takes_section
-from postroom.adapters.cli.lease import DEFAULT_ADMIN, ClusterSettings, ListenSettings
+from postroom.adapters.cli.output import Id, Time
 from postroom.adapters.cli.running import Reload, monitoring, running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
-from postroom.adapters.cli.values import MetricsPort
+from postroom.adapters.cli.values import MetricsPort, exact_duration, format_duration
 from postroom.adapters.compose.brokers import NatsSettings
+from postroom.adapters.compose.connect import ClientTls
 from postroom.adapters.compose.control_plane import (
     ControlPlaneSettings,
     LeasePolicies,
     LeasePolicy,
     LeaseStreamSettings,
+    check_admins,
+    connect_control_plane,
     load_policies,
     open_leases,
+    open_node_access,
     serve_admin,
 )
+from postroom.adapters.sockets.connections import ConnectionLimits
 from postroom.application.text import pluralize
+from postroom.domain.errors import InvalidRequest, NotFound
+from postroom.domain.names import check_mailbox, describe_choices
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose.control_plane import RunningAdmin
+    from postroom.adapters.compose.control_plane import LeaseAdmin, NodeAccess, RunningAdmin
+    from postroom.adapters.compose.serve import Protection
+
+DEFAULT_ADMIN = "127.0.0.1:8981"
+
+
+class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of `[cluster]`: how admins, runners and proxies know each other.
+
+    Arguments:
+        admin: `host:port` of the admins, with commas between them.
+        node_token: secret that all of them share, 32 characters or more; None for none.
+        tls: call the others with TLS; so do `ca` and `certificate`.
+        ca: file in PEM of the authorities that the others' certificates may be signed by; None takes the
+            system's.
+        certificate, key: files in PEM of the certificate with which this process calls the others.
+        nodes: names in the certificates of admins, proxies and runners, by role; see `NodeNames`.
+    """
+
+    admin: str = DEFAULT_ADMIN
+    node_token: str | None = None
+    tls: bool = False
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    nodes: dict[str, tuple[str, ...]] | None = None
+
+    def validate(self) -> "ClusterSettings":
+        """Return the settings; raise InvalidRequest when `admin` is not a valid address."""
+        check_admins(self.admin)
+        return self
+
+    def access(self) -> "NodeAccess":
+        """Return the credentials of this process.
+
+        Raises: InvalidRequest for a token or file that can't be used, MissingExtra without grpcio.
+        """
+        files = ClientTls(self.ca, self.certificate, self.key)
+        return open_node_access(self.node_token, files if self.tls or any(files) else None, self.nodes)
+
+
+class ListenSettings(ConnectionLimits, frozen=True, kw_only=True):
+    """Settings of a server of the cluster; base of `[admin]`, `[runner]` and `[proxy]`.
+
+    Arguments:
+        listen: `host:port` or `unix:path` of the gRPC server.
+        address: at which the other processes reach it; None takes `listen`.
+        tls_certificate, tls_key: files in PEM; hosts and ports are served with TLS then.
+        tls_client_ca: file in PEM of the authorities of clients' certificates, which are then required.
+        behind_proxy: something in front speaks TLS, and nobody else reaches the address.
+    """
+
+    listen: str | None = None
+    address: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    tls_client_ca: str | None = None
+    behind_proxy: bool = False
+
+    def protection(self, section: str) -> "Protection":
+        """Return how the server is protected; raise InvalidRequest for an unusable certificate.
+
+        Arguments:
+            section: name of the settings' section, for errors.
+        """
+        from postroom.adapters.compose.serve import Protection, ServerTls, TlsFiles
+
+        tls = None
+        if self.tls_certificate is not None and self.tls_key is not None:
+            tls = ServerTls(TlsFiles(self.tls_certificate, self.tls_key, self.tls_client_ca))
+        elif self.tls_certificate or self.tls_key or self.tls_client_ca:
+            raise InvalidSettings(
+                f"[{section}]: TLS needs both tls_certificate and tls_key; set both, or neither."
+            )
+        for name in ConnectionLimits.__struct_fields__:
+            if getattr(self, name) < 1:
+                raise InvalidSettings(
+                    f"[{section}]: {name} must be at least 1; it was {getattr(self, name)}."
+                )
+        return Protection(tls, self.behind_proxy, limits=self)
+
+
+ENDED = ("released", "expired")
+LEASE_COLUMNS = (
+    "mailbox", "runner", "status", "epoch", "remaining", "renewed", "health",
+    "partition", "address", "ttl", "grace", "events", "queries", "bytes",
+)  # fmt: skip
+
+Admin = Annotated[
+    str | None,
+    Option(
+        "--admin",
+        "--admin-endpoint",
+        metavar="HOST:PORT,...",
+        help=f"Admins of the cluster; default {DEFAULT_ADMIN}. [cluster.admin]",
+    ),
+]
+
+
+async def list_leases(session: Session, admin: Admin = None) -> None:
+    """List the leases of the mailboxes of a cluster, also those that ended."""
+    async with _connect(session, admin) as control_plane:
+        leases = await control_plane.list_leases()
+    session.out.records(
+        {"leases": leases},
+        LEASE_COLUMNS,
+        leases,
+        lambda each: (
+            Id(each.mailbox),
+            each.runner,
+            each.status,
+            each.epoch,
+            None if each.status in ENDED else _signed_duration(each.remaining_ms),
+            Time(each.renewed_at),
+            each.health or None,
+            each.partition,
+            Id(each.address),
+            exact_duration(each.ttl_ms),
+            exact_duration(each.grace_ms),
+            each.events_stored,
+            each.queries_served,
+            each.storage_size_bytes,
+        ),
+        only_wide=LEASE_COLUMNS[7:],
+    )
+
+
+async def release(
+    session: Session,
+    mailbox: Annotated[str, Argument(metavar="NAME@PROXY", help="Mailbox whose lease to release.")],
+    force: Annotated[
+        bool,
+        Option(
+            "--force", help="Release it although its runner renews it; that runner stops serving the mailbox."
+        ),
+    ] = False,
+    admin: Admin = None,
+) -> None:
+    """Release the lease of a mailbox, so that another runner may acquire it at once.
+
+    Without --force, only a lease in its grace period is released: its runner did not renew it in time.
+    """
+    name = check_mailbox(mailbox)
+    async with _connect(session, admin) as control_plane:
+        leases = {each.mailbox: each for each in await control_plane.list_leases()}
+        lease = leases.get(name)
+        if lease is None:
+            raise NotFound(f"Mailbox {name} has no lease; {describe_choices(name, leases)}")
+        if lease.status in ENDED:
+            raise NotFound(f"The lease of {name} has ended already: it was {lease.status}.")
+        if lease.status == "active" and not force:
+            raise InvalidRequest(
+                f"Runner {lease.runner} has the lease of {name} and renews it; stop it, or use --force."
+            )
+        await control_plane.release_lease(name, lease.runner, lease.epoch)
+    session.out.result(
+        {"mailbox": name, "runner": lease.runner, "epoch": lease.epoch},
+        f"Released the lease of {name} of runner {lease.runner}.",
+    )
+
+
+async def list_routes(session: Session, admin: Admin = None) -> None:
+    """List the routes to the runners of mailboxes."""
+    async with _connect(session, admin) as control_plane:
+        table = await control_plane.list_routes()
+    session.out.records(
+        msgspec.to_builtins(table),
+        ("mailbox", "proxy", "runner", "address", "partition", "epoch", "position"),
+        table.routes,
+        lambda each: (
+            Id(each.mailbox),
+            each.proxy,
+            each.runner,
+            Id(each.address),
+            each.partition,
+            each.epoch,
+            each.position,
+        ),
+        only_wide=("position",),
+    )
+
+
+@asynccontextmanager
+async def open_control_plane(session: Session) -> AsyncIterator["LeaseAdmin | None"]:
+    """Use the control plane of the cluster of the settings; yields None without a section `[cluster]`."""
+    if not session.settings.sections.get("cluster"):
+        yield None
+        return
+    async with _connect(session, None) as control_plane:
+        yield control_plane
+
+
+@asynccontextmanager
+async def _connect(session: Session, admin: str | None) -> AsyncIterator["LeaseAdmin"]:
+    """Use the admins of an option or of the settings."""
+    settings = session.settings.section("cluster", ClusterSettings, {"admin": admin})
+    async with connect_control_plane(check_admins(settings.admin), settings.access()) as control_plane:
+        yield control_plane
+
+
+def _signed_duration(ms: int) -> str:
+    return f"-{format_duration(-ms)}" if ms < 0 else format_duration(ms)
 
 
 DEFAULT_STORE = "admin.db"

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 from typer import Argument, Option
 
-from postroom.adapters.cli.admin import AdminSettings
+from postroom.adapters.cli.admin import AdminSettings, ClusterSettings
 from postroom.adapters.cli.cluster import ProxySettings, RunnerSection
-from postroom.adapters.cli.lease import ClusterSettings
 from postroom.adapters.cli.outbox import capture_settings
 from postroom.adapters.cli.output import Prose
 from postroom.adapters.cli.restrictions import AccessSection

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 from typer import Argument, Option
@@ -20,6 +20,7 @@ from postroom.adapters.cli.dlq import (
     show_cleanup,
     show_dead_letters,
 )
+from postroom.adapters.cli.filters import takes
 from postroom.adapters.cli.running import monitoring, opened, running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.streams import consumer_definition
@@ -79,17 +80,6 @@ Allow = Annotated[
         metavar="'PREFIX [NETWORK...]'",
         help="Permitted URL prefix of the handler, and its networks; may be repeated. [inbox.allow]",
     ),
-]
-Subject = Annotated[
-    str,
-    Option(
-        "--subject",
-        metavar="SUBJECT",
-        help="Only dead letters of this original subject; * and > are wildcards.",
-    ),
-]
-ConsumerName = Annotated[
-    str | None, Option("--consumer", metavar="DURABLE", help="Only dead letters of this consumer.")
 ]
 
 
@@ -194,35 +184,56 @@ async def cleanup(
     show_cleanup(session.out, removed, "processed message")
 
 
-async def list_dead_letters(
+class DeadLetterSelection(NamedTuple):
+    """Dead letters that a command is about, and where they are."""
+
+    subject: str
+    consumer: str | None
+    database: str | None
+    context: str | None
+    nats: str | None
+
+
+def dead_letter_selection(
     session: Session,
-    subject: Subject = ">",
-    consumer: ConsumerName = None,
-    limit: Annotated[int, Option(min=1, help="Maximum number of dead letters.")] = 100,
+    subject: Annotated[
+        str,
+        Option(metavar="SUBJECT", help="Only dead letters of this original subject; * and > are wildcards."),
+    ] = ">",
+    consumer: Annotated[
+        str | None, Option(metavar="DURABLE", help="Only dead letters of this consumer.")
+    ] = None,
     database: Database = None,
     context: Context = None,
     nats: Nats = None,
+) -> DeadLetterSelection:
+    """Return the selection that the options of a command describe."""
+    return DeadLetterSelection(subject, consumer, database, context, nats)
+
+
+@takes(dead_letter_selection)
+async def list_dead_letters(
+    session: Session,
+    selection: DeadLetterSelection,
+    limit: Annotated[int, Option(min=1, help="Maximum number of dead letters.")] = 100,
 ) -> None:
     """List dead letters in the order of their original stream, with the reason."""
-    async with _open_admin(session, database, context, nats) as admin:
-        letters = await admin.list(subject, consumer)
+    async with _open_admin(session, selection) as admin:
+        letters = await admin.list(selection.subject, selection.consumer)
     _show(session, letters[:limit])
     if len(letters) > limit:
         session.out.note(f"There are {len(letters):,}; show more with --limit.")
 
 
+@takes(dead_letter_selection)
 async def redrive(
     session: Session,
+    selection: DeadLetterSelection,
     dry_run: DryRun = False,
-    subject: Subject = ">",
-    consumer: ConsumerName = None,
     limit: Annotated[int | None, Option(min=1, help="Maximum number of dead letters.")] = None,
     handler: Handler = None,
     handlers: Functions = None,
     allow: Allow = None,
-    database: Database = None,
-    context: Context = None,
-    nats: Nats = None,
 ) -> int:
     """Deliver dead letters to the handler again, one at a time, in the order of their original stream.
 
@@ -231,8 +242,8 @@ async def redrive(
     outcomes: Counter[str] = Counter()
     functions = _load_functions(handler, handlers)
     options = None if dry_run else {"handler": handler, "allow": allow}
-    async with _open_admin(session, database, context, nats, options, functions) as admin:
-        letters = (await admin.list(subject, consumer))[:limit]
+    async with _open_admin(session, selection, options, functions) as admin:
+        letters = (await admin.list(selection.subject, selection.consumer))[:limit]
         if dry_run:
             _show(session, letters)
             return 0
@@ -248,23 +259,20 @@ async def redrive(
     return REFUSED if outcomes["failed"] else 0
 
 
+@takes(dead_letter_selection)
 async def discard(
     session: Session,
+    selection: DeadLetterSelection,
     ids: Annotated[
         list[str] | None, Argument(metavar="[ID]...", help="Message ids as listed, or Nats-Msg-Ids.")
     ] = None,
     every: Annotated[bool, Option("--all", help="Discard all that match --subject and --consumer.")] = False,
     reason: Remark = DISCARDED,
-    subject: Subject = ">",
-    consumer: ConsumerName = None,
-    database: Database = None,
-    context: Context = None,
-    nats: Nats = None,
 ) -> None:
     """Remove dead letters without processing them; each remains in the history of its message."""
     check_selection(ids, every, "dead letters to discard", "inbox dlq list")
-    async with _open_admin(session, database, context, nats) as admin:
-        letters = await admin.list(subject, consumer, ids or ())
+    async with _open_admin(session, selection) as admin:
+        letters = await admin.list(selection.subject, selection.consumer, ids or ())
         await admin.discard(letters, reason)
     report(session, "discarded", len(letters), "; kept in the history, table aggregate_events")
 
@@ -272,9 +280,7 @@ async def discard(
 @asynccontextmanager
 async def _open_admin(
     session: Session,
-    database: str | None,
-    context: str | None,
-    nats: str | None,
+    selection: DeadLetterSelection,
     handler: dict[str, Any] | None = None,
     functions: "EventHandlers | None" = None,
 ) -> AsyncIterator["DeadLetterAdmin"]:
@@ -287,8 +293,8 @@ async def _open_admin(
     with explain_missing_extra(EXTRAS):
         from postroom.adapters.compose.inbox import NatsSettings, open_dead_letters
 
-    messaging, settings = _settings(session, database, context, handler)
-    server = session.settings.section("nats", NatsSettings, {"url": nats})
+    messaging, settings = _settings(session, selection.database, selection.context, handler)
+    server = session.settings.section("nats", NatsSettings, {"url": selection.nats})
     async with open_dead_letters(
         messaging, server, settings, can_redrive=handler is not None, handler=functions
     ) as admin:

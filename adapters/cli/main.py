@@ -101,11 +101,11 @@ COMMANDS: Entries = {
     "admin": Command("admin:admin", OPERATIONS),
     "lease": Group(
         "Leases of the mailboxes of a cluster: list and release them.",
-        {"list": Command("lease:list_leases"), "release": Command("lease:release")},
+        {"list": Command("admin:list_leases"), "release": Command("admin:release")},
         OPERATIONS,
     ),
     "route": Group(
-        "Routes to the runners of mailboxes: list them.", {"list": Command("lease:list_routes")}, OPERATIONS
+        "Routes to the runners of mailboxes: list them.", {"list": Command("admin:list_routes")}, OPERATIONS
     ),
     "apply": Command("mailbox:apply", OPERATIONS),
     "mailbox": Group(

@@ -1,6 +1,6 @@
 """`postroom outbox`: the relay, capture of tables, and administration of an outbox."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -14,24 +14,17 @@ from postroom.adapters.cli.dlq import (
     show_backlog,
     show_cleanup,
 )
-from postroom.adapters.cli.outbox_target import (
-    EXTRAS,
-    EventSource,
-    Exchange,
-    Format,
-    Target,
-    Topic,
-    publishing_settings,
-    scheme_of,
-    target_from_url,
-)
+from postroom.adapters.cli.filters import takes
+from postroom.adapters.cli.remote import ClientSettings, find_token_text
 from postroom.adapters.cli.running import monitoring, opened, running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import Database, MetricsPort, Nats, WrongUsage, parse_duration
 from postroom.application.extras import explain_missing_extra
+from postroom.application.outbox.formats import FormatName
 from postroom.application.text import pluralize
 
 if TYPE_CHECKING:
+    from postroom.adapters.compose.brokers import EventTarget, MailboxTarget
     from postroom.adapters.compose.outbox import CaptureSettings, MessagingSettings, OutboxSettings
 
 
@@ -42,16 +35,77 @@ Context = Annotated[
 EventId = Annotated[list[str], Argument(metavar="ID...", help="Ids of events.")]
 
 
+NATS = ("nats", "tls", "ws", "wss")
+EXTRAS = {"kafka": "kafka,postgres", "kafka+ssl": "kafka,postgres", "amqp": "postgres,rabbitmq"}
+EXTRAS |= {"amqps": EXTRAS["amqp"], "mailbox": "postgres"} | dict.fromkeys(NATS, "nats,postgres")
+"""Extras that a target needs, by the scheme of its URL."""
+
+
+class Publishing(NamedTuple):
+    """Where and in which form a command publishes.
+
+    Arguments:
+        names_target: the command has the option `--to`.
+    """
+
+    settings: "OutboxSettings"
+    names_target: bool
+
+
+def publishing(
+    session: Session,
+    to: Annotated[
+        str | None,
+        Option(
+            metavar="URL",
+            help="Target: nats://, kafka://, amqp:// or mailbox:ADDRESS#NAME. [outbox.to, or nats.url]",
+        ),
+    ] = None,
+    topic: Annotated[
+        str | None,
+        Option(
+            metavar="TEMPLATE",
+            help="Subject, topic or routing key, such as {context}.{aggregate_type}. [outbox.topic]",
+        ),
+    ] = None,
+    exchange: Annotated[
+        str | None,
+        Option(metavar="NAME", help="Exchange of RabbitMQ; none is the default. [outbox.exchange]"),
+    ] = None,
+    format_: Annotated[
+        FormatName | None, Option("--format", help="Form of the messages. [outbox.format]")
+    ] = None,
+    source: Annotated[
+        str | None,
+        Option(
+            metavar="URI",
+            help="Source of CloudEvents, such as https://shop.example/orders. [outbox.source]",
+        ),
+    ] = None,
+) -> "Publishing":
+    """Return the settings of `[outbox]`, in which options of the command take precedence.
+
+    Raises: WrongUsage for a source of events that are not published as CloudEvents.
+    """
+    from postroom.application.outbox.relay import OutboxSettings
+
+    options = {"to": to, "topic": topic, "exchange": exchange, "format": format_, "source": source}
+    settings = session.settings.section("outbox", OutboxSettings, options)
+    if source and settings.format == "postroom":
+        raise WrongUsage(
+            "--source is an attribute of CloudEvents; pass --format cloudevents-binary or "
+            "cloudevents-structured, or set format under [outbox]."
+        )
+    return Publishing(settings, to is not None)
+
+
+@takes(publishing)
 async def relay(
     session: Session,
+    options: "Publishing",
     once: Annotated[bool, Option("--once", help="Publish the pending events, then exit.")] = False,
     database: Database = None,
     context: Context = None,
-    to: Target = None,
-    topic: Topic = None,
-    exchange: Exchange = None,
-    format_: Format = None,
-    source: EventSource = None,
     nats: Nats = None,
     metrics_port: MetricsPort = None,
 ) -> None:
@@ -59,20 +113,16 @@ async def relay(
 
     Several relays share the events and preserve the order of each aggregate.
     """
-    settings = publishing_settings(
-        session, to=to, topic=topic, exchange=exchange, format_=format_, source=source
-    )
+    settings = options.settings
     if nats is not None:
-        if to is not None:
+        if options.names_target:
             raise WrongUsage("--to and --nats both name a target; pass one of them.")
         settings = msgspec.structs.replace(settings, to=None)
     with explain_missing_extra(EXTRAS[scheme_of(settings.to)]):
         from postroom.adapters.compose.outbox import open_monitored_relay
 
         messaging, _ = _settings(session, database, context)
-    if not messaging.context:
-        raise WrongUsage("No context is configured; pass --context, or set context under [messaging].")
-    target = target_from_url(session, settings.to, nats)
+    target = _target(session, messaging, settings.to, nats)
     async with (
         opened(lambda: open_monitored_relay(messaging, target, settings), is_patient=not once) as (
             event_relay,
@@ -228,8 +278,10 @@ Table = Annotated[
 ]
 
 
+@takes(publishing)
 async def capture(
     session: Session,
+    options: "Publishing",
     create: Annotated[
         bool,
         Option("--create", help="Create the publication and the replication slot if missing, then exit."),
@@ -238,39 +290,25 @@ async def capture(
     table: Table = None,
     database: Database = None,
     context: Context = None,
-    to: Target = None,
-    topic: Topic = None,
-    exchange: Exchange = None,
-    format_: Format = None,
-    source: EventSource = None,
     metrics_port: MetricsPort = None,
 ) -> None:
     """Publish the rows that any service inserts into a table, read by logical decoding, until interrupted.
 
     One process at a time reads the replication slot; a second one takes over when it ends.
     """
-    settings = publishing_settings(
-        session, to=to, topic=topic, exchange=exchange, format_=format_, source=source
-    )
+    settings = options.settings
     with explain_missing_extra(EXTRAS[scheme_of(settings.to)]):
-        from postroom.adapters.compose.outbox import MessagingSettings, create_slot, open_monitored_capture
+        from postroom.adapters.compose.outbox import create_slot, open_monitored_capture
 
-    messaging = session.settings.section(
-        "messaging", MessagingSettings, {"database": database, "context": context}
-    )
+        messaging, _ = _settings(session, database, context)
     captured = capture_settings(session, table)
     if create:
         is_new = await create_slot(messaging, captured)
-        text = (
-            f"created replication slot {captured.slot}"
-            if is_new
-            else f"replication slot {captured.slot} exists"
-        )
+        slot = f"replication slot {captured.slot}"
+        text = f"created {slot}" if is_new else f"{slot} exists"
         session.out.result({"slot": captured.slot, "created": is_new}, text)
         return
-    if not messaging.context:
-        raise WrongUsage("No context is configured; pass --context, or set context under [messaging].")
-    target = target_from_url(session, settings.to)
+    target = _target(session, messaging, settings.to)
     async with (
         opened(
             lambda: open_monitored_capture(messaging, captured, target, settings), is_patient=not once
@@ -297,3 +335,66 @@ def capture_settings(session: Session, table: str | None = None) -> "CaptureSett
     if table is None and "table" not in session.settings.sections.get("capture", {}):
         raise WrongUsage("No table is configured; pass --table, or set table under [capture].")
     return session.settings.section("capture", CaptureSettings, {"table": table})
+
+
+def scheme_of(url: str | None) -> str:
+    """Return the scheme of a target's URL; None is NATS.
+
+    Raises: WrongUsage for another scheme.
+    """
+    scheme = "nats" if url is None else url.partition(":")[0]
+    if scheme not in EXTRAS:
+        raise WrongUsage(
+            "A target's URL begins with nats://, kafka://, kafka+ssl://, amqp://, amqps:// or mailbox:; "
+            "write one of them after --to, or as to under [outbox]."
+        )
+    return scheme
+
+
+def _target(
+    session: Session, messaging: "MessagingSettings", url: str | None, nats: str | None = None
+) -> "EventTarget":
+    """Return the target that a URL names, with access to it by the settings of its section.
+
+    Arguments:
+        url: None takes NATS.
+        nats: the URL of NATS then; None takes the one of `[nats]`.
+
+    Raises: WrongUsage without a context or for a URL of another scheme, InvalidRequest for an invalid one.
+    """
+    if not messaging.context:
+        raise WrongUsage("No context is configured; pass --context, or set context under [messaging].")
+    from postroom.adapters.compose.brokers import KafkaSettings, NatsSettings, RabbitmqSettings
+
+    scheme, section = scheme_of(url), session.settings.section
+    if scheme in NATS:
+        return section("nats", NatsSettings, {"url": url or nats})
+    if scheme == "mailbox":
+        return _mailbox(session, url or "")
+    if scheme.startswith("kafka"):
+        return section("kafka", KafkaSettings, {"url": url})
+    return section("rabbitmq", RabbitmqSettings, {"url": url})
+
+
+def _mailbox(session: Session, url: str) -> "MailboxTarget":
+    from postroom.adapters.compose.brokers import MailboxTarget
+    from postroom.adapters.compose.connect import ClientTls
+    from postroom.adapters.compose.store import is_remote
+    from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
+
+    address, separator, name = url.removeprefix("mailbox:").rpartition("#")
+    if not separator:
+        address, name = name, DEFAULT_MAILBOX
+    if not address:
+        raise WrongUsage("A mailbox's URL is mailbox:ADDRESS#NAME, such as mailbox:orders.db#main@local.")
+    check_mailbox(name)
+    if not is_remote(address):
+        return MailboxTarget(address=address, mailbox=name)
+    client = session.settings.section("client", ClientSettings)
+    files = (client.ca, client.certificate, client.key)
+    return MailboxTarget(
+        address=address,
+        mailbox=name,
+        token=find_token_text(session, client.token_file),
+        tls=ClientTls(*files) if any(files) else None,
+    )

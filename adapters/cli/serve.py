@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from typer import Option
 
+from postroom.adapters.cli.admin import open_control_plane
 from postroom.adapters.cli.filters import SectionFlags, takes_section
-from postroom.adapters.cli.lease import open_control_plane
 from postroom.adapters.cli.mailbox import Apply, use_applied
 from postroom.adapters.cli.remote import ClientSettings, find_token_text
 from postroom.adapters.cli.restrictions import AccessSection

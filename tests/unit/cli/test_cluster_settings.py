@@ -1,6 +1,6 @@
 import pytest
 
-from postroom.adapters.cli.lease import ClusterSettings, ListenSettings
+from postroom.adapters.cli.admin import ClusterSettings, ListenSettings
 from postroom.adapters.cli.settings import InvalidSettings, load_settings
 from postroom.adapters.compose.control_plane import advertised_address, check_admins
 from postroom.adapters.sockets.address import resolve
