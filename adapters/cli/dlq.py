@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast
 
 from typer import Argument, Option
 
-from postroom.adapters.cli.filters import From
+from postroom.adapters.cli.filters import Cursor, From
 from postroom.adapters.cli.inspect import find_message, show_detail
 from postroom.adapters.cli.output import Output, Time
 from postroom.adapters.cli.remote import use_mailbox
@@ -142,7 +142,7 @@ def list_dead_letters(
     topic: Annotated[str | None, Argument(help="Only this topic.")] = None,
     reason: Cause = None,
     limit: Annotated[int, Option(help="Dead letters per page, up to 1000.")] = 100,
-    cursor: Annotated[str | None, Option(help="Continue after the page that printed this cursor.")] = None,
+    cursor: Cursor = None,
     at: At = None,
     archive: Archive = None,
     source: From = None,
@@ -185,8 +185,7 @@ def _list_stored(
 def _show_page(session: Session, page: "Page[DeadLetter] | Page[StoredDeadLetter]", **facts: Any) -> None:
     letters: Sequence[DeadLetter | StoredDeadLetter] = page.items
     show_dead_letters(session, letters, _row, next_cursor=page.next_cursor, **facts)
-    if page.next_cursor is not None:
-        session.out.note(f"There is more; continue with --cursor {page.next_cursor}.")
+    session.out.note_more(page.next_cursor)
 
 
 def _row(letter: "DeadLetter | StoredDeadLetter") -> Row:
@@ -270,7 +269,7 @@ def group_dead_letters(
     order: Annotated[str, Option(metavar="latest|largest", help="Which groups come first.")] = "latest",
     bars: Annotated[int, Option(help="With --json: number of bars of the trends, up to 200.")] = 24,
     limit: Annotated[int, Option(help="Groups per page, up to 1000.")] = 100,
-    cursor: Annotated[str | None, Option(help="Continue after the page that printed this cursor.")] = None,
+    cursor: Cursor = None,
     source: From = None,
 ) -> int | None:
     """Group dead letters, by default by fingerprint and topic, as of the read models.

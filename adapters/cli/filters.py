@@ -27,6 +27,9 @@ From = Annotated[
 ]
 
 
+Cursor = Annotated[str | None, Option(help="Continue after the page that printed this cursor.")]
+
+
 def search_filter(
     session: Session,
     text: Annotated[

@@ -290,6 +290,11 @@ class Output:
         if not self.as_json:
             sys.stderr.write(printable(text) + "\n")
 
+    def note_more(self, cursor: str | None) -> None:
+        """Note for people how a page of records is continued, if there is more."""
+        if cursor is not None:
+            self.note(f"There is more; continue with --cursor {cursor}.")
+
     def error(self, facts: dict[str, Any]) -> None:
         """Write an error: a JSON object for machines, else one line."""
         if self.as_json:

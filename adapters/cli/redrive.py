@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import msgspec
 from typer import Argument, Option
 
+from postroom.adapters.cli.filters import Cursor
 from postroom.adapters.cli.output import Id
 from postroom.adapters.cli.output import Time as Age
 from postroom.adapters.cli.remote import use_mailbox
@@ -159,7 +160,7 @@ async def show(
         Option(metavar="|".join(_OUTCOMES), help="List only messages with this outcome."),
     ] = None,
     limit: Annotated[int, Option(help="Maximum number of messages, 1 to 1,000.")] = 100,
-    cursor: Annotated[str | None, Option(help="next_cursor of the previous page.")] = None,
+    cursor: Cursor = None,
 ) -> None:
     """Show a redrive job with its selection and progress, or a page of its messages."""
     async with use_mailbox(session) as postroom:
@@ -181,8 +182,7 @@ async def show(
             each.copy_id and Id(each.copy_id),
         ),
     )
-    if page.next_cursor is not None:
-        session.out.note(f"more: --cursor '{page.next_cursor}'")
+    session.out.note_more(page.next_cursor)
 
 
 async def pause(session: Session, job: JobId) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 import msgspec
 from typer import Argument, Option
 
-from postroom.adapters.cli.filters import From, takes_filter
+from postroom.adapters.cli.filters import Cursor, From, takes_filter
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import NOTHING, WrongUsage, parse_micros
 from postroom.application.text import pluralize
@@ -27,7 +27,7 @@ def search(
     criteria: "EventFilter",
     order: Annotated[str, Option(metavar="newest|oldest", help="Which messages come first.")] = "newest",
     limit: Annotated[int, Option(help="Messages per page, up to 1000.")] = 100,
-    cursor: Annotated[str | None, Option(help="Continue after the page that printed this cursor.")] = None,
+    cursor: Cursor = None,
     every: Annotated[bool, Option("--all", help="Print all pages.")] = False,
     envelope: Annotated[bool, Option("--envelope", help="With --json, add the envelope in base64.")] = False,
     source: From = None,
@@ -166,7 +166,7 @@ def activity(
     ] = None,
     until: Annotated[str | None, Option(metavar="TIME", help="End (exclusive), in the same format.")] = None,
     limit: Annotated[int, Option(help="Rows per page, up to 1000.")] = 100,
-    cursor: Annotated[str | None, Option(help="Continue after the page that printed this cursor.")] = None,
+    cursor: Cursor = None,
     source: From = None,
 ) -> int | None:
     """Count events by hour or day, topic and type, latest first, as of the read models.
@@ -194,8 +194,7 @@ def activity(
             (period, "topic", "event", "events"),
             [(_start(each.starts_at, period), each.topic, each.event, each.events) for each in page.items],
         )
-        if page.next_cursor is not None:
-            session.out.note(f"There is more; continue with --cursor {page.next_cursor}.")
+        session.out.note_more(page.next_cursor)
     return None if page.items else NOTHING
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 from typer import Option
 
+from postroom.adapters.cli.filters import Cursor
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import REFUSED, WrongUsage, Yes, parse_position, parse_time
 from postroom.application.text import pluralize
@@ -150,7 +151,7 @@ def audit(
     ] = None,
     id_: Annotated[str | None, Option("--id", help="Only accesses to this message.")] = None,
     limit: Annotated[int, Option(help="Entries per page, up to 1000.")] = 100,
-    cursor: Annotated[str | None, Option(help="Continue after the page that printed this cursor.")] = None,
+    cursor: Cursor = None,
 ) -> None:
     """List searches and payload reads over network surfaces, newest first, with principal and outcome."""
     from postroom.adapters.compose.access import read_audit_log
@@ -174,8 +175,7 @@ def audit(
         session.out.json({"entries": [*map(_as_json, page.items)], "next_cursor": page.next_cursor})
         return
     _show_table(session, page.items)
-    if page.next_cursor is not None:
-        session.out.note(f"There are more; continue with --cursor {page.next_cursor}.")
+    session.out.note_more(page.next_cursor)
 
 
 def verify(session: Session, expect: Expect = None) -> None:

@@ -95,7 +95,7 @@ async def test_options_select_entries(session: Open, capsys: Captured) -> None:
 async def test_pages_continue_with_a_cursor(session: Open, capsys: Captured) -> None:
     await record(entry(1), entry(2), entry(3))
     verification.audit(session(), limit=2)
-    assert "There are more; continue with --cursor 2." in capsys.readouterr().err
+    assert "There is more; continue with --cursor 2." in capsys.readouterr().err
     verification.audit(session(as_json=True), limit=2, cursor="2")
     page = document(capsys)
     assert ([each["target"] for each in page["entries"]], page["next_cursor"]) == (["m-1"], None)
