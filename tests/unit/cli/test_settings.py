@@ -2,8 +2,8 @@ import re
 
 import pytest
 
-from postroom.adapters.cli.config import all_settings
 from postroom.adapters.cli.admin import open_control_plane
+from postroom.adapters.cli.config import all_settings
 from postroom.adapters.cli.mailbox import parse_changes
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.session import Session
