@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from postroom.adapters.cli import lease
+from postroom.adapters.cli import admin as commands
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import load_settings
@@ -59,24 +59,24 @@ def document(captured: pytest.CaptureFixture[str]) -> Any:
 
 
 async def test_leases_are_listed_as_a_table_and_as_json(session, capsys) -> None:
-    await lease.list_leases(session())
+    await commands.list_leases(session())
     header, _, invoices, orders = lines(capsys)
     assert header.split() == ["mailbox", "runner", "status", "epoch", "remaining", "renewed", "health"]
     assert invoices.startswith("invoices@proxy-1")
     assert orders.split()[:4] == [MAILBOX, "runner-1", "active", "1"]
 
-    await lease.list_leases(session(as_json=True))
+    await commands.list_leases(session(as_json=True))
     (_, described) = document(capsys)["leases"]
     assert (described["mailbox"], described["ttl_ms"], described["grace_ms"]) == (MAILBOX, 300_000, 60_000)
 
 
 async def test_routes_are_listed_as_a_table_and_as_json(session, capsys) -> None:
-    await lease.list_routes(session())
+    await commands.list_routes(session())
     header, _, _, orders = lines(capsys)
     assert header.split() == ["mailbox", "proxy", "runner", "address", "partition", "epoch"]
     assert orders.split()[:4] == [MAILBOX, "proxy-1", "runner-1", "127.0.0.1:7001"]
 
-    await lease.list_routes(session(as_json=True))
+    await commands.list_routes(session(as_json=True))
     table = document(capsys)
     assert [each["mailbox"] for each in table["routes"]] == ["invoices@proxy-1", MAILBOX]
     assert table["position"] == 2
@@ -84,24 +84,24 @@ async def test_routes_are_listed_as_a_table_and_as_json(session, capsys) -> None
 
 async def test_a_lease_that_is_renewed_is_released_by_force_only(session, admin, capsys) -> None:
     with pytest.raises(InvalidRequest, match="use --force"):
-        await lease.release(session(), MAILBOX)
-    await lease.release(session(), MAILBOX, force=True)
+        await commands.release(session(), MAILBOX)
+    await commands.release(session(), MAILBOX, force=True)
     assert lines(capsys) == [f"Released the lease of {MAILBOX} of runner runner-1."]
     with pytest.raises(NotFound, match="has ended already"):
-        await lease.release(session(), MAILBOX, force=True)
+        await commands.release(session(), MAILBOX, force=True)
     with pytest.raises(NotFound, match=f"did you mean {MAILBOX}"):
-        await lease.release(session(), "order@proxy-1", force=True)
+        await commands.release(session(), "order@proxy-1", force=True)
     with pytest.raises(InvalidRequest, match="namespace@proxy"):
-        await lease.release(session(), "orders")
+        await commands.release(session(), "orders")
     routes = await admin.control_plane.list_routes()
     assert [each.mailbox for each in routes.routes] == ["invoices@proxy-1"]
 
 
 async def test_a_wrong_token_or_address_is_one_clear_error(session) -> None:
     with pytest.raises(Unauthenticated, match="node_token"):
-        await lease.list_leases(session(POSTROOM_CLUSTER__NODE_TOKEN="other-" + TOKEN))
+        await commands.list_leases(session(POSTROOM_CLUSTER__NODE_TOKEN="other-" + TOKEN))
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
-        await lease.list_leases(session(), "127.0.0.1:1")
+        await commands.list_leases(session(), "127.0.0.1:1")
     for address in ("127.0.0.1", "", "a b:1", ","):
         with pytest.raises((InvalidRequest, WrongUsage)):
-            await lease.list_routes(session(), address)
+            await commands.list_routes(session(), address)
