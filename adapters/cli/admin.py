@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from postroom.adapters.cli.filters import SectionFlags, takes_section
 from postroom.adapters.cli.output import Id, Time
-from postroom.adapters.cli.running import Reload, monitoring, running
+from postroom.adapters.cli.running import Reload, monitoring, running, tls_certificates
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
 from postroom.adapters.cli.values import MetricsPort, exact_duration, format_duration
@@ -344,8 +344,6 @@ async def _serve(session: Session, options: SectionFlags[AdminSettings], metrics
         ) as served:
             reloads = [_lease_policies(served, options)]
             if protection.tls is not None:
-                from postroom.adapters.cli.serve import tls_certificates
-
                 reloads.append(tls_certificates(protection.tls))
             with monitoring(session, metrics_port, served.control_plane.monitor):
                 async with running(session, stop.set, reloads):

@@ -8,8 +8,8 @@ from typer import Option
 
 from postroom.adapters.cli.admin import Admin, ClusterSettings, ListenSettings
 from postroom.adapters.cli.filters import SectionFlags, takes_section
-from postroom.adapters.cli.running import MAILBOX_SETTINGS, Reload, monitoring, running
-from postroom.adapters.cli.serve import cache_ttl_ms, checked_access, principal_quotas, tls_certificates
+from postroom.adapters.cli.running import MAILBOX_SETTINGS, Reload, monitoring, running, tls_certificates
+from postroom.adapters.cli.serve import cache_ttl_ms, checked_access, principal_quotas
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
 from postroom.adapters.cli.values import Dev, MetricsPort

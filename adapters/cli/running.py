@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,6 +23,9 @@ from postroom.application.threads import background_task, exempt_heap
 from postroom.domain.errors import PostroomError, Unavailable, UnusableServer
 from postroom.domain.policy import SECOND_MS, OutageBackoff, backoff_ms
 from postroom.domain.settings import changed_settings
+
+if TYPE_CHECKING:
+    from postroom.adapters.compose.serve import ServerTls
 
 
 @contextmanager
@@ -136,6 +139,15 @@ async def opened(
                     logger().warning("start.unavailable", error=str(error), pause_ms=pause_ms)
                     await asyncio.sleep(pause_ms / SECOND_MS)
         yield context
+
+
+def tls_certificates(tls: "ServerTls") -> Reload:
+    """Return the reload of a server's certificate, for new connections."""
+
+    async def apply(settings: Settings) -> None:
+        await asyncio.to_thread(tls.reload)
+
+    return Reload("TLS certificates", apply)
 
 
 def mailbox_settings(session: Session, mailbox: Mailbox) -> Reload:

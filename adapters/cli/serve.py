@@ -14,7 +14,7 @@ from postroom.adapters.cli.filters import SectionFlags, takes_section
 from postroom.adapters.cli.mailbox import Apply, use_applied
 from postroom.adapters.cli.remote import ClientSettings, find_token_text
 from postroom.adapters.cli.restrictions import AccessSection
-from postroom.adapters.cli.running import Reload, mailbox_settings, opened, running
+from postroom.adapters.cli.running import Reload, mailbox_settings, opened, running, tls_certificates
 from postroom.adapters.cli.session import MEMORY, Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
 from postroom.adapters.cli.values import Dev
@@ -189,15 +189,6 @@ def checked_access(session: Session) -> AbstractAsyncContextManager[Access]:
 def cache_ttl_ms(session: Session) -> int:
     """Return how long the verification of a token is cached."""
     return session.settings.section("access", AccessSection).cap_cache_ttl_ms
-
-
-def tls_certificates(tls: ServerTls) -> Reload:
-    """Return the reload of a server's certificate, for new connections."""
-
-    async def apply(settings: Settings) -> None:
-        await asyncio.to_thread(tls.reload)
-
-    return Reload("TLS certificates", apply)
 
 
 def principal_quotas(access: CheckedAccess) -> Reload:

@@ -15,8 +15,8 @@ import trustme
 from postroom import NewMessage, TopicPolicy, open_mailbox
 from postroom.adapters.cli.config import all_settings
 from postroom.adapters.cli.output import Output
-from postroom.adapters.cli.running import Reload, mailbox_settings, running
-from postroom.adapters.cli.serve import principal_quotas, tls_certificates
+from postroom.adapters.cli.running import Reload, mailbox_settings, running, tls_certificates
+from postroom.adapters.cli.serve import principal_quotas
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import Settings, load_settings
 from postroom.adapters.compose import Postroom
