@@ -18,6 +18,11 @@ Moment = int | datetime
 """A log position, or a time: the mailbox after that record, or after all records up to that log time."""
 
 
+def check_moment(at: object) -> Moment:
+    """Return a past moment, or raise InvalidRequest."""
+    return at if isinstance(at, datetime) else check_int("at", at)
+
+
 DlqProfile = Literal["durable", "ephemeral"]
 """Whether dead letters survive a restart, or are in memory and lost with the process (svc-mailbox I-16)."""
 

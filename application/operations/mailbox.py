@@ -22,14 +22,14 @@ from postroom.application.query_results import (
     DeadLetter,
     Explanation,
     MessageDetail,
-    Moment,
     Outcome,
     PeekedMessage,
     RedriveMessage,
     RedrivePreview,
     RedriveReport,
+    check_moment,
 )
-from postroom.domain.arguments import MAX_INT, MAX_PAGE, MAX_TEXT_CHARS, check_int, check_text, check_type
+from postroom.domain.arguments import MAX_INT, MAX_PAGE, MAX_TEXT_CHARS, check_text
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.counts import TopicSummary
@@ -37,7 +37,7 @@ from postroom.domain.mailbox.topic_decisions import SettingsPreview
 from postroom.domain.message import Receipt
 from postroom.domain.names import check_topic, check_uuid
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy
-from postroom.domain.redrive.spec import JobAction, RedriveSpec, check_action
+from postroom.domain.redrive.spec import JobAction, RedriveSpec, check_action, check_spec
 from postroom.domain.search import EventFilter, FoundMessage
 from postroom.domain.settings import (
     MailboxSettings,
@@ -46,17 +46,6 @@ from postroom.domain.settings import (
     check_changes,
     check_policy_changes,
 )
-
-
-def check_spec(spec: object) -> RedriveSpec:
-    """Return a specification whose fields are valid, or raise InvalidRequest."""
-    return check_type("The redrive specification", spec, RedriveSpec).validate()
-
-
-def check_moment(at: object) -> Moment:
-    """Return a past moment, or raise InvalidRequest."""
-    return at if isinstance(at, datetime) else check_int("at", at)
-
 
 Topic = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT_CHARS), Check(check_topic)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]

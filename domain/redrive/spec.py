@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from postroom.domain.arguments import MAX_INT, check_any_text, check_int, check_text
+from postroom.domain.arguments import MAX_INT, check_any_text, check_int, check_text, check_type
 from postroom.domain.envelope.headers import extension_bytes
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.integrity import fingerprint
@@ -281,6 +281,11 @@ def _check_types(spec: RedriveSpec) -> None:
 def _check_count(name: str, values: tuple[str, ...], maximum: int) -> None:
     if len(values) > maximum:
         raise InvalidRequest(f"The redrive has {len(values)} {name}; give at most {maximum}.")
+
+
+def check_spec(spec: object) -> RedriveSpec:
+    """Return a specification whose fields are valid, or raise InvalidRequest."""
+    return check_type("The redrive specification", spec, RedriveSpec).validate()
 
 
 def check_action(value: object) -> "JobAction":
