@@ -14,9 +14,8 @@ from postroom.domain.envelope.build import OpenedEnvelope, without_auth_token
 from postroom.domain.envelope.headers import parse_envelope
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import InvalidRequest, Rejected
-from postroom.domain.integrity import b3
 from postroom.domain.message import Receipt
-from postroom.domain.names import STREAM_BYTES, message_id
+from postroom.domain.names import STREAM_BYTES, b3, message_id
 
 _RECEIPT_BYTES = STREAM_BYTES + 4 + 6
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

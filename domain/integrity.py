@@ -40,11 +40,6 @@ def hash_chain(
     return blake3(_encode((topic, timestamp_us, idem_key, payload_digest, attrs))).digest()
 
 
-def b3(digest: bytes) -> str:
-    """Return a digest in its text form, `b3:<hex>` (svc-mailbox I-7)."""
-    return f"b3:{digest.hex()}"
-
-
 def has_intact_payload(sent: MessageSent) -> bool:
     """Return whether payload, topic, time, key and attributes match their hashes (svc-mailbox I-12)."""
     try:

@@ -210,3 +210,8 @@ def _name_based(name: str) -> bytes:
     """Return the UUIDv5 of a name; four times as fast as `uuid.uuid5`."""
     digest = sha1(_NAMES + name.encode(), usedforsecurity=False).digest()
     return digest[:6] + _AS_VERSION_5[digest[6]] + digest[7:8] + _AS_VARIANT[digest[8]] + digest[9:16]
+
+
+def b3(digest: bytes) -> str:
+    """Return a digest in its text form, `b3:<hex>` (svc-mailbox I-7)."""
+    return f"b3:{digest.hex()}"

@@ -146,6 +146,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, state, {"connection": self})
         self._refused = state.refused
         self._unauthenticated = state.unauthenticated
+        self._is_authenticated = False
         self.timeout_keep_alive = limits.unauthenticated_timeout_ms / 1_000  # type: ignore[assignment]  # seconds
         self.closed = asyncio.Event()
         self._limits = limits
@@ -183,8 +184,9 @@ class Connection(HttpToolsProtocol):
 
     def set_authenticated(self, is_authenticated: bool) -> None:
         """Note whether the last request that needs a token had a valid one."""
-        if self.transport.is_closing() or is_authenticated == (self not in self._unauthenticated):
+        if self.transport.is_closing() or is_authenticated == self._is_authenticated:
             return
+        self._is_authenticated = is_authenticated
         if is_authenticated:
             self._unauthenticated.discard(self)
             milliseconds = self._limits.idle_timeout_ms

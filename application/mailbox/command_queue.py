@@ -8,7 +8,6 @@ from itertools import count, islice
 from typing import Generic, TypeVar
 
 from postroom.application.mailbox.groups import LoadedMailbox, Request, cost_of, topic_of
-from postroom.application.ports.event_log import Clock
 from postroom.domain.errors import Saturated
 from postroom.domain.policy import SATURATED_RETRY_MS
 
@@ -152,9 +151,10 @@ TOPIC_QUANTUM = 32
 class PendingRequests:
     """Bounded queue of requests, in which topics take turns (svc-mailbox I-5)."""
 
-    def __init__(self, mailbox: str, clock: Clock) -> None:
+    def __init__(self, mailbox: str, now: Callable[[], int]) -> None:
+        """Initialise with the name of the mailbox, and a function that returns its log time (µs)."""
         self._mailbox = mailbox
-        self._clock = clock
+        self._now = now
         self._queue: FairQueue[Request] = FairQueue(PENDING_COST, TOPIC_QUANTUM)
         self._drain_rate = DrainRate()
 
@@ -173,7 +173,7 @@ class PendingRequests:
         if not self._queue.has_room(topic, cost):
             raise Saturated(
                 f"Mailbox {self._mailbox} has too many commands pending; retry shortly.",
-                self._drain_rate.retry_ms(cost, self._clock.uptime()),
+                self._drain_rate.retry_ms(cost, self._now()),
             )
         self._queue.push(topic, request, cost)
 
@@ -185,7 +185,7 @@ class PendingRequests:
         """Remove the requests of the next group, in order of arrival."""
         before = self._queue.cost
         requests = self._queue.take(limit)
-        self._drain_rate.record_drain(before - self._queue.cost, self._clock.uptime())
+        self._drain_rate.record_drain(before - self._queue.cost, self._now())
         return requests
 
     def take_all(self) -> list[Request]:

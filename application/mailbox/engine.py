@@ -87,7 +87,7 @@ class MailboxEngine:
         self._long_polls = LongPolls()
         self._state: LoadedMailbox | None = None
         self._anchor = Anchor(0, 0, continues=False)
-        self._pending = PendingRequests(log.mailbox, clock)
+        self._pending = PendingRequests(log.mailbox, self.now)
         self._wake = asyncio.Event()
         self._saver = SnapshotSaver(self.writer, self._wake)
         self._task: asyncio.Task[None] | None = None

@@ -19,9 +19,9 @@ from postroom.domain.commit import GENESIS, Commit, link
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.errors import InvalidRequest, NotFound
-from postroom.domain.integrity import b3, has_intact_headers, hash_chain, payload_hash
+from postroom.domain.integrity import has_intact_headers, hash_chain, payload_hash
 from postroom.domain.message import READY, Message, MessageSent, Status
-from postroom.domain.names import STREAM_BYTES, message_id, message_stream, topic_streams
+from postroom.domain.names import STREAM_BYTES, b3, message_id, message_stream, topic_streams
 from postroom.domain.record import Record
 
 MAX_SAME_IDS = 1_000

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.domain.commit import GENESIS, link
-from postroom.domain.integrity import b3, hash_chain, payload_hash
+from postroom.domain.integrity import hash_chain, payload_hash
 from postroom.domain.mailbox.decide import shard_of
-from postroom.domain.names import mailbox_stream, message_stream
+from postroom.domain.names import b3, mailbox_stream, message_stream
 
 HELLO = bytes.fromhex("ea8f163db38682925e4491c5e58d4bb3506ef8c14eb78a86e908c5624a67200f")
 
