@@ -73,7 +73,7 @@ class DeliveryOutcome(msgspec.Struct, frozen=True, gc=False):
     policy: TopicPolicy | None
 
 
-class Delivery(msgspec.Struct):
+class PastDelivery(msgspec.Struct):
     """Delivery of a message.
 
     Arguments:
@@ -127,7 +127,7 @@ class Round(msgspec.Struct):
     entry: LogPosition
     due: int
     expires_at: int
-    deliveries: list[Delivery] = []
+    deliveries: list[PastDelivery] = []
     dead_lettering: DeadLettering | None = None
     replacement: DeadLettering | None = None
 
@@ -154,12 +154,12 @@ class MessageHistory(msgspec.Struct):
     removal: Removal | None = None
 
     @property
-    def deliveries(self) -> list[Delivery]:
+    def deliveries(self) -> list[PastDelivery]:
         """Return all deliveries in order."""
         return [delivery for each in self.rounds for delivery in each.deliveries]
 
     @property
-    def in_flight(self) -> Delivery | None:
+    def in_flight(self) -> PastDelivery | None:
         """Return the current delivery if it has no outcome yet, or None."""
         if self.removal is not None:
             return None
@@ -203,7 +203,7 @@ def follow(
             available = before.due if before is not None and before.due is not None else current.due
             visibility = event.due - event.at
             current.deliveries.append(
-                Delivery(
+                PastDelivery(
                     entry,
                     event.attempt,
                     event.consumer,
@@ -267,7 +267,7 @@ def trace(
     return history
 
 
-def _latest(history: MessageHistory) -> Delivery:
+def _latest(history: MessageHistory) -> PastDelivery:
     return history.rounds[-1].deliveries[-1]
 
 

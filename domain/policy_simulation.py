@@ -22,7 +22,7 @@ from blake3 import blake3
 
 from postroom.domain.arguments import check_int
 from postroom.domain.message import MS
-from postroom.domain.message_history import Delivery, MessageHistory, Round
+from postroom.domain.message_history import MessageHistory, PastDelivery, Round
 from postroom.domain.policy import (
     MAX_DURATION_MS,
     MAX_VISIBILITY_MS,
@@ -179,7 +179,7 @@ class _Replay:
         recorded = self.recorded_round
         began = ready_since = recorded.entry.at
         available, attempt = recorded.due, 0
-        last: Delivery | None = None
+        last: PastDelivery | None = None
         late_ack: int | None = None
         while True:
             actual, received_at = self._next_delivery(available, last)
@@ -215,7 +215,7 @@ class _Replay:
 
     # -- waiting ---
 
-    def _next_delivery(self, available: int, last: Delivery | None) -> tuple[Delivery | None, int]:
+    def _next_delivery(self, available: int, last: PastDelivery | None) -> tuple[PastDelivery | None, int]:
         """Return the next actual delivery, if any, and the time (µs) of the next simulated one."""
         if self.replayed == len(self.recorded_round.deliveries):
             when = available + (last.entry.at - last.available if last is not None else 0)
@@ -228,12 +228,12 @@ class _Replay:
 
     def _leave_queue(
         self,
-        actual: Delivery | None,
+        actual: PastDelivery | None,
         received_at: int,
         ready_since: int,
         expires_at: int,
         late_ack: int | None,
-        last: Delivery | None,
+        last: PastDelivery | None,
     ) -> tuple[FinalStatus, int] | None:
         """Return the status and time (µs) at which the message leaves the queue undelivered, or None."""
         removal, recorded = self.history.removal, self.recorded_round.dead_lettering
@@ -258,7 +258,7 @@ class _Replay:
             return status, at
         return ("waiting", self.end) if received_at > self.end else None
 
-    def _is_idle(self, received_at: int, last: Delivery | None) -> bool:
+    def _is_idle(self, received_at: int, last: PastDelivery | None) -> bool:
         """Return whether the message was not received after `received_at` (µs) although it was ready."""
         if last is None:
             return True
@@ -268,7 +268,7 @@ class _Replay:
 
     # -- being delivered ---
 
-    def _deliver(self, actual: Delivery, at: int) -> "_End":
+    def _deliver(self, actual: PastDelivery, at: int) -> "_End":
         """Return the outcome of an actual delivery that takes place at `at` (µs)."""
         actual_timeout, deadline = actual.deadline - actual.entry.at, self._deadline(actual)
         outcome = actual.outcome
@@ -293,7 +293,7 @@ class _Replay:
                 return _End("acked", at + actual_timeout)
         return _End("timed_out", timeout_at)
 
-    def _deliver_open(self, actual: Delivery, at: int, deadline: int) -> "_End":
+    def _deliver_open(self, actual: PastDelivery, at: int, deadline: int) -> "_End":
         """Return the outcome of a delivery that is in flight at the end of the history."""
         elapsed = self.end - actual.entry.at
         if actual.deadline <= self.end:  # overdue, but no owner was running
@@ -305,7 +305,7 @@ class _Replay:
         self.outcome.assumed += 1
         return _End("acked", at + elapsed) if self.optimistic else _End("timed_out", at + deadline)
 
-    def _assume(self, last: Delivery, at: int) -> "_End":
+    def _assume(self, last: PastDelivery, at: int) -> "_End":
         """Return the assumed outcome of a delivery that did not take place."""
         self.outcome.assumed += 1
         deadline = self._deadline(last)
@@ -317,7 +317,7 @@ class _Replay:
             return _End("nacked", at + duration)
         return _End("timed_out", at + deadline, at + duration if kind == "acked" else None)
 
-    def _deadline(self, delivery: Delivery) -> int:
+    def _deadline(self, delivery: PastDelivery) -> int:
         """Return the visibility (µs) of a delivery under the changes."""
         actual_timeout = delivery.deadline - delivery.entry.at
         if self.changes.visibility_ms is None:
@@ -331,7 +331,7 @@ class _Replay:
             return visibility
         return min(actual_timeout, visibility * self.policy.in_flight_retention_visibilities)
 
-    def _is_last(self, attempt: int, actual: Delivery | None, kind: str) -> bool:
+    def _is_last(self, attempt: int, actual: PastDelivery | None, kind: str) -> bool:
         recorded = self.recorded_round
         is_rejected = recorded.dead_lettering is not None and recorded.dead_lettering.reason == "rejected"
         if is_rejected and actual is recorded.deliveries[-1]:
@@ -343,7 +343,7 @@ class _Replay:
             return outcome.due is None
         return attempt >= self.policy.max_attempts
 
-    def _pause(self, attempt: int, actual: Delivery | None) -> int:
+    def _pause(self, attempt: int, actual: PastDelivery | None) -> int:
         """Return the delay (µs) after a nacked delivery."""
         after = self.changes.apply(self.policy)
         outcome = actual.outcome if actual is not None else None

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose import Postroom, list_mailboxes, open_mailbox
+    from postroom.adapters.compose import OwnedMailbox, list_mailboxes, open_mailbox
     from postroom.adapters.compose.brokers import MailboxTarget, open_streams
     from postroom.adapters.compose.connect import ClientTls, Connection, connect
     from postroom.adapters.compose.export import export_messages
@@ -187,10 +187,10 @@ __all__ = [
     "NotFound",
     "Outbox",
     "OutboxSettings",
+    "OwnedMailbox",
     "Page",
     "PeekedMessage",
     "PoisonMessage",
-    "Postroom",
     "PostroomError",
     "Projections",
     "PurgeTopic",
@@ -267,7 +267,7 @@ __all__ = [
 
 # The module of each public name, for those who import it at run time.
 _NAMES = {
-    "adapters.compose": "Postroom list_mailboxes open_mailbox",
+    "adapters.compose": "OwnedMailbox list_mailboxes open_mailbox",
     "adapters.compose.brokers": "MailboxTarget open_streams",
     "adapters.compose.connect": "ClientTls Connection connect",
     "adapters.compose.export": "export_messages",

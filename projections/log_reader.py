@@ -138,7 +138,7 @@ POSITIONS_PER_READ = 50_000
 class LogReader(Protocol):
     """A columnar reader of the event log of one store.
 
-    A reader is pickled and sent to the tasks of a `Runner`, so no connection stays open between calls, except
+    A reader is pickled and sent to tasks of a `TaskRunner`, so no connection stays open between calls, except
     in a reader that `connected` gives. All methods raise NotFound when the store does not exist, and
     Unavailable when it can't be read.
     """
@@ -193,7 +193,7 @@ class LogReader(Protocol):
 
 
 class PayloadDecoder(Protocol):
-    """A decoder of payloads; it is pickled and sent to the tasks of a `Runner`."""
+    """A decoder of payloads; it is pickled and sent to the tasks of a `TaskRunner`."""
 
     def decode(self, mailbox: str, envelope: PrismEnvelope) -> DecodedPayload:
         """Decode one payload; problems are returned, not raised.

@@ -25,7 +25,7 @@ from postroom.projections.log_checks import check_bounds, check_names, check_sam
 from postroom.projections.log_reader import LogExtent, LogReader
 from postroom.projections.plan import Part, Plan, Truncated, bucket_parts, log_parts, make_plan
 from postroom.projections.ports.read_model_store import ActiveVersion, Build, LockTimeout, ReadModelStore
-from postroom.projections.ports.runner import Progress, Runner, Stopwatch
+from postroom.projections.ports.runner import Progress, Stopwatch, TaskRunner
 from postroom.projections.projection import load_projections
 from postroom.projections.tasks import RebuildTasks, Work
 
@@ -113,7 +113,7 @@ class RebuildRequest(NamedTuple):
 def rebuild(
     log: LogReader,
     store: ReadModelStore,
-    runner: Runner,
+    runner: TaskRunner,
     follow: Follow | None,
     request: RebuildRequest,
     progress: Callable[[Progress], None] = lambda _: None,
@@ -215,7 +215,7 @@ class _Rebuild:
     """One rebuild; steps that an interrupted rebuild completed are skipped."""
 
     def __init__(
-        self, log: LogReader, store: ReadModelStore, runner: Runner, build: Build, clock: Stopwatch
+        self, log: LogReader, store: ReadModelStore, runner: TaskRunner, build: Build, clock: Stopwatch
     ) -> None:
         self._log = log
         self._store = store
@@ -348,7 +348,7 @@ def _through(log: LogReader, to_position: Sequence[str]) -> Mapping[str, int] | 
 
 
 @contextmanager
-def _record_failure(build: Build, where: str, runner: Runner) -> Iterator[None]:
+def _record_failure(build: Build, where: str, runner: TaskRunner) -> Iterator[None]:
     """Drop a version whose build failed, and record the error; an interrupted one can be continued."""
     try:
         yield

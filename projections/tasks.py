@@ -1,6 +1,6 @@
 """Tasks of a rebuild: read a part of the log, fold it in frames, and write the result.
 
-A `Runner` schedules, distributes and retries them; no rows pass through it.
+A `TaskRunner` schedules, distributes and retries them; no rows pass through it.
 """
 
 import time
@@ -143,8 +143,8 @@ def _timer() -> Iterator[list[float]]:
     seconds.append(time.perf_counter() - start)
 
 
-class LocalRunner:
-    """A `Runner` that runs tasks one after another in this process."""
+class LocalTaskRunner:
+    """A `TaskRunner` that runs tasks one after another in this process."""
 
     def start(self) -> None:
         """Do nothing: this process runs already."""

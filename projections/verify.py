@@ -22,7 +22,7 @@ from postroom.projections.log_checks import check_bounds, check_names, check_sam
 from postroom.projections.log_reader import LogExtent, LogReader
 from postroom.projections.plan import Part, log_parts, make_plan, with_bucket
 from postroom.projections.ports.read_model_store import ActiveVersion, RowReader, VerifiableStore
-from postroom.projections.ports.runner import Pair, Progress, Runner, Stage, Stopwatch
+from postroom.projections.ports.runner import Pair, Progress, Stage, Stopwatch, TaskRunner
 from postroom.projections.projection import EventProjection, Projection, load_projections, merge_rows
 from postroom.projections.tasks import FoldContext
 
@@ -180,7 +180,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
 def verify(
     log: LogReader,
     store: VerifiableStore,
-    runner: Runner,
+    runner: TaskRunner,
     *,
     backlog_at: BacklogAt,
     chain: bool = True,
@@ -319,7 +319,7 @@ class _VerifyTasks(FoldContext):
                 yield Pair(ROWS, name, rows)
 
 
-def _compare(runner: Runner, tasks: _VerifyTasks, clock: Stopwatch) -> dict[str, Comparison]:
+def _compare(runner: TaskRunner, tasks: _VerifyTasks, clock: Stopwatch) -> dict[str, Comparison]:
     """Run the job, and return the result by model."""
     parts = log_parts(tasks.plan)
     total = sum(part.size for part in parts)
@@ -337,7 +337,7 @@ def _compare(runner: Runner, tasks: _VerifyTasks, clock: Stopwatch) -> dict[str,
     return by_model
 
 
-def _check_rest(runner: Runner, tasks: _VerifyTasks, active: ActiveVersion, clock: Stopwatch) -> None:
+def _check_rest(runner: TaskRunner, tasks: _VerifyTasks, active: ActiveVersion, clock: Stopwatch) -> None:
     """Check the hashes of the log after the positions of a version."""
     rest = [
         msgspec.structs.replace(extent, first=max(extent.first, active.positions.get(extent.name, 0) + 1))

@@ -21,9 +21,9 @@ from typing import Any, Final, NamedTuple
 from playwright.sync_api import Page
 
 from postroom.adapters import compose
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.access import open_capabilities, open_key_ring
-from postroom.adapters.compose.projections import LocalRunner, rebuild_projections
+from postroom.adapters.compose.projections import LocalTaskRunner, rebuild_projections
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.messages import NewMessage
 from postroom.domain.capability.rights import Right, Rights
@@ -121,7 +121,7 @@ def generate(random: Random, start: int, count: int) -> Iterator[NewMessage]:
         )
 
 
-async def consume(mailbox: Postroom, random: Random, share: float) -> None:
+async def consume(mailbox: OwnedMailbox, random: Random, share: float) -> None:
     """Receive messages of all topics; ack most, and fail some."""
     for topic in TOPICS:
         deliveries = await mailbox.receive_messages(
@@ -235,7 +235,7 @@ def main() -> int:
     with TemporaryDirectory(prefix="screenshots-") as folder:
         store = str(Path(folder) / "shop.db")
         asyncio.run(fill(store))
-        rebuild_projections(store, runner=LocalRunner())
+        rebuild_projections(store, runner=LocalTaskRunner())
         return _shoot(Path(folder), store, pictures)
 
 

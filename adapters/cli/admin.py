@@ -35,7 +35,7 @@ from postroom.domain.names import check_mailbox, describe_choices
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.control_plane import LeaseAdmin, NodeAccess, RunningAdmin
-    from postroom.adapters.compose.serve import Protection
+    from postroom.adapters.compose.serve import SurfaceProtection
 
 DEFAULT_ADMIN = "127.0.0.1:8981"
 
@@ -93,13 +93,13 @@ class ListenSettings(ConnectionLimits, frozen=True, kw_only=True):
     tls_client_ca: str | None = None
     behind_proxy: bool = False
 
-    def protection(self, section: str) -> "Protection":
+    def protection(self, section: str) -> "SurfaceProtection":
         """Return how the server is protected; raise InvalidRequest for an unusable certificate.
 
         Arguments:
             section: name of the settings' section, for errors.
         """
-        from postroom.adapters.compose.serve import Protection, ServerTls, TlsFiles
+        from postroom.adapters.compose.serve import ServerTls, SurfaceProtection, TlsFiles
 
         tls = None
         if self.tls_certificate is not None and self.tls_key is not None:
@@ -113,7 +113,7 @@ class ListenSettings(ConnectionLimits, frozen=True, kw_only=True):
                 raise InvalidSettings(
                     f"[{section}]: {name} must be at least 1; it was {getattr(self, name)}."
                 )
-        return Protection(tls, self.behind_proxy, limits=self)
+        return SurfaceProtection(tls, self.behind_proxy, limits=self)
 
 
 ENDED = ("released", "expired")

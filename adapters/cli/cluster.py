@@ -17,7 +17,7 @@ from postroom.adapters.compose.access import Access, CheckedAccess
 from postroom.adapters.compose.control_plane import check_admins, connect_control_plane
 from postroom.adapters.compose.proxy import LocalRunner, ServedProxy, serve_proxy
 from postroom.adapters.compose.runner import RunnerSettings, StoreHost, open_runner
-from postroom.adapters.compose.serve import Protection, unrestricted
+from postroom.adapters.compose.serve import SurfaceProtection, unrestricted
 from postroom.application.text import pluralize
 from postroom.domain.names import check_member
 
@@ -81,7 +81,7 @@ def proxy(
 
 
 def _runner_settings(
-    session: Session, settings: ProxySettings, protection: Protection, *, dev: bool
+    session: Session, settings: ProxySettings, protection: SurfaceProtection, *, dev: bool
 ) -> RunnerSettings:
     """Return the settings of the runner in the same process."""
     flags: dict[str, object] = {
@@ -96,7 +96,7 @@ def _runner_settings(
 async def _serve(
     session: Session,
     settings: ProxySettings,
-    protection: Protection,
+    protection: SurfaceProtection,
     admin: str | None,
     own: RunnerSettings | None,
     opening: AbstractAsyncContextManager[Access],
@@ -128,7 +128,7 @@ async def _serve(
         session.out.note("Stopping.")
 
 
-def _reloads(protection: Protection, served: ServedProxy, access: Access) -> list[Reload]:
+def _reloads(protection: SurfaceProtection, served: ServedProxy, access: Access) -> list[Reload]:
     reloads = [] if protection.tls is None else [tls_certificates(protection.tls)]
     if served.host is not None:
         reloads.append(settings_of_mailboxes(served.host))
@@ -194,7 +194,7 @@ def runner(
 
 
 def runner_settings(
-    session: Session, section: RunnerSection, protection: Protection, *, dev: bool
+    session: Session, section: RunnerSection, protection: SurfaceProtection, *, dev: bool
 ) -> RunnerSettings:
     """Return the settings of the runner; raise InvalidRequest for one that is invalid."""
     if section.runner_id is None or section.proxy_id is None:

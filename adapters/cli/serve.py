@@ -31,8 +31,8 @@ from postroom.adapters.compose.console import ConsoleSettings, console_mount, is
 from postroom.adapters.compose.process import protect_memory
 from postroom.adapters.compose.serve import (
     HttpSettings,
-    Protection,
     ServerTls,
+    SurfaceProtection,
     TlsFiles,
     open_grpc_surface,
     open_http_surface,
@@ -110,7 +110,7 @@ class ServeSettings(HttpSettings, frozen=True, kw_only=True):
     allowed_hosts: tuple[str, ...] = ()
     console: bool | None = None
 
-    def protection(self) -> Protection:
+    def protection(self) -> SurfaceProtection:
         """Return the protection of the surfaces; raise InvalidRequest for an unusable certificate."""
         tls = None
         if self.tls_certificate is not None and self.tls_key is not None:
@@ -119,7 +119,7 @@ class ServeSettings(HttpSettings, frozen=True, kw_only=True):
             raise InvalidSettings(
                 "[serve]: TLS needs both tls_certificate and tls_key; set both, or neither."
             )
-        return Protection(tls, self.behind_proxy, self.allowed_hosts)
+        return SurfaceProtection(tls, self.behind_proxy, self.allowed_hosts)
 
 
 @takes_section(
@@ -157,7 +157,7 @@ def serve(
     uvloop.run(_serve(session, surfaces, opening, reloads, amnesia=settings.amnesia, apply=apply))
 
 
-def _surfaces(session: Session, settings: ServeSettings, protection: Protection) -> list[Surface]:
+def _surfaces(session: Session, settings: ServeSettings, protection: SurfaceProtection) -> list[Surface]:
     surfaces = []
     if settings.http:
         mount = None

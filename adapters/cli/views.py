@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from postroom.adapters.compose.projections import MessagingSettings, RunningFollower
     from postroom.application.ports.read_models import ProjectionStatus
     from postroom.domain.search import BodyRules
-    from postroom.projections.ports.runner import Runner
+    from postroom.projections.ports.runner import TaskRunner
 
 
 MAX_PARKED_LIMIT = 10_000
@@ -174,16 +174,16 @@ def body_rules(session: Session) -> "BodyRules":
     return BodyRules(topics)
 
 
-def _runner(engine: str) -> "Runner | None":
+def _runner(engine: str) -> "TaskRunner | None":
     """Return the runner of an engine; None for the default, Spark."""
     if engine not in ENGINES:
         raise WrongUsage(f"Unknown --engine {engine!r}; expected {' or '.join(ENGINES)}.")
     if engine == "spark":
         return None
     with explain_missing_extra("spark"):
-        from postroom.adapters.compose.projections import LocalRunner
+        from postroom.adapters.compose.projections import LocalTaskRunner
 
-    return LocalRunner()
+    return LocalTaskRunner()
 
 
 def _show_status(session: Session, current: "ProjectionStatus") -> None:

@@ -23,7 +23,7 @@ from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sqlite.store import SqliteStore
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.erasure.erase_subject import ErasureSettings, as_stored
-from postroom.application.erasure.protection import Protection
+from postroom.application.erasure.protection import MessageEncryption
 from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.administer import CommandHandlers, EraseMessages
 from postroom.application.mailbox.command_enricher import CACHE_BYTES
@@ -80,7 +80,7 @@ class OwnerHandlers(CommandHandlers, OwnerQueries):
         self.change_redrive = self.redrives.change_redrive
 
 
-class Postroom(OwnerHandlers, Mailbox):
+class OwnedMailbox(OwnerHandlers, Mailbox):
     """A mailbox that this process owns; see `Mailbox`."""
 
 
@@ -168,7 +168,7 @@ async def open_mailbox(
     amnesia: bool = False,
     listen: str | None = None,
     erasure: ErasureSettings | None = None,
-) -> AsyncIterator[Postroom]:
+) -> AsyncIterator[OwnedMailbox]:
     """Own a mailbox for as long as the context lasts; processes that `connect` to it call this one.
 
     Arguments:
@@ -230,7 +230,7 @@ def open_owner_store(store: str, settings: OwnerSettings) -> Store:
 @asynccontextmanager
 async def own_mailbox(
     store: Store, mailbox: str, settings: OwnerSettings, wait_ms: int, lease: LeaseTerm | None = None
-) -> AsyncIterator[Postroom]:
+) -> AsyncIterator[OwnedMailbox]:
     """Own a mailbox, and answer other processes at its socket; see `open_mailbox`.
 
     A process with the lease of the mailbox replaces any owner, which has none. The lock comes first and the
@@ -277,7 +277,7 @@ async def own_mailbox(
             owner, settings.mode, settings.settings, accept_clock=settings.accept_clock, epoch=epoch
         )
         opened.push_async_callback(engine.close)
-        postroom = Postroom(engine, clock, log_archive, make_search(store, protection))
+        postroom = OwnedMailbox(engine, clock, log_archive, make_search(store, protection))
         run = postroom.retention.run() if bound is None else bound.run(engine)
         await opened.enter_async_context(background_task(run))
         await opened.enter_async_context(background_task(watch_ownership(engine)))
@@ -321,7 +321,7 @@ async def _close_log(log: EventLog) -> None:
         thread.shutdown(wait=False)
 
 
-def make_search(store: Store, protection: Protection | None = None) -> Search | None:
+def make_search(store: Store, protection: MessageEncryption | None = None) -> Search | None:
     """Return the search of a store's read models; None in memory, where there are none.
 
     Arguments:

@@ -27,7 +27,14 @@ from postroom.application.cloudevents.message import AMQP, KAFKA, MAILBOX, NATS
 from postroom.application.extras import explain_missing_extra
 from postroom.application.metrics import Metric
 from postroom.application.outbox.events import AGGREGATE_ID
-from postroom.application.outbox.formats import EVENT_ID, SUBJECT, TOPIC, MessageFormat, Route, new_format
+from postroom.application.outbox.formats import (
+    EVENT_ID,
+    SUBJECT,
+    TOPIC,
+    EventRoute,
+    MessageFormat,
+    new_format,
+)
 from postroom.application.outbox.message_relay import MailboxPublisher
 from postroom.application.outbox.relay import OutboxSettings
 from postroom.application.ports.outbox import Publisher
@@ -92,7 +99,7 @@ class OpenTarget(NamedTuple):
     """
 
     publisher: Publisher
-    route: Route
+    route: EventRoute
     format: MessageFormat
     metrics: Callable[[], Sequence[Metric]]
     is_connected: Callable[[], bool]
@@ -136,7 +143,7 @@ async def open_target(
     stack.push_async_callback(publisher.close)
     return OpenTarget(
         publisher,
-        Route(context, settings.topic or template),
+        EventRoute(context, settings.topic or template),
         new_format(settings.format, context, binding, id_header=EVENT_ID, source=settings.source),
         list,
         lambda: True,
@@ -153,7 +160,7 @@ async def _open_jetstream(
     client = await stack.enter_async_context(connect(nats, "postroom outbox relay"))
     return OpenTarget(
         JetStreamPublisher(client),
-        Route(context, settings.topic or SUBJECT),
+        EventRoute(context, settings.topic or SUBJECT),
         new_format(settings.format, context, NATS, source=settings.source),
         lambda: nats_metrics({"publisher": client}),
         lambda: client.is_connected,

@@ -24,7 +24,7 @@ from postroom.adapters.compose.process import trace_if_used
 from postroom.adapters.compose.store import SERVER_SCHEMES, is_remote, open_protection
 from postroom.adapters.local.mailbox import SharedMailbox
 from postroom.adapters.local.owner_thread import OwnerThread
-from postroom.adapters.local.shared import SharedOwner
+from postroom.adapters.local.shared import OwnerConnection
 from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sync_mailbox import SyncMailbox
 from postroom.adapters.system.clock import SystemClock
@@ -342,7 +342,7 @@ async def share_mailbox(
     check_int("owner_timeout_ms", owner_timeout_ms, MIN_OWNER_TIMEOUT_MS, MAX_DURATION_MS)
     checked = (settings or OwnerSettings()).check()
     place = open_owner_store(store, checked)
-    shared_owner = SharedOwner(
+    shared_owner = OwnerConnection(
         mailbox,
         socket_path(place, mailbox),
         place.ownership(),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from postroom.adapters.compose import Postroom, shown_store
+from postroom.adapters.compose import OwnedMailbox, shown_store
 from postroom.adapters.compose.access import read_audit_log
 from postroom.adapters.compose.export import StoreSearchQueries
 from postroom.adapters.compose.store import MEMORY, open_store
@@ -124,7 +124,7 @@ class _Opener(NamedTuple):
         if self.open_control_plane is not None:
             cluster = await opened.enter_async_context(self.open_control_plane())
         mailbox = service.mailbox
-        search = mailbox.search_unsettled if isinstance(mailbox, Postroom | SharedMailbox) else None
+        search = mailbox.search_unsettled if isinstance(mailbox, OwnedMailbox | SharedMailbox) else None
         opening = open_data(
             self.store, mailbox.name, measure=service.metrics.measure, search_unsettled=search
         )

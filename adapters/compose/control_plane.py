@@ -16,7 +16,7 @@ from postroom.adapters.compose.connect import ClientTls
 from postroom.adapters.compose.process import trace_if_used
 from postroom.adapters.compose.store import DATABASE_SCHEMES, scheme_of
 from postroom.adapters.jetstream.settings import LeaseStreamSettings
-from postroom.adapters.sockets.address import Address, Protection
+from postroom.adapters.sockets.address import Address, SurfaceProtection
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.cluster.control_plane_metrics import ControlPlaneSettings, LeasePolicies
 from postroom.application.extras import explain_missing_extra
@@ -183,7 +183,7 @@ async def serve_admin(
     listen: str,
     *,
     access: "NodeAccess | None" = None,
-    protection: Protection | None = None,
+    protection: SurfaceProtection | None = None,
     policies: LeasePolicies | None = None,
     settings: ControlPlaneSettings | None = None,
 ) -> AsyncIterator[RunningAdmin]:
@@ -209,7 +209,7 @@ async def serve_admin(
     import uuid_utils
 
     trace_if_used()
-    access, protection = access or NodeAccess(), protection or Protection()
+    access, protection = access or NodeAccess(), protection or SurfaceProtection()
     settings = (settings or ControlPlaneSettings()).validate()
     target = protection.resolve(listen)
     tls = protection.tls_at(target)

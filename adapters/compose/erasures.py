@@ -19,7 +19,7 @@ from postroom.application.erasure.erase_subject import (
     StoreOfSubject,
     SubjectMessages,
 )
-from postroom.application.erasure.protection import Protection
+from postroom.application.erasure.protection import MessageEncryption
 from postroom.application.mailbox.commit_ends import ends_with
 from postroom.application.ports.subject_keys import Subject
 from postroom.application.queries.find_subject import CountEncrypted, FindSubject, SubjectInLog
@@ -141,7 +141,7 @@ class Erasures:
         plaintext = 0
         for name in self._mailboxes:
             with read_mailbox(self._store, name, archive=self._archive) as reader:
-                protection = Protection(self._keys, reader.get_settings().subject_policies)
+                protection = MessageEncryption(self._keys, reader.get_settings().subject_policies)
                 find = FindSubject(reader.log, LogTime(reader.log, SystemClock()), protection)
                 subject_in_log = find(pseudonym, subject, self._reads.get((pseudonym, name)))
             self._reads[pseudonym, name] = subject_in_log

@@ -23,7 +23,7 @@ from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.inbox.dead_letter_admin import DeadLetterAdmin, InboxDeadLetter
 from postroom.application.inbox.dead_letters import DeadLetterPublisher
-from postroom.application.inbox.delivery import Delivery, EventDispatcher, EventHandlers, identify
+from postroom.application.inbox.delivery import EventDispatcher, EventHandlers, InboxDelivery, identify
 from postroom.application.inbox.metrics import (
     GetInboxBacklog,
     InboxBacklog,
@@ -145,7 +145,7 @@ async def open_monitored_worker(
         )
         worker = InboxWorker(
             source,
-            Delivery(
+            InboxDelivery(
                 repository,
                 events,
                 dead_letters,

@@ -24,7 +24,7 @@ from postroom.application.cloudevents.message import NATS
 from postroom.application.messaging.cleanup import Cleanup
 from postroom.application.metrics import Monitor
 from postroom.application.outbox.capture import OutboxCapture, capture_monitor
-from postroom.application.outbox.formats import SUBJECT, Route, new_format
+from postroom.application.outbox.formats import SUBJECT, EventRoute, new_format
 from postroom.application.outbox.new_event import NewEvent
 from postroom.application.outbox.operate import (
     DiscardOutboxEvents,
@@ -145,7 +145,7 @@ async def open_monitored_relay(
         token of a subject, or the topic can't be filled in.
     """
     settings = settings or OutboxSettings()
-    Route(messaging.context, settings.topic or SUBJECT)  # these fail before anything is connected
+    EventRoute(messaging.context, settings.topic or SUBJECT)  # these fail before anything is connected
     new_format(settings.format, messaging.context, NATS, source=settings.source)
     trace_if_used()
     async with AsyncExitStack() as stack:
@@ -253,7 +253,7 @@ async def open_monitored_capture(
         token of a subject, the topic can't be filled in, or the table is the outbox table itself.
     """
     settings = settings or OutboxSettings()
-    Route(messaging.context, settings.topic or SUBJECT)  # these fail before anything is connected
+    EventRoute(messaging.context, settings.topic or SUBJECT)  # these fail before anything is connected
     new_format(settings.format, messaging.context, NATS, source=settings.source)
     _check_table(messaging, capture)
     trace_if_used()

@@ -15,16 +15,16 @@ from postroom.projections.follow import Follower, follow_monitor
 from postroom.projections.incremental.batch import FollowCounts
 from postroom.projections.incremental.cursors import MAX_EVENTS
 from postroom.projections.ports.read_model_store import ReadModelUpdater
-from postroom.projections.ports.runner import Progress, Runner
+from postroom.projections.ports.runner import Progress, TaskRunner
 from postroom.projections.rebuild import RebuildReport, RebuildRequest, rebuild
-from postroom.projections.spark.session import SparkRunner
-from postroom.projections.tasks import LocalRunner
+from postroom.projections.spark.session import SparkTaskRunner
+from postroom.projections.tasks import LocalTaskRunner
 from postroom.projections.verify import VerifyReport, verify
 
 __all__ = [
     "MAX_EVENTS",
     "FollowCounts",
-    "LocalRunner",
+    "LocalTaskRunner",
     "MessagingSettings",
     "Progress",
     "RunningFollower",
@@ -117,7 +117,7 @@ def rebuild_projections(
     restart: bool = False,
     verify: bool = False,
     allow_gaps: bool = False,
-    runner: Runner | None = None,
+    runner: TaskRunner | None = None,
 ) -> RebuildReport:
     """Rebuild the read models of a store; see `postroom.projections.rebuild.rebuild`.
 
@@ -131,7 +131,7 @@ def rebuild_projections(
     return rebuild(
         open_log_reader(store, archive, allow_gaps=allow_gaps),
         store.read_model_store() if into is None else open_target(into),
-        runner or SparkRunner(),
+        runner or SparkTaskRunner(),
         (lambda version: make_follower(store, version=version)) if into is None else None,
         RebuildRequest(only, to_position, compare, archive, bodies, restart, verify, allow_gaps),
         progress,
@@ -144,7 +144,7 @@ def verify_projections(
     *,
     archive: str | None = None,
     chain: bool = True,
-    runner: Runner | None = None,
+    runner: TaskRunner | None = None,
 ) -> VerifyReport:
     """Compare the read models of a store with its log; see `postroom.projections.verify.verify`.
 
@@ -161,7 +161,7 @@ def verify_projections(
     return verify(
         open_log_reader(store, archive),
         store.read_model_store(),
-        runner or SparkRunner(),
+        runner or SparkTaskRunner(),
         backlog_at=backlog_at,
         chain=chain,
         progress=progress,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from postroom.adapters.compose.control_plane import advertised_address
 from postroom.adapters.compose.runner import Access, RunnerSettings, StoreHost
 from postroom.adapters.compose.serve import unrestricted
-from postroom.adapters.sockets.address import Protection, check_access
+from postroom.adapters.sockets.address import SurfaceProtection, check_access
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.cluster.leased_mailbox import RunnerIdentity
 from postroom.application.cluster.proxy import Proxy
@@ -64,7 +64,7 @@ async def serve_proxy(
     listen: str,
     *,
     access: "NodeAccess",
-    protection: Protection,
+    protection: SurfaceProtection,
     address: str | None = None,
     runner: LocalRunner | None = None,
 ) -> AsyncIterator[ServedProxy]:

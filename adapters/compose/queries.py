@@ -10,7 +10,7 @@ from postroom.adapters.compose import list_mailboxes, open_archive
 from postroom.adapters.compose.store import open_protection, open_store
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.erasure.erase_subject import ErasureSettings
-from postroom.application.erasure.protection import Protection
+from postroom.application.erasure.protection import MessageEncryption
 from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.archived_log import ArchivedEventLog
 from postroom.application.mailbox.stored_snapshots import fold
@@ -54,7 +54,9 @@ if TYPE_CHECKING:  # slow to import
 class Reader:
     """The queries on one mailbox, for a process that does not own it; any number of readers is allowed."""
 
-    def __init__(self, log: EventLogReader, clock: Clock, protection: Protection | None = None) -> None:
+    def __init__(
+        self, log: EventLogReader, clock: Clock, protection: MessageEncryption | None = None
+    ) -> None:
         self.log = log
         now = LogTime(log, clock)
         self.get_message = GetMessage(log, now, protection)
@@ -86,7 +88,7 @@ class Reader:
 class Projections:
     """The queries on the read models of a store, which show the log as of the last rebuild or update."""
 
-    def __init__(self, read_models: ReadModels, protection: Protection | None = None) -> None:
+    def __init__(self, read_models: ReadModels, protection: MessageEncryption | None = None) -> None:
         self.search_messages = SearchMessages(read_models, protection)
         self.group_dead_letters = GroupDeadLetters(read_models)
         self.get_table_stats = GetTableStats(read_models)

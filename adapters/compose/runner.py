@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from postroom.adapters.compose import OwnerSettings, Postroom, own_mailbox
+from postroom.adapters.compose import OwnedMailbox, OwnerSettings, own_mailbox
 from postroom.adapters.compose.control_plane import advertised_address
-from postroom.adapters.compose.serve import Protection, make_service, unrestricted
+from postroom.adapters.compose.serve import SurfaceProtection, make_service, unrestricted
 from postroom.adapters.compose.store import MEMORY, Store, open_store
 from postroom.adapters.sockets.address import check_access
 from postroom.adapters.system.clock import SystemClock
@@ -73,7 +73,7 @@ class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
     listen: str
     address: str | None = None
     owner: OwnerSettings = OwnerSettings()
-    protection: Protection = Protection()
+    protection: SurfaceProtection = SurfaceProtection()
     namespaces: "Mapping[str, Namespace]" = {}
     cap_cache_ttl_ms: int | None = None
 
@@ -107,7 +107,7 @@ class StoreHost(MailboxHost):
         self._store = open_store(store)
         self._settings = settings
         self._access = access
-        self._open: dict[str, _OwnedMailbox] = {}
+        self._open: dict[str, _ServedMailbox] = {}
 
     async def log_epoch(self, mailbox: str) -> int:
         return await asyncio.to_thread(_log_epoch, self._store, mailbox)
@@ -115,7 +115,7 @@ class StoreHost(MailboxHost):
     @asynccontextmanager
     async def open(
         self, mailbox: str, epoch: int, may_append: Callable[[], bool]
-    ) -> "AsyncIterator[_OwnedMailbox]":
+    ) -> "AsyncIterator[_ServedMailbox]":
         namespace = self._settings.namespaces.get(mailbox)
         owner = self._settings.owner
         if namespace is not None:
@@ -131,7 +131,7 @@ class StoreHost(MailboxHost):
                 measure=postroom.measure,
                 cap_cache_ttl_ms=self._settings.cap_cache_ttl_ms,
             )
-            hosted = self._open[mailbox] = _OwnedMailbox(postroom, service)
+            hosted = self._open[mailbox] = _ServedMailbox(postroom, service)
             remove = self.served.add(service)
             ingestion = None if namespace is None else _Ingestion(namespace, postroom)
             try:
@@ -164,10 +164,10 @@ class StoreHost(MailboxHost):
         return label("mailbox", {name: await hosted.service.metrics.collect() for name, hosted in opened})
 
 
-class _OwnedMailbox(HostedMailbox):
+class _ServedMailbox(HostedMailbox):
     """A mailbox that is open and served; see `HostedMailbox`."""
 
-    def __init__(self, postroom: Postroom, service: Service) -> None:
+    def __init__(self, postroom: OwnedMailbox, service: Service) -> None:
         self.postroom = postroom
         self.service = service
         self._size = 0
@@ -259,7 +259,7 @@ def _log_epoch(store: Store, mailbox: str) -> int:
 class _Ingestion:
     """Ingestion of a namespace into its mailbox, through failures of the source."""
 
-    def __init__(self, namespace: "Namespace", postroom: Postroom) -> None:
+    def __init__(self, namespace: "Namespace", postroom: OwnedMailbox) -> None:
         self._namespace = namespace
         self._postroom = postroom
         self._ingester: Ingester | None = None

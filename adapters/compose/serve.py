@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from postroom.adapters.compose.store import MEMORY, open_store
 from postroom.adapters.http_server.settings import HttpSettings
-from postroom.adapters.sockets.address import Protection
+from postroom.adapters.sockets.address import SurfaceProtection
 from postroom.adapters.sockets.connections import ConnectionLimits
 from postroom.adapters.sockets.tls import ServerTls, TlsFiles
 from postroom.application.extras import explain_missing_extra
@@ -33,8 +33,8 @@ if TYPE_CHECKING:  # uvicorn is an extra
 __all__ = [
     "ConnectionLimits",
     "HttpSettings",
-    "Protection",
     "ServerTls",
+    "SurfaceProtection",
     "TlsFiles",
     "open_grpc_surface",
     "open_http_surface",
@@ -133,7 +133,10 @@ def make_groups(store: str) -> Groups:
 
 @explain_missing_extra("serve")
 def open_http_surface(
-    address: str, settings: HttpSettings, protection: Protection | None = None, mount: "Mount | None" = None
+    address: str,
+    settings: HttpSettings,
+    protection: SurfaceProtection | None = None,
+    mount: "Mount | None" = None,
 ) -> Surface:
     """Return the HTTP surface; see `http_surface`."""
     from postroom.adapters.http_server.server import http_surface
@@ -143,7 +146,7 @@ def open_http_surface(
 
 @explain_missing_extra("grpc")
 def open_grpc_surface(
-    address: str, protection: Protection | None = None, limits: ConnectionLimits | None = None
+    address: str, protection: SurfaceProtection | None = None, limits: ConnectionLimits | None = None
 ) -> Surface:
     """Return the gRPC surface; see `grpc_surface`."""
     from postroom.adapters.grpc.server import grpc_surface

@@ -11,7 +11,7 @@ from postroom.adapters.sqlite.store import SqliteStore
 from postroom.adapters.sqlite.store_file import has_file
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.erasure.erase_subject import ErasureSettings
-from postroom.application.erasure.protection import Protection
+from postroom.application.erasure.protection import MessageEncryption
 from postroom.application.extras import explain_missing_extra
 from postroom.application.ports.event_log import EventLog, EventLogReader
 from postroom.application.ports.lease_store import Ownership
@@ -188,7 +188,7 @@ def open_log_reader(
     return ArchivedLogReader(log, archive, allow_gaps)
 
 
-def open_protection(settings: ErasureSettings) -> Protection:
+def open_protection(settings: ErasureSettings) -> MessageEncryption:
     """Return the protection of a mailbox's messages, after a test of the key store.
 
     Raises: InvalidRequest for wrong settings or another master key, NotFound when the key store or the master
@@ -197,7 +197,7 @@ def open_protection(settings: ErasureSettings) -> Protection:
     valid = settings.validate()
     keys = open_subject_keys(valid, open_master_key(valid))
     keys.get(())
-    return Protection(keys, valid.topics)
+    return MessageEncryption(keys, valid.topics)
 
 
 def open_subject_keys(settings: ErasureSettings, master_key: MasterKey) -> SubjectKeys:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
-from postroom.adapters.compose import Postroom, make_settings
+from postroom.adapters.compose import OwnedMailbox, make_settings
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.threads import background_task
@@ -56,7 +56,7 @@ class ManualClock:
                 pass
 
 
-class MemoryMailbox(Postroom):
+class MemoryMailbox(OwnedMailbox):
     """A mailbox in memory; see `Mailbox`."""
 
     def __init__(self, engine: MailboxEngine, clock: ManualClock) -> None:

@@ -41,7 +41,7 @@ class OwnerUnreachable(Exception):
     """No connection to an owner could be made, so that nothing was sent."""
 
 
-class Connection:
+class PooledChannel:
     """One connection, with the number of calls that use it.
 
     Arguments:
@@ -100,7 +100,7 @@ class Connection:
 
 class _Owner:
     def __init__(self) -> None:
-        self.connections: list[Connection] = []
+        self.connections: list[PooledChannel] = []
         self.idle_since = 0.0
 
     @property
@@ -127,7 +127,7 @@ class OwnerChannels:
         return sum(len(each.connections) for each in self._owners.values())
 
     @contextmanager
-    def use(self, address: str) -> Iterator[Connection]:
+    def use(self, address: str) -> Iterator[PooledChannel]:
         """Use a connection for one call; another one is opened when those to the owner are busy.
 
         Raises: Saturated when the owner has too many calls in progress.
@@ -141,7 +141,7 @@ class OwnerChannels:
                 raise Saturated(
                     f"{owner.calls} calls through this proxy to {address} are in progress; retry.", 1_000
                 )
-            connection = Connection(self._open_channel(address), self._connect_seconds)
+            connection = PooledChannel(self._open_channel(address), self._connect_seconds)
             owner.connections.append(connection)
         connection.calls += 1
         try:

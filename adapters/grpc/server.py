@@ -16,7 +16,7 @@ from postroom.adapters.grpc.connections import GrpcConnections
 from postroom.adapters.grpc.handlers import MailboxHandlers
 from postroom.adapters.sockets.address import (
     Address,
-    Protection,
+    SurfaceProtection,
     check_access,
     find_file,
     remove_stale,
@@ -72,7 +72,7 @@ class Handlers(Protocol):
 
 
 def grpc_surface(
-    address: str, protection: Protection | None = None, limits: ConnectionLimits | None = None
+    address: str, protection: SurfaceProtection | None = None, limits: ConnectionLimits | None = None
 ) -> Surface:
     """Return a surface that serves gRPC, with health and reflection.
 
@@ -87,7 +87,7 @@ def grpc_surface(
 
     Raises: InvalidRequest for an address that is malformed or not protected.
     """
-    protection = protection or Protection()
+    protection = protection or SurfaceProtection()
     target = protection.resolve(address)
     tls = protection.tls_at(target)
 

@@ -6,7 +6,7 @@ from typing import Any
 from postroom.adapters.http_server.handlers import MessageHandlers
 from postroom.adapters.http_server.operations import arguments_struct, derive_routes
 from postroom.adapters.http_server.queries import Backlog, QueryHandlers, StateHandlers
-from postroom.adapters.http_server.routes import Route
+from postroom.adapters.http_server.routes import HttpRoute
 from postroom.application.operations import contract, query_contract
 from postroom.application.operations.mailbox import OPERATIONS
 
@@ -36,10 +36,12 @@ _OK = {"ok": True}
 _RESULTS = {"results": [{"ok": True}]}
 
 
-def make_routes(messages: MessageHandlers, queries: QueryHandlers, state: StateHandlers) -> Sequence[Route]:
+def make_routes(
+    messages: MessageHandlers, queries: QueryHandlers, state: StateHandlers
+) -> Sequence[HttpRoute]:
     """Return the routes: those written here, and derived ones for all other operations."""
     written = (
-        Route(
+        HttpRoute(
             "POST",
             "/v1/send",
             messages.send,
@@ -50,7 +52,7 @@ def make_routes(messages: MessageHandlers, queries: QueryHandlers, state: StateH
             examples=(_SEND, _SENT),
             takes_cloud_events=True,
         ),
-        Route(
+        HttpRoute(
             "POST",
             "/v1/recv",
             messages.recv,
@@ -62,7 +64,7 @@ def make_routes(messages: MessageHandlers, queries: QueryHandlers, state: StateH
                 {"messages": [_ENVELOPE]},
             ),
         ),
-        Route(
+        HttpRoute(
             "POST",
             "/v1/recv/stream",
             messages.recv_stream,
@@ -78,10 +80,10 @@ def make_routes(messages: MessageHandlers, queries: QueryHandlers, state: StateH
     return (*written, *derive_routes(written))
 
 
-def _settling(messages: MessageHandlers) -> Sequence[Route]:
+def _settling(messages: MessageHandlers) -> Sequence[HttpRoute]:
     one: dict[str, Any] = {"body_is_optional": True, "refusals": (404, 409)}
     return (
-        Route(
+        HttpRoute(
             "POST",
             "/v1/ack/{msg_id}",
             messages.ack,
@@ -91,7 +93,7 @@ def _settling(messages: MessageHandlers) -> Sequence[Route]:
             examples=({"receipt": _RECEIPT}, _OK),
             **one,
         ),
-        Route(
+        HttpRoute(
             "POST",
             "/v1/nack/{msg_id}",
             messages.nack,
@@ -101,7 +103,7 @@ def _settling(messages: MessageHandlers) -> Sequence[Route]:
             examples=({"receipt": _RECEIPT, "reason": "out of stock", "delay_ms": 1_000}, _OK),
             **one,
         ),
-        Route(
+        HttpRoute(
             "POST",
             "/v1/extend/{msg_id}",
             messages.extend,
@@ -111,7 +113,7 @@ def _settling(messages: MessageHandlers) -> Sequence[Route]:
             refusals=(404, 409),
             examples=({"receipt": _RECEIPT, "visibility_ms": 30_000}, _OK),
         ),
-        Route(
+        HttpRoute(
             "POST",
             "/v1/ack",
             messages.ack_many,
@@ -120,7 +122,7 @@ def _settling(messages: MessageHandlers) -> Sequence[Route]:
             contract.AckMany,
             examples=({"receipts": [_RECEIPT]}, _RESULTS),
         ),
-        Route(
+        HttpRoute(
             "POST",
             "/v1/nack",
             messages.nack_many,
@@ -129,7 +131,7 @@ def _settling(messages: MessageHandlers) -> Sequence[Route]:
             contract.NackMany,
             examples=({"receipts": [_RECEIPT], "reason": "out of stock"}, _RESULTS),
         ),
-        Route(
+        HttpRoute(
             "POST",
             "/v1/extend",
             messages.extend_many,
@@ -141,9 +143,9 @@ def _settling(messages: MessageHandlers) -> Sequence[Route]:
     )
 
 
-def _queries(queries: QueryHandlers) -> Sequence[Route]:
+def _queries(queries: QueryHandlers) -> Sequence[HttpRoute]:
     return (
-        Route(
+        HttpRoute(
             "GET",
             "/v1/messages",
             queries.search,
@@ -152,7 +154,7 @@ def _queries(queries: QueryHandlers) -> Sequence[Route]:
             query=query_contract.MessagesQuery,
             refusals=(404,),
         ),
-        Route(
+        HttpRoute(
             "GET",
             "/v1/messages/{msg_id}",
             queries.get_message,
@@ -160,7 +162,7 @@ def _queries(queries: QueryHandlers) -> Sequence[Route]:
             query_contract.Detail,
             refusals=(404,),
         ),
-        Route(
+        HttpRoute(
             "GET",
             "/v1/backlog",
             queries.backlog,
@@ -169,7 +171,7 @@ def _queries(queries: QueryHandlers) -> Sequence[Route]:
             query=arguments_struct(OPERATIONS["get_backlog"]),
             refusals=(404,),
         ),
-        Route(
+        HttpRoute(
             "GET",
             "/v1/dlq",
             queries.dead_letters,
@@ -178,7 +180,7 @@ def _queries(queries: QueryHandlers) -> Sequence[Route]:
             query=arguments_struct(OPERATIONS["list_dead_letters"]),
             refusals=(404,),
         ),
-        Route(
+        HttpRoute(
             "GET",
             "/v1/dlq/groups",
             queries.dead_letter_groups,
@@ -187,7 +189,7 @@ def _queries(queries: QueryHandlers) -> Sequence[Route]:
             query=query_contract.DeadLetterGroupsQuery,
             refusals=(404,),
         ),
-        Route(
+        HttpRoute(
             "GET",
             "/v1/topics",
             queries.topics,
@@ -197,13 +199,15 @@ def _queries(queries: QueryHandlers) -> Sequence[Route]:
     )
 
 
-def _state(state: StateHandlers) -> Sequence[Route]:
+def _state(state: StateHandlers) -> Sequence[HttpRoute]:
     return (
-        Route("GET", "/v1/mailbox", state.info, "Return the mailbox that is served.", query_contract.Info),
-        Route(
+        HttpRoute(
+            "GET", "/v1/mailbox", state.info, "Return the mailbox that is served.", query_contract.Info
+        ),
+        HttpRoute(
             "GET", "/healthz", state.healthz, "Tell that the process answers.", contract.Ok, is_public=True
         ),
-        Route(
+        HttpRoute(
             "GET",
             "/readyz",
             state.readyz,
@@ -211,8 +215,8 @@ def _state(state: StateHandlers) -> Sequence[Route]:
             query_contract.Ready,
             is_public=True,
         ),
-        Route("GET", "/metrics", state.metrics, "Return metrics for Prometheus.", "text/plain"),
-        Route(
+        HttpRoute("GET", "/metrics", state.metrics, "Return metrics for Prometheus.", "text/plain"),
+        HttpRoute(
             "GET",
             "/openapi.json",
             state.openapi,

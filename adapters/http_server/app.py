@@ -9,7 +9,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from postroom.adapters.http_server.connection import Connection
+from postroom.adapters.http_server.connection import HttpConnection
 from postroom.adapters.http_server.problems import (
     TYPE,
     MethodNotAllowed,
@@ -18,7 +18,7 @@ from postroom.adapters.http_server.problems import (
     retry_after,
 )
 from postroom.adapters.http_server.requests import Bodies, ClientGone, Site, decode, parse_query
-from postroom.adapters.http_server.routes import CLOSE, Call, Reply, Route, Router
+from postroom.adapters.http_server.routes import CLOSE, Call, HttpRoute, Reply, Router
 from postroom.application.caller import read_bearer
 from postroom.application.cloudevents.message import new_message, read_message
 from postroom.application.metrics import SurfaceMetrics
@@ -99,8 +99,8 @@ class App:
         span: Span,
     ) -> None:
         started = time.perf_counter()
-        connection: Connection = scope["state"]["connection"]
-        route: Route | None = None
+        connection: HttpConnection = scope["state"]["connection"]
+        route: HttpRoute | None = None
         try:
             _check_corr_id(headers)
             self._site.check_api(scope["headers"], scope["scheme"].encode())
@@ -151,7 +151,7 @@ class App:
         )
 
     async def _body(
-        self, route: Route, headers: dict[bytes, bytes], receive: Any, hold: Callable[[int], None]
+        self, route: HttpRoute, headers: dict[bytes, bytes], receive: Any, hold: Callable[[int], None]
     ) -> Any:
         body = await self._bodies.read(headers, receive, hold)
         if route.body is None:

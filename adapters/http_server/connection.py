@@ -127,15 +127,15 @@ class State(ServerState):
 
     def __init__(self, limits: HttpSettings) -> None:
         super().__init__()
-        self.refused: set[Connection] = set()
-        self.unauthenticated = UnauthenticatedConnections[Connection](
-            Connection.make_way,
+        self.refused: set[HttpConnection] = set()
+        self.unauthenticated = UnauthenticatedConnections[HttpConnection](
+            HttpConnection.make_way,
             limits.max_unauthenticated,
             limits.max_unauthenticated_per_address,
         )
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """Connection that is closed when a request is late or its bytes exceed their bounds.
 
     Arguments:

@@ -65,7 +65,7 @@ async def receive_or_stop(
             await cancel_and_wait(receiving)
 
 
-class MessageStream:
+class HttpMessageStream:
     """Stream of deliveries to one client.
 
     At most `max_messages` deliveries are unsettled at a time: the stream continues when some are acked,
@@ -207,7 +207,7 @@ class MessageHandlers:
     async def recv_stream(self, call: Call) -> Reply:
         """Receive messages for as long as the client reads."""
         heartbeat_ms = call.body.heartbeat_ms or self._settings.heartbeat_ms
-        stream = MessageStream(self._service, call, heartbeat_ms)
+        stream = HttpMessageStream(self._service, call, heartbeat_ms)
         return Reply(stream.lines(), content_type=b"application/x-ndjson")
 
     async def ack(self, call: Call) -> Reply:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from postroom.adapters.http_server import problems
-from postroom.adapters.http_server.routes import Route
+from postroom.adapters.http_server.routes import HttpRoute
 from postroom.application.cloudevents.message import STRUCTURED
 from postroom.application.operations import contract
 
@@ -25,7 +25,7 @@ _WITH_BODY = (408, 413, 415)
 _REF = "#/components/schemas/{name}"
 
 
-def make_document(routes: Sequence[Route]) -> dict[str, Any]:
+def make_document(routes: Sequence[HttpRoute]) -> dict[str, Any]:
     """Return the document."""
     kinds = [kind for route in routes for kind in _kinds(route.answer)]
     kinds += [route.body for route in routes if route.body is not None]
@@ -52,7 +52,7 @@ def make_document(routes: Sequence[Route]) -> dict[str, Any]:
     }
 
 
-def _operation(route: Route, shapes: dict[int, Any]) -> dict[str, Any]:
+def _operation(route: HttpRoute, shapes: dict[int, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": route.handler.__name__,
         "summary": route.summary,
@@ -76,7 +76,7 @@ def _operation(route: Route, shapes: dict[int, Any]) -> dict[str, Any]:
     return operation
 
 
-def _responses(route: Route, shapes: dict[int, Any]) -> dict[str, Any]:
+def _responses(route: HttpRoute, shapes: dict[int, Any]) -> dict[str, Any]:
     media, shape = "application/json", dict[str, Any]()
     if type(route.answer) is str:
         media = route.answer
@@ -115,7 +115,7 @@ def _refusal(status: int) -> dict[str, Any]:
     return {"description": f"{phrase}.", "headers": headers, "content": media}
 
 
-def _path_parameters(route: Route) -> list[dict[str, Any]]:
+def _path_parameters(route: HttpRoute) -> list[dict[str, Any]]:
     return [
         {
             "name": segment[1:-1],
@@ -128,7 +128,7 @@ def _path_parameters(route: Route) -> list[dict[str, Any]]:
     ]
 
 
-def _query_parameters(route: Route) -> list[dict[str, Any]]:
+def _query_parameters(route: HttpRoute) -> list[dict[str, Any]]:
     if route.query is None:
         return []
     _, components = msgspec.json.schema_components([route.query], ref_template=_REF)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from postroom.adapters.http_server.routes import Call, Reply, Route, json_reply
+from postroom.adapters.http_server.routes import Call, HttpRoute, Reply, json_reply
 from postroom.application.operations.contract import MAX_BATCH, Name, Ok
 from postroom.application.operations.mailbox import OPERATIONS, Position, Text
 from postroom.application.operations.operation import Operation, Parameter
@@ -67,14 +67,14 @@ _ACTIONS: dict[JobAction, str] = {
 }
 
 
-def derive_routes(written: Sequence[Route] = ()) -> Sequence[Route]:
+def derive_routes(written: Sequence[HttpRoute] = ()) -> Sequence[HttpRoute]:
     """Return the routes of the operations that have none among those that are written by hand."""
     taken = {(each.method, each.path) for each in written}
     rest = [each for each in OPERATIONS.values() if (each.verb, each.path) not in taken]
     return [route for operation in rest for route in _derive_all(operation)]
 
 
-def _derive_all(operation: Operation) -> list[Route]:
+def _derive_all(operation: Operation) -> list[HttpRoute]:
     """Return the route of an operation, or one for each action on redrive jobs."""
     if operation.name != "change_redrive":
         return [_derive(operation)]
@@ -86,7 +86,7 @@ def _derive_all(operation: Operation) -> list[Route]:
     ]
 
 
-def _derive(operation: Operation, fixed: dict[str, Any] | None = None) -> Route:
+def _derive(operation: Operation, fixed: dict[str, Any] | None = None) -> HttpRoute:
     """Return the route of an operation.
 
     Arguments:
@@ -118,7 +118,7 @@ def _derive(operation: Operation, fixed: dict[str, Any] | None = None) -> Route:
     fields = arguments_struct(operation, rest) if own is None and rest else None
     body = _TYPES.get((operation.name, own or ""), rest[0].kind if rest else None) if own else fields
     is_query = operation.verb == "GET"
-    return Route(
+    return HttpRoute(
         operation.verb,
         operation.path,
         handle,

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from postroom.adapters.http_server.connection import Connection
+from postroom.adapters.http_server.connection import HttpConnection
 from postroom.adapters.http_server.problems import MethodNotAllowed
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.service import Session
@@ -34,7 +34,7 @@ class Call(msgspec.Struct):
     path: dict[str, str]
     query: Any
     body: Any
-    connection: Connection
+    connection: HttpConnection
     open_session: Callable[[], Awaitable[Session]]
     caller: Session | None
 
@@ -73,7 +73,7 @@ def json_reply(value: Any, status: int = 200, headers: tuple[tuple[bytes, bytes]
     return Reply(_ENCODER.encode(value), status, headers=headers)
 
 
-class Route(NamedTuple):
+class HttpRoute(NamedTuple):
     """A call of the HTTP interface.
 
     Arguments:
@@ -109,14 +109,14 @@ class Route(NamedTuple):
 class Router:
     """Finder of routes."""
 
-    def __init__(self, routes: Sequence[Route]) -> None:
+    def __init__(self, routes: Sequence[HttpRoute]) -> None:
         self.routes = routes
         self._fixed = {(route.method, route.path): route for route in routes if "{" not in route.path}
-        self._by_path: dict[tuple[str, ...], dict[str, Route]] = {}
+        self._by_path: dict[tuple[str, ...], dict[str, HttpRoute]] = {}
         for route in routes:
             self._by_path.setdefault(route.segments, {})[route.method] = route
 
-    def find(self, method: str, segments: list[str]) -> tuple[Route, dict[str, str]]:
+    def find(self, method: str, segments: list[str]) -> tuple[HttpRoute, dict[str, str]]:
         """Return the route of a request, and the values of its placeholders.
 
         Raises: NotFound, MethodNotAllowed.

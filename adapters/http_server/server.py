@@ -10,7 +10,7 @@ from uvicorn.config import Config
 
 from postroom.adapters.http_server.api import make_routes
 from postroom.adapters.http_server.app import App
-from postroom.adapters.http_server.connection import Connection, State
+from postroom.adapters.http_server.connection import HttpConnection, State
 from postroom.adapters.http_server.handlers import MessageHandlers
 from postroom.adapters.http_server.mount import Mount, MountedApp
 from postroom.adapters.http_server.openapi import make_document
@@ -21,7 +21,7 @@ from postroom.adapters.http_server.settings import HttpSettings
 from postroom.adapters.sockets.address import (
     BACKLOG,
     Address,
-    Protection,
+    SurfaceProtection,
     check_access,
     find_file,
     listen,
@@ -42,7 +42,7 @@ MODE_HEADERS = [(b"x-postroom-mode", b"dev")]
 def http_surface(
     address: str,
     settings: HttpSettings | None = None,
-    protection: Protection | None = None,
+    protection: SurfaceProtection | None = None,
     mount: Mount | None = None,
 ) -> Surface:
     """Return a surface that serves HTTP.
@@ -57,7 +57,7 @@ def http_surface(
 
     Raises: InvalidRequest for an address that is malformed or not protected.
     """
-    protection, limits = protection or Protection(), settings or HttpSettings()
+    protection, limits = protection or SurfaceProtection(), settings or HttpSettings()
     target = protection.resolve(address)
     tls = protection.tls_at(target)
     _check_settings(target, limits, protection)
@@ -86,8 +86,8 @@ def http_surface(
             loop = asyncio.get_running_loop()
             port = 0 if target.is_unix else listener.getsockname()[1]
 
-            def make_connection() -> Connection:
-                return Connection(config, state, limits)
+            def make_connection() -> HttpConnection:
+                return HttpConnection(config, state, limits)
 
             async with AsyncExitStack() as accepting:
                 if tls is None:
@@ -114,7 +114,7 @@ def http_surface(
     return serve
 
 
-def _check_settings(target: Address, limits: HttpSettings, protection: Protection) -> None:
+def _check_settings(target: Address, limits: HttpSettings, protection: SurfaceProtection) -> None:
     if target.is_local:
         return
     if limits.open_metrics:
@@ -152,7 +152,7 @@ def make_app(
     )
 
 
-def _make_site(service: Service, protection: Protection, target: Address) -> Site:
+def _make_site(service: Service, protection: SurfaceProtection, target: Address) -> Site:
     site = Site(any_host=target.is_unix)
     if not service.is_dev:
         site.allow(protection.allowed_hosts)
@@ -186,7 +186,7 @@ async def _tell_time(state: State, headers: list[tuple[bytes, bytes]]) -> None:
 
 async def _drain(state: State, seconds: float) -> None:
     """Let the requests in progress end, then abort those that are left."""
-    connections = [each for each in state.connections if isinstance(each, Connection)]
+    connections = [each for each in state.connections if isinstance(each, HttpConnection)]
     connections += state.refused
     for connection in connections:
         connection.shutdown()

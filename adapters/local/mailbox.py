@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from postroom.adapters.local.owner_thread import OwnerThread
-from postroom.adapters.local.shared import SharedOwner
+from postroom.adapters.local.shared import OwnerConnection
 from postroom.application.mailbox.administer import CommandHandlers
 from postroom.application.mailbox.message_factory import NewId, name_job
 from postroom.application.metrics import Metric
@@ -21,7 +21,11 @@ class SharedMailbox(CommandHandlers, Mailbox):
     """A mailbox whose owner is this process or another; see `Mailbox`."""
 
     def __init__(
-        self, owner: SharedOwner | OwnerThread, wall: Callable[[], int], new_id: NewId, search: Search | None
+        self,
+        owner: OwnerConnection | OwnerThread,
+        wall: Callable[[], int],
+        new_id: NewId,
+        search: Search | None,
     ) -> None:
         """Take the owner, clock, generator of ids, and search of the read models, if there are any."""
         super().__init__(owner, wall, new_id)

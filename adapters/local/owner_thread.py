@@ -8,7 +8,7 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, TypeVar
 
-from postroom.adapters.local.shared import SharedOwner
+from postroom.adapters.local.shared import OwnerConnection
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.event_log import Answer
 from postroom.application.threads import cancel_and_wait, check_not_forked, wait_uncancelled
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class OwnerThread:
-    """A `SharedOwner` that runs on another event loop; has its methods, for one event loop of callers.
+    """A `OwnerConnection` that runs on another event loop; has its methods, for one event loop of callers.
 
     The calls that are made in one turn of an event loop cross to the other together, and so do their answers:
     waking a thread costs more than a call.
@@ -28,7 +28,7 @@ class OwnerThread:
         loop: runs in another thread; the owner's connections and tasks live on it.
     """
 
-    def __init__(self, owner: SharedOwner, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, owner: OwnerConnection, loop: asyncio.AbstractEventLoop) -> None:
         self._owner = owner
         self._loop = loop
         self._callers = asyncio.get_running_loop()
@@ -48,13 +48,13 @@ class OwnerThread:
         return self._owner.is_here
 
     async def open(self) -> None:
-        """Connect to the owner, or become it; see `SharedOwner.open`."""
+        """Connect to the owner, or become it; see `OwnerConnection.open`."""
         self._open = asyncio.create_task(self._close_at_end(), name=f"mailbox {self.name}")
         await asyncio.sleep(0)  # a task that is cancelled before its first step would close nothing
         await self._call(self._owner.open)
 
     async def close(self) -> None:
-        """Release the mailbox; see `SharedOwner.close`."""
+        """Release the mailbox; see `OwnerConnection.close`."""
         if self._open is not None:
             await cancel_and_wait(self._open)
 

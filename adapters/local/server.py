@@ -42,7 +42,7 @@ FLUSH_SECONDS = 1.0
 """Time that clients have to take the last answers."""
 
 
-class OwnedMailbox(Protocol):
+class ServedMailbox(Protocol):
     """The mailbox that the server answers from: the engine, and the queries as methods."""
 
     @property
@@ -73,7 +73,7 @@ class LocalServer:
         self.hello = Hello(protocol.VERSION, mailbox)
         self.is_closing = False
         self.connections: set[_Connection] = set()
-        self._served: asyncio.Future[tuple[OwnedMailbox, Outboxes]] = (
+        self._served: asyncio.Future[tuple[ServedMailbox, Outboxes]] = (
             asyncio.get_running_loop().create_future()
         )
         self._server: asyncio.Server | None = None
@@ -123,11 +123,11 @@ class LocalServer:
             with suppress(Unavailable):  # tried again
                 await self._listen()
 
-    def serve(self, mailbox: OwnedMailbox, outboxes: Outboxes) -> None:
+    def serve(self, mailbox: ServedMailbox, outboxes: Outboxes) -> None:
         """Answer requests, also those that have waited."""
         self._served.set_result((mailbox, outboxes))
 
-    async def mailbox(self) -> OwnedMailbox:
+    async def mailbox(self) -> ServedMailbox:
         """Return the mailbox once it is open."""
         return (await asyncio.shield(self._served))[0]
 

@@ -44,7 +44,7 @@ class Engine(MailboxOwner, Protocol):
         """Return when another process has taken over the mailbox."""
 
 
-class OwnedMailbox(Protocol):
+class OpenMailbox(Protocol):
     """A mailbox that this process owns, with its queries as methods."""
 
     @property
@@ -55,7 +55,7 @@ class OwnedMailbox(Protocol):
 class _Here:
     """The owner is this process."""
 
-    def __init__(self, mailbox: OwnedMailbox) -> None:
+    def __init__(self, mailbox: OpenMailbox) -> None:
         self._mailbox = mailbox
         self.submit = mailbox.engine.submit
         self.receive = mailbox.engine.receive
@@ -68,7 +68,7 @@ class _Here:
 Owner = _Here | LocalClient
 
 
-class SharedOwner:
+class OwnerConnection:
     """The owner of a mailbox, in this process or another, across changes of owner.
 
     A background task connects to the owner, or becomes the owner if the mailbox has none. Calls wait for an
@@ -91,7 +91,7 @@ class SharedOwner:
         name: str,
         path: Path | None,
         ownership: Ownership,
-        own: Callable[[SettingsChanges], AbstractAsyncContextManager[OwnedMailbox]],
+        own: Callable[[SettingsChanges], AbstractAsyncContextManager[OpenMailbox]],
         *,
         timeout_ms: int,
         owner_timeout_ms: int,

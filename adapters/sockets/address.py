@@ -173,7 +173,7 @@ def remove_stale(address: Address) -> None:
 ANY_HOST = "*"
 
 
-class Protection(NamedTuple):
+class SurfaceProtection(NamedTuple):
     """How a surface is protected; without any of it, only this machine is served.
 
     Arguments:

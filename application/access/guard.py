@@ -215,7 +215,7 @@ class Guard:
 CAPACITY = 65_536
 
 
-class Delivery(NamedTuple):
+class DeliveryRight(NamedTuple):
     """A delivery: to which capability, of which topic, and until when (µs since 1970 UTC)."""
 
     nonce: bytes
@@ -235,14 +235,14 @@ class Deliveries:
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
-        self._deliveries: dict[Receipt, Delivery] = {}
+        self._deliveries: dict[Receipt, DeliveryRight] = {}
         self._counts: dict[bytes, int] = {}
 
     def add(self, nonce: bytes, messages: Iterable[ReceivedMessage], now: int) -> None:
         """Add deliveries at `now`, µs since 1970 UTC."""
         for message in messages:
             self.settle(message.receipt)
-            self._deliveries[message.receipt] = Delivery(nonce, message.topic, message.visible_at_us)
+            self._deliveries[message.receipt] = DeliveryRight(nonce, message.topic, message.visible_at_us)
             self._counts[nonce] = self._counts.get(nonce, 0) + 1
         while self._deliveries:
             oldest = next(iter(self._deliveries))
@@ -250,7 +250,7 @@ class Deliveries:
                 return
             self.settle(oldest)
 
-    def get(self, receipt: Receipt) -> Delivery | None:
+    def get(self, receipt: Receipt) -> DeliveryRight | None:
         """Return a delivery; None if it is unknown or settled."""
         return self._deliveries.get(receipt)
 

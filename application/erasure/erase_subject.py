@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 from blake3 import blake3
 
-from postroom.application.erasure.protection import Protection
+from postroom.application.erasure.protection import MessageEncryption
 from postroom.application.ports.subject_keys import ErasureLog, MasterKey, Subject, SubjectKeys
 from postroom.domain.arguments import check_any_text, check_path, check_text
 from postroom.domain.errors import IntegrityFailure, InvalidRequest, NotFound
@@ -243,7 +243,7 @@ class EraseSubject:
         ).sign(self._master_key)
 
 
-def as_stored(filter_: EventFilter, protection: Protection, *, with_names: bool = True) -> EventFilter:
+def as_stored(filter_: EventFilter, protection: MessageEncryption, *, with_names: bool = True) -> EventFilter:
     """Return a filter for messages as they are stored, of one for messages as they were sent.
 
     The name of a subject becomes its pseudonym, where a policy has subjects in that field; of several
@@ -287,7 +287,7 @@ def as_stored(filter_: EventFilter, protection: Protection, *, with_names: bool 
     )
 
 
-def spec_as_stored(spec: RedriveSpec, protection: Protection) -> RedriveSpec:
+def spec_as_stored(spec: RedriveSpec, protection: MessageEncryption) -> RedriveSpec:
     """Return the specification of a redrive job with the criteria of `as_stored`.
 
     The log records it, so the names of subjects that have a key are left out.

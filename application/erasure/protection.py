@@ -178,7 +178,7 @@ class _Plaintext(NamedTuple):
     subject: str
 
 
-class Protection:
+class MessageEncryption:
     """Encryption of the messages of data subjects, so that destroying a key erases them.
 
     The owner of a mailbox encrypts, whoever sends: the log, and everything that is derived from it, only ever

@@ -39,7 +39,7 @@ from postroom.domain.inbox import (
 )
 
 
-class Delivery:
+class InboxDelivery:
     """Delivery of single messages to a handler, with the outcome recorded in inbox and dead letters.
 
     Arguments:

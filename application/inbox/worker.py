@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from postroom.application.inbox.delivery import Delivery
+from postroom.application.inbox.delivery import InboxDelivery
 from postroom.application.inbox.request import aggregate_key
 from postroom.application.metrics import Progress
 from postroom.application.outbox.events import CORRELATION_ID
@@ -72,7 +72,7 @@ class InboxWorker:
     def __init__(
         self,
         source: Source,
-        delivery: Delivery,
+        delivery: InboxDelivery,
         clock: Clock,
         policy: DeliveryPolicy,
         *,

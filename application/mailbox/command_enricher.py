@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from postroom.application.erasure.protection import Protection
+from postroom.application.erasure.protection import MessageEncryption
 from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.groups import Group
 from postroom.application.mailbox.log_writer import Committer
@@ -105,7 +105,11 @@ class CommandEnricher:
     """Enricher of commands with facts from the log and from earlier commands of their group."""
 
     def __init__(
-        self, log: EventLog, cache: EnvelopeCache, committer: Committer, protection: Protection | None = None
+        self,
+        log: EventLog,
+        cache: EnvelopeCache,
+        committer: Committer,
+        protection: MessageEncryption | None = None,
     ) -> None:
         """Initialise with the log, the cache of recent messages, the committer, and the encryption if any."""
         self._log = log
@@ -288,7 +292,7 @@ class CommandEnricher:
 
     async def _decrypt(
         self,
-        protection: Protection,
+        protection: MessageEncryption,
         loaded: Sequence[MessageSent],
         corrupt: set[bytes],
         erased: set[bytes],

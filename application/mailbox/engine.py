@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from postroom.application.erasure.protection import Protection
+from postroom.application.erasure.protection import MessageEncryption
 from postroom.application.mailbox.command_enricher import CACHE_BYTES, CommandEnricher, EnvelopeCache
 from postroom.application.mailbox.command_queue import LongPolls, PendingRequests
 from postroom.application.mailbox.group_decider import GroupDecider
@@ -70,7 +70,7 @@ class MailboxEngine:
         cache_bytes: int = CACHE_BYTES,
         admit: Callable[[Mailbox, int], None] | None = None,
         may_append: Callable[[], bool] | None = None,
-        protection: Protection | None = None,
+        protection: MessageEncryption | None = None,
     ) -> None:
         self.log, self.protection = log, protection
         if protection is not None:

@@ -23,7 +23,7 @@ from postroom.application.metrics import (
     count_label,
 )
 from postroom.application.outbox.events import CONTENT_TYPE, decide_on, record_only
-from postroom.application.outbox.formats import MessageFormat, Route
+from postroom.application.outbox.formats import EventRoute, MessageFormat
 from postroom.application.outbox.relay import (
     MAX_TYPES,
     OutboxRelay,
@@ -79,7 +79,7 @@ class OutboxCapture:
         held: HeldEvents,
         relay: OutboxRelay,
         publisher: Publisher,
-        route: Route,
+        route: EventRoute,
         format_: MessageFormat,
         clock: Clock,
         random: Callable[[], float],

@@ -190,7 +190,7 @@ EVENT_ID = "Event-Id"
 FIELDS = ("context", "aggregate_type", "event_type", "event_version")
 
 
-class Route(msgspec.Struct, frozen=True):
+class EventRoute(msgspec.Struct, frozen=True):
     """The route of the events of a context.
 
     Arguments:

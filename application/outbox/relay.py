@@ -11,7 +11,7 @@ from msgspec import Meta
 from postroom.application.messaging.backlog_monitor import BacklogGauges, backlog_monitor
 from postroom.application.metrics import Metric, Monitor, Progress, by_event_type, count_label
 from postroom.application.outbox.events import decide_on
-from postroom.application.outbox.formats import FormatName, MessageFormat, PostroomFormat, Route
+from postroom.application.outbox.formats import EventRoute, FormatName, MessageFormat, PostroomFormat
 from postroom.application.ports.event_log import Clock, Hints
 from postroom.application.ports.outbox import (
     PARTITIONS,
@@ -39,7 +39,7 @@ class PublishBatch:
     """
 
     def __init__(
-        self, publisher: Publisher, route: Route, format_: MessageFormat, has_time: Callable[[], bool]
+        self, publisher: Publisher, route: EventRoute, format_: MessageFormat, has_time: Callable[[], bool]
     ) -> None:
         self._publisher = publisher
         self._route = route
@@ -131,7 +131,7 @@ class OutboxSettings(msgspec.Struct, frozen=True):
 
     Arguments:
         to: URL of the target of `postroom outbox relay`; None uses the URL of `[nats]`.
-        topic: template of the subject, topic or routing key (see `Route`); None uses the target's default.
+        topic: template of subject, topic or routing key (`EventRoute`); None uses the default of the target.
         exchange: exchange of RabbitMQ; empty for the default exchange, whose routing keys are queue names.
         batch: maximum number of events published under one claim.
         concurrency: maximum number of aggregates published in parallel.
@@ -209,14 +209,14 @@ class OutboxRelay:
         *,
         hints: Hints | None = None,
         settings: OutboxSettings | None = None,
-        route: Route | None = None,
+        route: EventRoute | None = None,
         format_: MessageFormat | None = None,
     ) -> None:
         self._repository = repository
         self._publisher = publisher
         self._clock = clock
         self._random = random
-        self._route = route or Route(context)
+        self._route = route or EventRoute(context)
         self._format = format_ or PostroomFormat()
         self._hints = hints
         self._settings = settings or OutboxSettings()

@@ -18,7 +18,7 @@ from postroom.domain.message import (
     MessageEvent,
     MessageSent,
 )
-from postroom.domain.message_history import Delivery, LogPosition, MessageHistory, Round, Takeover, trace
+from postroom.domain.message_history import LogPosition, MessageHistory, PastDelivery, Round, Takeover, trace
 from postroom.domain.names import mailbox_stream, message_id
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.settings import resolve_policy
@@ -120,7 +120,7 @@ def _sent(sent: MessageSent) -> str:
     )
 
 
-def _delivery(delivery: Delivery) -> Iterator[HistoryStep]:
+def _delivery(delivery: PastDelivery) -> Iterator[HistoryStep]:
     yield _step(
         delivery.entry,
         f"Delivered {_to(delivery)}as attempt {delivery.attempt}, hidden for {_span(delivery.visibility)}, "
@@ -149,7 +149,7 @@ def _delivery(delivery: Delivery) -> Iterator[HistoryStep]:
         )
 
 
-def _to(delivery: Delivery) -> str:
+def _to(delivery: PastDelivery) -> str:
     name = f"to {delivery.consumer} " if delivery.consumer else ""
     if delivery.principal is None:
         return name
@@ -164,7 +164,7 @@ def _restarted(takeover: Takeover) -> str:
     )
 
 
-def _ended(delivery: Delivery) -> str:
+def _ended(delivery: PastDelivery) -> str:
     """Return how a delivery failed, as a sentence without the full stop."""
     outcome = delivery.outcome
     assert outcome is not None
@@ -228,7 +228,7 @@ _REMOVED: dict[ExpiryReason, str] = {
 
 
 def _deliveries(history: MessageHistory) -> Iterator[DeliveryExplanation]:
-    before: Delivery | None = None
+    before: PastDelivery | None = None
     number = 0
     for each in history.rounds:
         for delivery in each.deliveries:
@@ -253,13 +253,13 @@ def _deliveries(history: MessageHistory) -> Iterator[DeliveryExplanation]:
             before = delivery
 
 
-def _end(delivery: Delivery) -> tuple[str | None, LogPosition | None]:
+def _end(delivery: PastDelivery) -> tuple[str | None, LogPosition | None]:
     if delivery.late_ack is not None:
         return "acked_late", delivery.late_ack
     return (delivery.outcome.kind, delivery.outcome.entry) if delivery.outcome is not None else (None, None)
 
 
-def _why(number: int, delivery: Delivery, each: Round, before: Delivery | None) -> str:
+def _why(number: int, delivery: PastDelivery, each: Round, before: PastDelivery | None) -> str:
     waited = _span(delivery.entry.at - delivery.available)
     if before is None:
         return f"It was sent at position {each.entry.position} and was ready for {waited}."
@@ -309,7 +309,7 @@ def _current_state(history: MessageHistory, now: int) -> str:
     return _waiting(due, current, latest, now)
 
 
-def _in_flight(latest: Delivery, now: int) -> str:
+def _in_flight(latest: PastDelivery, now: int) -> str:
     where = (
         f"It is in flight: delivered {_to(latest)}as attempt {latest.attempt} at {rfc3339(latest.entry.at)}"
     )
@@ -321,7 +321,7 @@ def _in_flight(latest: Delivery, now: int) -> str:
     return f"{where}, hidden until {rfc3339(latest.deadline)} unless it is acked, nacked or extended."
 
 
-def _waiting(due: int, current: Round, latest: Delivery | None, now: int) -> str:
+def _waiting(due: int, current: Round, latest: PastDelivery | None, now: int) -> str:
     after = f" after attempt {latest.attempt} failed" if latest is not None else ""
     if current.expires_at <= now:
         return (

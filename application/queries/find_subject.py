@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from postroom.application.erasure.erase_subject import SubjectMessages
-from postroom.application.erasure.protection import Protection, read_field, read_pseudonym
+from postroom.application.erasure.protection import MessageEncryption, read_field, read_pseudonym
 from postroom.application.mailbox.stored_snapshots import fold_message, refuse_altered_records
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.subject_keys import SubjectKeys
@@ -37,7 +37,7 @@ class SubjectInLog(NamedTuple):
 class FindSubject:
     """A query that reads a whole log, with its archive; needs no ownership."""
 
-    def __init__(self, log: EventLogReader, now: Callable[[], int], protection: Protection) -> None:
+    def __init__(self, log: EventLogReader, now: Callable[[], int], protection: MessageEncryption) -> None:
         """Take the mailbox's log, its log time now in µs, and the policies."""
         self._log = log
         self._now = now

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 from blake3 import blake3
 
-from postroom.application.erasure.protection import Protection
+from postroom.application.erasure.protection import MessageEncryption
 from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.stored_snapshots import fold_message, refuse_altered_records
 from postroom.application.messages import rfc3339
@@ -64,7 +64,7 @@ class GetMessage:
     """A query for one message by its id; needs no ownership and no read model."""
 
     def __init__(
-        self, log: EventLogReader, now: Callable[[], int], protection: Protection | None = None
+        self, log: EventLogReader, now: Callable[[], int], protection: MessageEncryption | None = None
     ) -> None:
         """Take the mailbox's log, its log time now in µs, and what decrypts messages."""
         self._log = log

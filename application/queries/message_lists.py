@@ -6,7 +6,7 @@ from itertools import islice
 import msgspec
 
 from postroom.application.erasure.erase_subject import as_stored
-from postroom.application.erasure.protection import Protection
+from postroom.application.erasure.protection import MessageEncryption
 from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.stored_snapshots import refuse_altered_records
 from postroom.application.messages import rfc3339
@@ -166,7 +166,7 @@ class GroupDeadLetters:
 class SearchMessages:
     """A search in the read models."""
 
-    def __init__(self, read_models: ReadModels, protection: Protection | None = None) -> None:
+    def __init__(self, read_models: ReadModels, protection: MessageEncryption | None = None) -> None:
         """Take the read models of a store, and what finds encrypted messages by their subjects."""
         self._read_models = read_models
         self._protection = protection
@@ -190,7 +190,7 @@ class PeekMessages:
         self,
         state_at: StateAt,
         log: EventLogReader,
-        protection: Protection | None = None,
+        protection: MessageEncryption | None = None,
         *,
         is_swept: bool = False,
     ) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from postroom.application.erasure.protection import Protection
+from postroom.application.erasure.protection import MessageEncryption
 from postroom.application.mailbox.codec import is_intact, to_records
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
 from postroom.application.messages import rfc3339
@@ -40,7 +40,7 @@ class CopyFactory:
     """
 
     def __init__(
-        self, mailbox: str, now: Callable[[], int], new_id: NewId, protection: Protection | None = None
+        self, mailbox: str, now: Callable[[], int], new_id: NewId, protection: MessageEncryption | None = None
     ) -> None:
         self._factory = MessageFactory(mailbox, now, new_id)
         self._now = now

@@ -65,7 +65,7 @@ RETRY_SECONDS = 1.0
 """Pause after a failure."""
 
 
-class RedriveRunner:
+class RedriveWorker:
     """Runner of the active jobs in the state of a mailbox, including those of an earlier owner.
 
     The progress of a job is part of the state and is committed with the changes of its messages. Only the
@@ -293,7 +293,7 @@ class RedriveJobs:
         self._engine = engine
         self._describe = describe
         self._new_id = new_id
-        self.runner = RedriveRunner(engine)
+        self.runner = RedriveWorker(engine)
 
     async def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
         """Return the dead letters that a job would select now; see `Mailbox.preview_redrive`."""

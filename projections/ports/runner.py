@@ -35,7 +35,7 @@ class Stage(NamedTuple):
     keys: tuple[Key, ...] = ()
 
 
-class Runner(Protocol):
+class TaskRunner(Protocol):
     """A runner of tasks, which retries lost ones; every adapter passes `tests/conformance/runner.py`.
 
     Tasks, parts and pairs are pickled: a task may run in any process, and more than once.

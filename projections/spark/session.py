@@ -149,8 +149,8 @@ POLL_SECONDS = 0.1
 _TRACEBACK = re.compile(r"Traceback \((?:(?!Traceback \().)*?^[\w.]+: ([^\n]*)", re.DOTALL | re.MULTILINE)
 
 
-class SparkRunner:
-    """A `Runner` on Spark."""
+class SparkTaskRunner:
+    """A `TaskRunner` on Spark."""
 
     _context: "SparkContext"
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median, quantiles
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.projections import rebuild_projections
 from postroom.adapters.compose.queries import read_projections
 from postroom.application.messages import NewMessage
@@ -173,7 +173,9 @@ async def _measure_memory(figures: Figures, database: Database, browser: Browser
     figures.add(f"console.{database}.memory.growth", (_resident_bytes() - before) / 1e6, "MB", 20.0)
 
 
-async def _measure_export(figures: Figures, database: Database, mailbox: Postroom, browser: Browser) -> None:
+async def _measure_export(
+    figures: Figures, database: Database, mailbox: OwnedMailbox, browser: Browser
+) -> None:
     """Export all messages with payloads, and send beside it; sends by themselves take turns with that.
 
     The time of sends is that of a clock, and holds on a quiet machine with two processors only.
@@ -205,7 +207,7 @@ async def _discard(content: object) -> None:
         pass
 
 
-async def _send_seconds(mailbox: Postroom) -> float:
+async def _send_seconds(mailbox: OwnedMailbox) -> float:
     """Return the wall-clock seconds of some sends."""
     started = time.perf_counter()
     for start in range(0, SENDS, BATCH):

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.queries import Projections, open_read_models, read_projections
 from postroom.application.messages import ReceivedMessage
 from postroom.domain.errors import NotFound
@@ -142,7 +142,7 @@ async def _send_steadily(store: str, seconds: float, sampled: Callable[[Sample],
         return (postroom.engine.mailbox.position - before) / sending.seconds
 
 
-async def _turn(postroom: Postroom, taken: list[ReceivedMessage]) -> str:
+async def _turn(postroom: OwnedMailbox, taken: list[ReceivedMessage]) -> str:
     """Settle what was received in the turn before and send as many messages; return the id of the last."""
     if taken:
         await postroom.ack_messages([message.receipt for message in taken])

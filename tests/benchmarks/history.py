@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.projections import rebuild_projections
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.messages import NewMessage
@@ -41,7 +41,7 @@ def generated(start: int, count: int) -> list[NewMessage]:
     ]
 
 
-async def live(postroom: Postroom, messages: list[NewMessage]) -> None:
+async def live(postroom: OwnedMailbox, messages: list[NewMessage]) -> None:
     """Send messages and settle them all."""
     for start in range(0, len(messages), BATCH):
         for answer in await postroom.send_batch(messages[start : start + BATCH]):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import psycopg
 
-from postroom.adapters.compose import Postroom, is_database, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, is_database, open_mailbox
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.sqlite.event_log import SqliteEventLog
@@ -140,7 +140,7 @@ async def _live(store: Path, count: int, interleave: Interleave) -> list[int]:
         return [*boundaries, postroom.engine.mailbox.position]
 
 
-async def _mixed(postroom: Postroom, batches: Sequence[list[NewMessage]]) -> None:
+async def _mixed(postroom: OwnedMailbox, batches: Sequence[list[NewMessage]]) -> None:
     """Receive each batch some batches after it was sent, and settle it when the next one was received."""
     taken: list[ReceivedMessage] = []
     for number, batch in enumerate(batches):
@@ -154,13 +154,13 @@ async def _mixed(postroom: Postroom, batches: Sequence[list[NewMessage]]) -> Non
         taken = taken or await _receive(postroom, BATCH)  # what was just nacked
 
 
-async def _send(postroom: Postroom, batch: list[NewMessage]) -> None:
+async def _send(postroom: OwnedMailbox, batch: list[NewMessage]) -> None:
     for answer in await postroom.send_batch(batch):
         if isinstance(answer, Exception):
             raise answer
 
 
-async def _receive(postroom: Postroom, at_most: int) -> list[ReceivedMessage]:
+async def _receive(postroom: OwnedMailbox, at_most: int) -> list[ReceivedMessage]:
     """Receive up to so many messages of each topic that somebody receives from."""
     taken = await asyncio.gather(
         *(
@@ -174,7 +174,7 @@ async def _receive(postroom: Postroom, at_most: int) -> list[ReceivedMessage]:
     return [message for messages in taken for message in messages]
 
 
-async def _settle(postroom: Postroom, taken: Sequence[ReceivedMessage]) -> None:
+async def _settle(postroom: OwnedMailbox, taken: Sequence[ReceivedMessage]) -> None:
     failed = [
         message.receipt
         for message in taken
@@ -189,7 +189,7 @@ async def _settle(postroom: Postroom, taken: Sequence[ReceivedMessage]) -> None:
         await postroom.nack_messages(failed, reason="rejected by the benchmark", delay_ms=0)
 
 
-async def _redrive(postroom: Postroom) -> None:
+async def _redrive(postroom: OwnedMailbox) -> None:
     """Put some dead letters back, and settle those."""
     dead = (await postroom.list_dead_letters(FAILING, limit=1_000)).items
     chosen = [each.message_id for each in dead[::REDRIVEN]]

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from tests.benchmarks.figures import Figures, Stopwatch
 from tests.benchmarks.servers import postgres_server
 from tests.benchmarks.throughput import CALLERS, LIMITS, POLICY, TOPIC, new_messages
@@ -47,7 +47,7 @@ OpenQueue = Callable[[str], AbstractAsyncContextManager[Queue]]
 
 
 class _Postroom:
-    def __init__(self, postroom: Postroom) -> None:
+    def __init__(self, postroom: OwnedMailbox) -> None:
         self.postroom = postroom
         # Without idempotency keys: the others know none.
         self._messages = [msgspec.structs.replace(new, idem_key=None) for new in new_messages(BATCH)]
@@ -69,7 +69,7 @@ class _Postroom:
 class _PostroomWithKeys(_Postroom):
     """Each message has an idempotency key of its own, as those have that must be stored once."""
 
-    def __init__(self, postroom: Postroom) -> None:
+    def __init__(self, postroom: OwnedMailbox) -> None:
         super().__init__(postroom)
         self._batch = 0
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.maintenance import migrate_store
 from postroom.adapters.compose.store import open_store
 from postroom.application.messages import NewMessage
@@ -90,7 +90,7 @@ def _measure_on(database: Database) -> Callable[[Figures, Path, int], None]:
 MEASUREMENTS = {"redrive.sqlite": _measure_on("sqlite"), "redrive.postgres": _measure_on("postgres")}
 
 
-async def _add_dead_letters(mailbox: Postroom, topic: str, number: int) -> None:
+async def _add_dead_letters(mailbox: OwnedMailbox, topic: str, number: int) -> None:
     payload = b'{"order": "' + b"x" * 200 + b'"}'
     ids = (f"{topic}-{each}" for each in range(number))
     while new := [
@@ -102,7 +102,7 @@ async def _add_dead_letters(mailbox: Postroom, topic: str, number: int) -> None:
             await mailbox.nack_messages([each.receipt for each in received], reason="code 500")
 
 
-async def _wait(mailbox: Postroom, job: RedriveReport, moved: int | None = None) -> RedriveReport:
+async def _wait(mailbox: OwnedMailbox, job: RedriveReport, moved: int | None = None) -> RedriveReport:
     """Return a job when it is not at work any more, or has changed some messages."""
     while job.is_active and (moved is None or job.moved < moved):
         await asyncio.sleep(0.005)
@@ -110,7 +110,7 @@ async def _wait(mailbox: Postroom, job: RedriveReport, moved: int | None = None)
     return job
 
 
-async def _undo(mailbox: Postroom, job: RedriveReport) -> float:
+async def _undo(mailbox: OwnedMailbox, job: RedriveReport) -> float:
     """Undo a job, and return the messages that it undid a second."""
     with Stopwatch() as undoing:
         job = await _wait(mailbox, await mailbox.change_redrive(job.job_id, "undo"))
@@ -137,7 +137,7 @@ def _copies(rate: int | None = None) -> RedriveSpec:
     return RedriveSpec(topics=(TOPIC,), destination=COPIES, set_headers={"edit": "1"}, rate=rate)
 
 
-async def _measure_rate(figures: Figures, name: str, mailbox: Postroom, rate: int, number: int) -> None:
+async def _measure_rate(figures: Figures, name: str, mailbox: OwnedMailbox, rate: int, number: int) -> None:
     """Redrive messages at a rate, and tell by how much the rate of their events differs from it."""
     limit = None if number == DEAD else number
     before = mailbox.engine.mailbox.position
@@ -172,7 +172,7 @@ def _rates_of_windows(steps: list[tuple[int, int]]) -> Iterator[float]:
             start, messages = at, 0
 
 
-async def _measure_cancel(figures: Figures, name: str, mailbox: Postroom, spec: RedriveSpec) -> None:
+async def _measure_cancel(figures: Figures, name: str, mailbox: OwnedMailbox, spec: RedriveSpec) -> None:
     """Cancel jobs at work: how long does it take, and what is changed after it?"""
     late, seconds = 0, []
     for number in range(CANCELLATIONS):
@@ -288,7 +288,7 @@ async def _own(store: str) -> None:
                 await _wait(mailbox, job)
 
 
-async def _fail(mailbox: Postroom) -> None:
+async def _fail(mailbox: OwnedMailbox) -> None:
     """Send messages that become dead letters, until cancelled, to topics in which no others are ready."""
     for kind in cycle(kind for kind in KINDS if kind not in ("redrive", "edits")):
         await mailbox.send_message(NewMessage(topic=_topic(kind), payload=b"{}"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from time import process_time
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.mailbox import snapshots
 from postroom.application.mailbox.stored_snapshots import usable_snapshots
@@ -23,16 +23,16 @@ WAKE_GOAL, SHARE_GOAL = 0.15, 5
 """How many times as long as their sending loading messages may take; per cent."""
 
 
-def _open(store: str) -> AbstractAsyncContextManager[Postroom]:
+def _open(store: str) -> AbstractAsyncContextManager[OwnedMailbox]:
     return open_mailbox(store, default_policy=POLICY, limits=LIMITS, durability="relaxed")
 
 
-async def _send(postroom: Postroom, count: int) -> None:
+async def _send(postroom: OwnedMailbox, count: int) -> None:
     for _ in range(0, count, BATCH):
         await postroom.send_batch([NewMessage(topic="bench.backlog", payload=PAYLOAD) for _ in range(BATCH)])
 
 
-async def _live(postroom: Postroom, count: int) -> None:
+async def _live(postroom: OwnedMailbox, count: int) -> None:
     """Send messages with idempotency keys, and settle them."""
     for start in range(0, count, BATCH):
         numbers = range(start, start + BATCH)

@@ -14,7 +14,7 @@ from statistics import median
 import msgspec
 import psycopg
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.maintenance import migrate_store
 from tests.benchmarks.figures import Figures, Stopwatch
 from tests.benchmarks.history import CHUNK, generated, live
@@ -31,12 +31,12 @@ BYTES_GOAL, OPEN_GOAL, PAUSE_GOAL_MS = 500, 0.25, 20
 
 
 @asynccontextmanager
-async def _opened(store: str) -> AsyncIterator[Postroom]:
+async def _opened(store: str) -> AsyncIterator[OwnedMailbox]:
     async with open_mailbox(store, default_policy=POLICY, limits=LIMITS, durability="relaxed") as postroom:
         yield postroom
 
 
-async def _send(postroom: Postroom, count: int, *, with_keys: bool) -> None:
+async def _send(postroom: OwnedMailbox, count: int, *, with_keys: bool) -> None:
     messages = new_messages(count)
     if not with_keys:
         messages = [msgspec.structs.replace(message, idem_key=None) for message in messages]
@@ -46,7 +46,7 @@ async def _send(postroom: Postroom, count: int, *, with_keys: bool) -> None:
                 raise answer
 
 
-async def _settle(postroom: Postroom, count: int) -> None:
+async def _settle(postroom: OwnedMailbox, count: int) -> None:
     for _ in range(count // BATCH):
         taken = await postroom.receive_messages(TOPIC, max_messages=BATCH, max_bytes=1 << 30)
         await postroom.ack_messages([message.receipt for message in taken])

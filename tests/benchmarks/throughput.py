@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.store import MEMORY
 from postroom.application.messages import NewMessage
 from postroom.domain.message import Receipt
@@ -37,7 +37,7 @@ BACKLOG_GOAL = 1.3
 """Nothing that a call does may depend on how many messages wait (ADR 0001)."""
 _stores = itertools.count()
 
-Work = Callable[[Postroom], Awaitable[dict[str, float]]]
+Work = Callable[[OwnedMailbox], Awaitable[dict[str, float]]]
 
 
 def new_messages(count: int, seed: int = 1) -> list[NewMessage]:
@@ -52,7 +52,9 @@ def batches_of(messages: list[NewMessage], size: int) -> Iterator[list[NewMessag
     return (messages[start : start + size] for start in range(0, len(messages), size))
 
 
-async def send_all(postroom: Postroom, messages: list[NewMessage], size: int, callers: int = CALLERS) -> None:
+async def send_all(
+    postroom: OwnedMailbox, messages: list[NewMessage], size: int, callers: int = CALLERS
+) -> None:
     """Send messages in batches from several concurrent callers."""
     batches = batches_of(messages, size)
 
@@ -65,7 +67,7 @@ async def send_all(postroom: Postroom, messages: list[NewMessage], size: int, ca
     await asyncio.gather(*(caller() for _ in range(callers)))
 
 
-async def receive_all(postroom: Postroom, count: int, size: int, settle: bool) -> list[Receipt]:
+async def receive_all(postroom: OwnedMailbox, count: int, size: int, settle: bool) -> list[Receipt]:
     """Receive `count` messages from concurrent callers, reading each payload; ack them if `settle`."""
     receipts: list[Receipt] = []
     left = count
@@ -90,7 +92,7 @@ async def receive_all(postroom: Postroom, count: int, size: int, settle: bool) -
     return receipts
 
 
-async def ack_all(postroom: Postroom, receipts: list[Receipt], size: int) -> None:
+async def ack_all(postroom: OwnedMailbox, receipts: list[Receipt], size: int) -> None:
     """Ack deliveries in batches from several concurrent callers."""
     batches = (receipts[start : start + size] for start in range(0, len(receipts), size))
 
@@ -101,7 +103,7 @@ async def ack_all(postroom: Postroom, receipts: list[Receipt], size: int) -> Non
     await asyncio.gather(*(caller() for _ in range(CALLERS)))
 
 
-async def _stages(count: int, size: int, postroom: Postroom) -> dict[str, float]:
+async def _stages(count: int, size: int, postroom: OwnedMailbox) -> dict[str, float]:
     messages = new_messages(count)
     with Stopwatch() as sending:
         await send_all(postroom, messages, size)
@@ -116,7 +118,7 @@ async def _stages(count: int, size: int, postroom: Postroom) -> dict[str, float]
     }
 
 
-async def _lives(count: int, size: int, postroom: Postroom) -> dict[str, float]:
+async def _lives(count: int, size: int, postroom: OwnedMailbox) -> dict[str, float]:
     messages = new_messages(count)
     with Stopwatch() as living:
         await asyncio.gather(
@@ -125,7 +127,7 @@ async def _lives(count: int, size: int, postroom: Postroom) -> dict[str, float]:
     return {"lives": count / living.seconds}
 
 
-async def _singles(count: int, postroom: Postroom) -> dict[str, float]:
+async def _singles(count: int, postroom: OwnedMailbox) -> dict[str, float]:
     messages = iter(new_messages(count))
 
     async def caller() -> None:
@@ -137,7 +139,7 @@ async def _singles(count: int, postroom: Postroom) -> dict[str, float]:
     return {"send": count / sending.seconds}
 
 
-async def _serial_lives(count: int, size: int, postroom: Postroom) -> dict[str, float]:
+async def _serial_lives(count: int, size: int, postroom: OwnedMailbox) -> dict[str, float]:
     """One caller, which sends a batch, receives it and settles it before it sends the next one."""
     with Stopwatch() as living:
         for batch in batches_of(new_messages(count), size):
@@ -190,7 +192,7 @@ def _beside_bare_appends(figures: Figures, folder: Path, _: int) -> None:
     figures.add("sqlite.send_of_bare_append.100", ratio, "times", BARE_GOAL)
 
 
-async def _stages_at_backlog(seed: int, postroom: Postroom) -> dict[str, float]:
+async def _stages_at_backlog(seed: int, postroom: OwnedMailbox) -> dict[str, float]:
     """Return the CPU time in s that each stage takes while others wait, whose number stays the same."""
     costs = dict.fromkeys(("send", "receive", "ack"), 0.0)
     for batch in batches_of(new_messages(BACKLOG_COUNT, seed), 10 * BACKLOG_SIZE):

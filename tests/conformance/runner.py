@@ -8,7 +8,7 @@ import pytest
 
 from postroom.projections.log_reader import LogExtent, Range
 from postroom.projections.plan import Part
-from postroom.projections.ports.runner import Pair, Runner, Stage
+from postroom.projections.ports.runner import Pair, Stage, TaskRunner
 
 EXTENT = LogExtent(1, "main@test", 1, 30, 0)
 PARTS = [Part(f"part-{n}", (Range(EXTENT, 10 * n + 1, 10 * n + 10),)) for n in range(3)]
@@ -54,13 +54,13 @@ def refuse(part: Part) -> Iterator[int]:
 class RunnerConformance:
     """Subclass it with a fixture `runner`, which was started."""
 
-    def test_every_part_has_its_task_and_all_results_come_back(self, runner: Runner) -> None:
+    def test_every_part_has_its_task_and_all_results_come_back(self, runner: TaskRunner) -> None:
         assert sorted(runner.run(positions, PARTS)) == list(range(1, 31))
 
-    def test_no_parts_give_no_results(self, runner: Runner) -> None:
+    def test_no_parts_give_no_results(self, runner: TaskRunner) -> None:
         assert runner.run(positions, []) == []
 
-    def test_a_stage_gets_all_values_of_a_key_whichever_part_they_are_from(self, runner: Runner) -> None:
+    def test_a_stage_gets_all_values_of_a_key_whichever_part_they_are_from(self, runner: TaskRunner) -> None:
         stages = [Stage("parity", add, 2), Stage("all", total, 1, ("sum", "nothing"))]
         results = runner.run(by_parity, PARTS, stages)
         assert sorted(results) == [
@@ -69,7 +69,9 @@ class RunnerConformance:
             Total("sum", sum(range(1, 31))),
         ]
 
-    def test_progress_is_reported_in_this_process_and_never_exceeds_the_work(self, runner: Runner) -> None:
+    def test_progress_is_reported_in_this_process_and_never_exceeds_the_work(
+        self, runner: TaskRunner
+    ) -> None:
         here, seen = os.getpid(), []
 
         def report(done: int) -> None:
@@ -80,7 +82,7 @@ class RunnerConformance:
         assert seen == sorted(seen)
         assert all(0 <= done <= 30 for done in seen)
 
-    def test_what_a_task_raised_is_the_reason_of_the_failure(self, runner: Runner) -> None:
+    def test_what_a_task_raised_is_the_reason_of_the_failure(self, runner: TaskRunner) -> None:
         with pytest.raises(Exception, match="no such luck") as failed:
             runner.run(refuse, PARTS)
         assert runner.reason(failed.value) == "no such luck"

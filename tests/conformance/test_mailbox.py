@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from postroom.adapters.compose import OwnerSettings, Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, OwnerSettings, open_mailbox
 from postroom.adapters.compose.connect import connect, connect_remote, share_mailbox
 from postroom.adapters.compose.serve import (
     HttpSettings,
@@ -43,7 +43,7 @@ def store_of(request: pytest.FixtureRequest, folder: Path) -> str:
 
 class TestOwnedMailbox(MailboxConformance):
     @pytest.fixture(params=["memory:", "sqlite", "postgres"])
-    async def mailbox(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Postroom]:
+    async def mailbox(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[OwnedMailbox]:
         async with open_mailbox(store_of(request, tmp_path), MAILBOX, durability="relaxed") as opened:
             yield opened
 
@@ -55,7 +55,7 @@ class Encrypted:
     store = "memory:"
 
     @pytest.fixture
-    async def mailbox(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Postroom]:
+    async def mailbox(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OwnedMailbox]:
         erasure = new_erasure(tmp_path, {"*": SubjectPolicy("attrs.subject")}, keys=self.keys)
         monkeypatch.setattr("postroom.application.erasure.protection.read_subject", lambda *_: "somebody")
         async with open_mailbox(self.store, MAILBOX, erasure=erasure, durability="relaxed") as opened:

@@ -2,18 +2,18 @@
 
 import pytest
 
-from postroom.projections.ports.runner import Runner
-from postroom.projections.spark.session import SparkRunner
+from postroom.projections.ports.runner import TaskRunner
+from postroom.projections.spark.session import SparkTaskRunner
 from tests.conformance.runner import RunnerConformance
 from tests.projections.local_runner import LocalRunner
 
 
 @pytest.fixture(params=["local", "spark"])
-def runner(request: pytest.FixtureRequest) -> Runner:
+def runner(request: pytest.FixtureRequest) -> TaskRunner:
     if request.param == "local":
         return LocalRunner()
     request.getfixturevalue("spark")
-    started = SparkRunner()
+    started = SparkTaskRunner()
     started.start()
     return started
 

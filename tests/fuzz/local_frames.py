@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.local import protocol
 from postroom.adapters.local.protocol import FRAME_BYTES, Frames, MalformedFrame, Query, Receiving, frame
 from postroom.adapters.local.server import LocalServer, listening
@@ -80,7 +80,7 @@ def opened() -> Iterator[Check]:
 class _Engine:
     """The engine of a mailbox, which notes errors that it should not raise."""
 
-    def __init__(self, mailbox: Postroom, failures: list[BaseException]) -> None:
+    def __init__(self, mailbox: OwnedMailbox, failures: list[BaseException]) -> None:
         self._mailbox = mailbox
         self._failures = failures
         self.engine = self

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from nats.aio.client import Client
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from tests.integration.ingest_world import stream_of
 from tests.support.stores import MAILBOX, Place, memory_place, postgres_place, sqlite_place
 
@@ -22,7 +22,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def mailbox(store: str) -> AsyncIterator[Postroom]:
+async def mailbox(store: str) -> AsyncIterator[OwnedMailbox]:
     async with open_mailbox(store, MAILBOX, durability="relaxed") as opened:
         yield opened
 

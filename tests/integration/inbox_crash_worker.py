@@ -21,7 +21,7 @@ from postroom.adapters.postgres.messaging.inbox import PostgresInbox
 from postroom.adapters.postgres.messaging.middleware import current_transaction, inbox, pipeline, transaction
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.inbox.dead_letters import DeadLetterPublisher
-from postroom.application.inbox.delivery import Delivery
+from postroom.application.inbox.delivery import InboxDelivery
 from postroom.application.inbox.worker import InboxWorker
 from postroom.application.ports.inbox import HandlerRequest
 from postroom.domain.errors import PoisonMessage
@@ -80,7 +80,7 @@ async def main(nats_url: str, database: str, point: str, max_deliver: int) -> No
     source = await JetStreamSource.open(settings, consumer)
     async with connect(settings, "crash") as client:
         publisher = CrashAt(JetStreamPublisher(client), "publisher", point)
-        delivery = Delivery(
+        delivery = InboxDelivery(
             CrashAt(PostgresInbox(database), "inbox", point),
             CrashAt(FunctionEventHandler(order_handler(database)), "handler", point),
             DeadLetterPublisher(publisher, "sea", "SHOP_EVENTS", "sea__from_shop"),

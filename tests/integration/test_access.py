@@ -13,7 +13,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 from multidict import CIMultiDict
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.connect import connect_remote
 from postroom.adapters.compose.serve import (
     HttpSettings,
@@ -57,7 +57,7 @@ class OneToken:
 
 
 @pytest.fixture
-async def mailbox() -> AsyncIterator[Postroom]:
+async def mailbox() -> AsyncIterator[OwnedMailbox]:
     async with open_mailbox("memory:", MAILBOX) as opened:
         yield opened
 
@@ -69,7 +69,7 @@ def access() -> OneToken:
 
 @asynccontextmanager
 async def http_session(
-    mailbox: Postroom, access: Any = None, **settings: Any
+    mailbox: OwnedMailbox, access: Any = None, **settings: Any
 ) -> AsyncIterator[ClientSession]:
     """Serve a mailbox over HTTP, and yield a client of it."""
     arguments = {} if access is None else {"access": access}
@@ -81,7 +81,7 @@ async def http_session(
 
 
 @asynccontextmanager
-async def grpc_channel(mailbox: Postroom, access: Any = None) -> AsyncIterator[grpc.aio.Channel]:
+async def grpc_channel(mailbox: OwnedMailbox, access: Any = None) -> AsyncIterator[grpc.aio.Channel]:
     """Serve a mailbox over gRPC, and yield a channel to it."""
     arguments = {} if access is None else {"access": access}
     async with (
@@ -112,7 +112,7 @@ REFUSED = [
 
 @pytest.mark.parametrize("headers", REFUSED)
 async def test_a_request_without_one_valid_token_is_not_authenticated(
-    mailbox: Postroom, access: OneToken, headers: list[str]
+    mailbox: OwnedMailbox, access: OneToken, headers: list[str]
 ) -> None:
     sent: CIMultiDict[str] = CIMultiDict(("Authorization", each) for each in headers)
     async with http_session(mailbox, access) as session:
@@ -129,7 +129,7 @@ async def test_a_request_without_one_valid_token_is_not_authenticated(
     ("name", "request_"), [("send", pb.SendRequest()), ("recv_stream", pb.RecvStreamRequest())]
 )
 async def test_a_grpc_call_without_one_valid_token_is_not_authenticated(
-    mailbox: Postroom, access: OneToken, headers: list[str], name: str, request_: Any
+    mailbox: OwnedMailbox, access: OneToken, headers: list[str], name: str, request_: Any
 ) -> None:
     async with grpc_channel(mailbox, access) as channel:
         calling = call(channel, name, request_, *headers)
@@ -143,14 +143,14 @@ async def test_a_grpc_call_without_one_valid_token_is_not_authenticated(
     assert TOKEN not in str(status)
 
 
-async def test_a_token_is_accepted_in_any_case_of_its_scheme(mailbox: Postroom, access: OneToken) -> None:
+async def test_a_token_is_accepted_in_any_case_of_its_scheme(mailbox: OwnedMailbox, access: OneToken) -> None:
     async with http_session(mailbox, access) as session:
         for scheme in ("Bearer", "bearer", "BEARER"):
             async with session.get("/v1/topics", headers={"Authorization": f"{scheme} {TOKEN}"}) as answer:
                 assert (answer.status, "x-postroom-mode" in answer.headers) == (200, False)
 
 
-async def test_health_and_the_contract_need_no_token(mailbox: Postroom, access: OneToken) -> None:
+async def test_health_and_the_contract_need_no_token(mailbox: OwnedMailbox, access: OneToken) -> None:
     async with http_session(mailbox, access) as session:
         for path in ("/healthz", "/readyz", "/openapi.json"):
             async with session.get(path, headers={"Authorization": "Bearer x"}) as answer:
@@ -159,7 +159,7 @@ async def test_health_and_the_contract_need_no_token(mailbox: Postroom, access: 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 async def test_readiness_gives_up_writes_before_reads(
-    mailbox: Postroom, protocol: str, monkeypatch: pytest.MonkeyPatch
+    mailbox: OwnedMailbox, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     surfaces = [open_http_surface("127.0.0.1:0", HttpSettings()), open_grpc_surface("127.0.0.1:0")]
     await mailbox.set_topic_policy("full", TopicPolicy(shard_capacity=1))
@@ -198,7 +198,7 @@ async def test_readiness_gives_up_writes_before_reads(
 
 
 async def test_metrics_need_the_right_to_read_headers_unless_they_are_open(
-    mailbox: Postroom, access: OneToken
+    mailbox: OwnedMailbox, access: OneToken
 ) -> None:
     async with (
         http_session(mailbox, access) as session,
@@ -212,7 +212,7 @@ async def test_metrics_need_the_right_to_read_headers_unless_they_are_open(
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 async def test_a_client_sends_its_token_with_each_call(
-    mailbox: Postroom, access: OneToken, protocol: str
+    mailbox: OwnedMailbox, access: OneToken, protocol: str
 ) -> None:
     async with served(mailbox, protocol, access=access) as url:
         async with connect_remote(url, timeout_ms=20_000, token=TOKEN) as client:
@@ -226,7 +226,7 @@ async def test_a_client_sends_its_token_with_each_call(
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 async def test_a_stream_ends_when_its_token_is_revoked_and_its_messages_stay_with_it(
-    mailbox: Postroom, access: OneToken, protocol: str
+    mailbox: OwnedMailbox, access: OneToken, protocol: str
 ) -> None:
     await mailbox.send_message(message())
     async with asyncio.timeout(SECONDS):
@@ -254,7 +254,7 @@ async def test_a_stream_ends_when_its_token_is_revoked_and_its_messages_stay_wit
     assert (shard.in_flight, shard.ready) == (1, 0)
 
 
-async def test_a_server_that_asks_for_no_tokens_says_so_in_every_answer(mailbox: Postroom) -> None:
+async def test_a_server_that_asks_for_no_tokens_says_so_in_every_answer(mailbox: OwnedMailbox) -> None:
     async with http_session(mailbox) as session:
         for path in ("/healthz", "/v1/topics", "/nowhere", "/metrics"):
             async with session.get(path) as answer:

@@ -15,7 +15,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from postroom.adapters.compose.connect import ClientTls
 from postroom.adapters.compose.control_plane import LeaseStores, RunningAdmin, open_leases, serve_admin
-from postroom.adapters.compose.serve import Protection, ServerTls, TlsFiles
+from postroom.adapters.compose.serve import ServerTls, SurfaceProtection, TlsFiles
 from postroom.adapters.grpc.admin.v1 import control_plane_pb2 as pb
 from postroom.adapters.grpc.admin_client import ControlPlaneClient, connect_admins
 from postroom.adapters.grpc.calls import CONTROL_PLANE, MEMBERSHIP, POSITION_KEY
@@ -264,7 +264,7 @@ async def test_a_node_without_a_certificate_of_the_authority_is_refused(tmp_path
         files |= {f"{name}.{kind}": str(tmp_path / f"{name}.{kind}") for kind in ("pem", "key")}
     own = str(tmp_path / "ca.pem")
     tls = ServerTls(TlsFiles(files["server.pem"], files["server.key"], own))
-    async with serve(protection=Protection(tls), access=NodeAccess(TOKEN)) as admin:
+    async with serve(protection=SurfaceProtection(tls), access=NodeAccess(TOKEN)) as admin:
         assert admin.url.startswith("grpcs://")
         access = NodeAccess(TOKEN, ClientTls(own, files["node.pem"], files["node.key"]))
         async with connect_admins([address(admin)], access) as client:
@@ -280,7 +280,7 @@ async def test_beyond_loopback_an_admin_asks_for_a_token_or_a_certificate() -> N
         async with serve(listen="0.0.0.0:0", access=NodeAccess(TOKEN)):
             pass
     with pytest.raises(InvalidRequest, match="node_token"):
-        async with serve(listen="0.0.0.0:0", protection=Protection(behind_proxy=True)):
+        async with serve(listen="0.0.0.0:0", protection=SurfaceProtection(behind_proxy=True)):
             pass
 
 

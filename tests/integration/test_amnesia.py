@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.memory.amnesia_log import AmnesiaEventLog
 from postroom.application.mailbox.owner_tasks import MemoryBound
 from postroom.application.mailbox.stored_snapshots import fold
@@ -30,13 +30,13 @@ LIMITS = MailboxLimits(max_store_bytes=1_000_000)
 
 
 @asynccontextmanager
-async def small_mailbox() -> AsyncIterator[Postroom]:
+async def small_mailbox() -> AsyncIterator[OwnedMailbox]:
     async with open_mailbox("memory:", limits=LIMITS, amnesia=True) as mailbox:
         yield mailbox
 
 
 @asynccontextmanager
-async def compacting() -> AsyncIterator[tuple[Postroom, AmnesiaEventLog, MemoryBound]]:
+async def compacting() -> AsyncIterator[tuple[OwnedMailbox, AmnesiaEventLog, MemoryBound]]:
     """Open a mailbox that is compacted by the test alone, and whose payloads are read from the log."""
     log = AmnesiaEventLog(MAILBOX)
     policy = TopicPolicy(max_attempts=3, shards=1)
@@ -44,7 +44,7 @@ async def compacting() -> AsyncIterator[tuple[Postroom, AmnesiaEventLog, MemoryB
         yield mailbox, log, MemoryBound(log)
 
 
-async def fill(mailbox: Postroom) -> int:
+async def fill(mailbox: OwnedMailbox) -> int:
     """Send 10 MB, and return the number of messages that were accepted before the mailbox was full."""
     answers = [each for _ in range(20) for each in await mailbox.send_batch([message(PAYLOAD)] * 50)]
     refusals = [each for each in answers if not isinstance(each, Sent)]
@@ -56,7 +56,7 @@ async def fill(mailbox: Postroom) -> int:
     return len(answers) - len(refusals)
 
 
-async def ack_all(mailbox: Postroom) -> int:
+async def ack_all(mailbox: OwnedMailbox) -> int:
     count = 0
     while received := await mailbox.receive_messages("orders", max_messages=100):
         await mailbox.ack_messages([each.receipt for each in received])
@@ -159,7 +159,7 @@ async def test_a_compaction_keeps_what_delivers_and_settles_each_unsettled_messa
         assert (await mailbox.get_backlog()).shards == []
 
 
-async def has_content(mailbox: Postroom, id_: str) -> bool:
+async def has_content(mailbox: OwnedMailbox, id_: str) -> bool:
     try:
         return b"secret" in (await mailbox.get_message(id_)).item.envelope_blob
     except NotFound:
@@ -207,7 +207,7 @@ async def check_restart(store: str, amnesia: bool, nacked: list[bool]) -> None:
     policy = TopicPolicy(shards=1, max_attempts=1)
 
     @asynccontextmanager
-    async def opened() -> AsyncIterator[Postroom]:
+    async def opened() -> AsyncIterator[OwnedMailbox]:
         async with open_mailbox(
             store, default_policy=policy, durability="relaxed", amnesia=amnesia
         ) as mailbox:
@@ -270,7 +270,7 @@ async def test_amnesia_is_refused_where_a_disk_would_be_used(
             pass
 
 
-async def search(postroom: Postroom, **criteria: object) -> list[str]:
+async def search(postroom: OwnedMailbox, **criteria: object) -> list[str]:
     """Return the topics of the messages that a search finds, in pages of two."""
     topics: list[str] = []
     cursor = None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
 from postroom.application.mailbox import retention
@@ -31,7 +31,7 @@ def archive(tmp_path: Path) -> ParquetLogArchive:
     return ParquetLogArchive(tmp_path / "archive")
 
 
-async def live(mailbox: Postroom, count: int) -> None:
+async def live(mailbox: OwnedMailbox, count: int) -> None:
     """Send messages and settle all that are there."""
     await mailbox.send_batch([NewMessage(topic=TOPIC, payload=b"%d" % n) for n in range(count)])
     while taken := await mailbox.receive_messages(TOPIC, max_messages=100):

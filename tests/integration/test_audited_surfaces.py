@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.access import open_access, open_capabilities, open_key_ring, read_audit_log
 from postroom.adapters.compose.connect import connect_remote
 from postroom.application.access.audit import AuditEntry
@@ -37,7 +37,7 @@ def store(tmp_path: Path) -> str:
 
 
 @asynccontextmanager
-async def serve(store: str, protocol: str) -> AsyncIterator[tuple[Postroom, str]]:
+async def serve(store: str, protocol: str) -> AsyncIterator[tuple[OwnedMailbox, str]]:
     """Serve a mailbox of a store with access control; yield it and the URL."""
     async with (
         open_mailbox(store, MAILBOX, durability="relaxed") as mailbox,

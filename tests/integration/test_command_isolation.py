@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.application.mailbox.stored_snapshots import fold
 from postroom.application.messages import Sent
 from postroom.application.ports.event_log import EventLog
@@ -60,7 +60,7 @@ DEFECTS: list[Any] = [
 
 
 @pytest_asyncio.fixture
-async def mailbox(place: Place) -> AsyncIterator[Postroom]:
+async def mailbox(place: Place) -> AsyncIterator[OwnedMailbox]:
     async with place.open() as mailbox:
         yield mailbox
 
@@ -72,7 +72,7 @@ def place(tmp_path: Any) -> Place:
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=[str(index) for index in range(len(DEFECTS))])
 async def test_a_defect_in_one_command_is_answered_to_its_caller_and_the_others_get_their_answers(
-    mailbox: Postroom, place: Place, defect: Any
+    mailbox: OwnedMailbox, place: Place, defect: Any
 ) -> None:
     await mailbox.send_message(message(b"first"))
     position = mailbox.engine.mailbox.position
@@ -98,7 +98,7 @@ async def test_a_defect_in_one_command_is_answered_to_its_caller_and_the_others_
     "field", [{"jitter": float("nan")}, {"delay_ms": 0.5}, {"reason": b"x"}, {"reason": "\ud800"}]
 )
 async def test_a_defect_in_settling_a_delivery_leaves_the_delivery_as_it_was(
-    mailbox: Postroom, field: dict[str, Any]
+    mailbox: OwnedMailbox, field: dict[str, Any]
 ) -> None:
     await mailbox.send_message(message())
     (delivery,) = await mailbox.receive_messages("orders")
@@ -110,7 +110,7 @@ async def test_a_defect_in_settling_a_delivery_leaves_the_delivery_as_it_was(
 
 
 async def test_a_corrupt_history_fails_only_the_request_that_reads_it(
-    mailbox: Postroom, place: Place, monkeypatch: pytest.MonkeyPatch
+    mailbox: OwnedMailbox, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await mailbox.send_message(message())
     (delivery,) = await mailbox.receive_messages("orders")

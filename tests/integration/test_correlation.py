@@ -9,7 +9,7 @@ import aiohttp
 import grpc
 import pytest
 
-from postroom import NewMessage, Postroom, ReceivedMessage, Worker, connect, open_mailbox
+from postroom import NewMessage, OwnedMailbox, ReceivedMessage, Worker, connect, open_mailbox
 from postroom.adapters.grpc.calls import METHODS
 from postroom.application.telemetry import logger
 from postroom.application.tracing import correlate, current_corr_id
@@ -73,7 +73,7 @@ async def test_a_grpc_call_without_a_correlation_id_is_told_the_one_it_gets() ->
 async def test_the_owner_of_a_mailbox_uses_the_correlation_id_of_the_process_that_calls_it(
     tmp_path: Path,
 ) -> None:
-    class LoggingMailbox(Postroom):
+    class LoggingMailbox(OwnedMailbox):
         async def list_topics(self) -> Any:
             logger().info("mailbox.listed")
             return await super().list_topics()

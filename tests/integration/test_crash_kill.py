@@ -8,7 +8,7 @@ import sys
 from itertools import count
 from pathlib import Path
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.messages import NewMessage, Sent
 
@@ -29,7 +29,7 @@ async def work(store: str, run: str) -> None:
         await asyncio.gather(send(mailbox, run), receive(mailbox))
 
 
-async def send(mailbox: Postroom, run: str) -> None:
+async def send(mailbox: OwnedMailbox, run: str) -> None:
     for number in count():
         keys = [f"{run}-{number}-{place}" for place in range(number % 4 + 1)]
         for key, sent in zip(keys, await mailbox.send_batch([message(key) for key in keys]), strict=True):
@@ -37,7 +37,7 @@ async def send(mailbox: Postroom, run: str) -> None:
             say("sent", sent.message_id, key)
 
 
-async def receive(mailbox: Postroom) -> None:
+async def receive(mailbox: OwnedMailbox) -> None:
     while True:
         received = await mailbox.receive_messages(
             TOPIC, visibility_ms=VISIBILITY_MS, max_messages=4, wait_ms=100

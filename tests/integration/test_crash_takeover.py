@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from postroom.adapters.compose import Postroom, is_database, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, is_database, open_mailbox
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.sqlite.event_log import SqliteEventLog
@@ -41,13 +41,13 @@ def open_log(store: str) -> EventLog:
 
 
 @asynccontextmanager
-async def open_without_ownership(store: str) -> AsyncIterator[Postroom]:
+async def open_without_ownership(store: str) -> AsyncIterator[OwnedMailbox]:
     """Open a mailbox as a process does whose lock was lost without its knowing."""
     log = open_log(store)
     engine = MailboxEngine(log, SystemClock())
     await engine.open("a process without the lock")
     try:
-        yield Postroom(engine, SystemClock())
+        yield OwnedMailbox(engine, SystemClock())
     finally:
         await engine.close()
         log.close()

@@ -16,7 +16,7 @@ from postroom.adapters.compose import OwnerSettings, open_mailbox
 from postroom.adapters.compose.connect import connect
 from postroom.adapters.compose.erasures import Erasures
 from postroom.adapters.compose.export import StoreSearchQueries, export_messages
-from postroom.adapters.compose.projections import LocalRunner, rebuild_projections
+from postroom.adapters.compose.projections import LocalTaskRunner, rebuild_projections
 from postroom.adapters.compose.queries import open_read_models, read_mailbox, read_projections
 from postroom.adapters.subject_keys.master_key import create_master_key, read_master_key
 from postroom.application.erasure.erase_subject import ErasureSettings
@@ -407,7 +407,7 @@ async def test_messages_are_found_by_their_subject_and_then_by_encrypted_fields(
 
 
 def _build_read_models(store: str, archive: str | None = None) -> None:
-    rebuild_projections(store, runner=LocalRunner(), archive=archive)
+    rebuild_projections(store, runner=LocalTaskRunner(), archive=archive)
 
 
 async def test_concurrent_sends_are_stored_in_the_order_of_their_calls(erasure: ErasureSettings) -> None:

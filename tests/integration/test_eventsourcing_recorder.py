@@ -14,7 +14,7 @@ from eventsourcing.tests.persistence import (
     NonInterleavingNotificationIDsBaseCase,
 )
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.recorder import LogRecorder
@@ -141,7 +141,7 @@ def test_an_originator_id_that_is_no_uuid_is_refused(log: EventLog) -> None:
 async def test_the_library_reads_what_a_mailbox_wrote_but_never_writes_there(log: EventLog) -> None:
     engine = MailboxEngine(log, CLOCK)
     await engine.open("test")
-    mailbox = Postroom(engine, CLOCK)
+    mailbox = OwnedMailbox(engine, CLOCK)
     await mailbox.send_message(NewMessage(topic="orders", payload=b"1", message_id="order-1"))
     (delivery,) = await mailbox.receive_messages("orders")
     await mailbox.ack_messages([delivery.receipt])

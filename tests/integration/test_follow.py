@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.sqlite import database
 from postroom.domain.errors import InvalidRequest, NotFound
@@ -288,7 +288,7 @@ async def test_what_retention_removes_from_the_log_goes_from_the_read_models(
     assert len(models.search(EventFilter(text="later")).items) == 1
 
 
-async def send_and_settle(mailbox: Postroom) -> None:
+async def send_and_settle(mailbox: OwnedMailbox) -> None:
     sent = [message(b"%d" % n, attrs={"region": "eu"}, topic="orders") for n in range(20)]
     await mailbox.send_batch([*sent, message(b"x", topic="gone")])
     for topic in ("orders", "gone"):

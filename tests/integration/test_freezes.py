@@ -22,7 +22,7 @@ from postroom import (
     Fenced,
     InvalidRequest,
     NewMessage,
-    Postroom,
+    OwnedMailbox,
     RedriveSpec,
     open_mailbox,
     read_mailbox,
@@ -189,7 +189,7 @@ def test_code_that_blocks_the_event_loop_of_an_owners_process_delays_no_other_pr
 JOB = RedriveSpec(topics=("orders",))
 OF_THE_LOG = {"get_message", "explain_message", "search_messages"}
 OF_THE_PROCESS = {"get_mode"}
-CALLS: dict[str, Callable[[Postroom], Awaitable[object]]] = {
+CALLS: dict[str, Callable[[OwnedMailbox], Awaitable[object]]] = {
     "get_backlog": lambda mailbox: mailbox.get_backlog(),
     "list_topics": lambda mailbox: mailbox.list_topics(),
     "peek_messages": lambda mailbox: mailbox.peek_messages("orders"),

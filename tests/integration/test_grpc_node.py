@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import postroom
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.serve import open_grpc_surface, serve_mailbox, unrestricted
 from tests.support.stores import MAILBOX
 
@@ -41,7 +41,7 @@ def node() -> str:
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[tuple[Postroom, str]]:
+async def served() -> AsyncIterator[tuple[OwnedMailbox, str]]:
     """Yield a mailbox and the address at which it is served."""
     async with (
         open_mailbox("memory:", MAILBOX) as mailbox,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from postroom.adapters.compose import Postroom, list_mailboxes, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, list_mailboxes, open_mailbox
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.messages import Sent, read_receipt
 from postroom.domain.errors import FrameTooLarge, InvalidRequest
@@ -22,7 +22,7 @@ UNKNOWN = Receipt(b"m" * 16, 1, 1)
 
 
 @pytest_asyncio.fixture
-async def mailbox() -> AsyncIterator[Postroom]:
+async def mailbox() -> AsyncIterator[OwnedMailbox]:
     async with open_mailbox("memory:") as mailbox:
         yield mailbox
 
@@ -68,7 +68,7 @@ REFUSED_FIELDS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("fields", "match"), REFUSED_FIELDS)
 async def test_a_field_of_a_message_is_refused_by_name_and_its_neighbours_in_the_batch_are_sent(
-    mailbox: Postroom, fields: dict[str, Any], match: str
+    mailbox: OwnedMailbox, fields: dict[str, Any], match: str
 ) -> None:
     values: dict[str, Any] = {"payload": b"refused"} | fields
     refused = message(**values)
@@ -81,7 +81,7 @@ async def test_a_field_of_a_message_is_refused_by_name_and_its_neighbours_in_the
     assert len(await mailbox.receive_messages("orders")) == 2
 
 
-async def test_an_item_of_a_batch_that_is_no_message_is_refused_alone(mailbox: Postroom) -> None:
+async def test_an_item_of_a_batch_that_is_no_message_is_refused_alone(mailbox: OwnedMailbox) -> None:
     items: list[Any] = [None, {"topic": "orders"}, message(), "orders"]
     answers = await mailbox.send_batch(items)
     assert [type(answer) for answer in answers] == [InvalidRequest, InvalidRequest, Sent, InvalidRequest]
@@ -91,7 +91,7 @@ async def test_an_item_of_a_batch_that_is_no_message_is_refused_alone(mailbox: P
 
 
 async def test_a_payload_that_no_frame_holds_is_refused_before_an_envelope_is_built(
-    mailbox: Postroom, monkeypatch: pytest.MonkeyPatch
+    mailbox: OwnedMailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("postroom.application.mailbox.message_factory.MAX_FRAME_BYTES", 100)
     with pytest.raises(FrameTooLarge, match="payload of 101 bytes"):
@@ -148,7 +148,7 @@ REFUSED_CALLS: list[tuple[Callable[[Any], Awaitable[Any]], str]] = [
 
 @pytest.mark.parametrize(("call", "match"), REFUSED_CALLS)
 async def test_an_argument_is_refused_by_name_and_calls_beside_it_are_answered(
-    mailbox: Postroom, call: Callable[[Postroom], Awaitable[Any]], match: str
+    mailbox: OwnedMailbox, call: Callable[[OwnedMailbox], Awaitable[Any]], match: str
 ) -> None:
     position = mailbox.engine.mailbox.position
     answers: list[object] = await asyncio.gather(
@@ -166,7 +166,7 @@ async def test_an_argument_is_refused_by_name_and_calls_beside_it_are_answered(
     assert mailbox.engine.mailbox.position == position + 1 + len(received)
 
 
-async def test_what_is_no_receipt_is_refused_alone(mailbox: Postroom) -> None:
+async def test_what_is_no_receipt_is_refused_alone(mailbox: OwnedMailbox) -> None:
     await mailbox.send_message(message())
     (delivery,) = await mailbox.receive_messages("orders")
     receipts: list[Any] = [
@@ -187,7 +187,7 @@ async def test_what_is_no_receipt_is_refused_alone(mailbox: Postroom) -> None:
             read_receipt(token)  # type: ignore[arg-type]
 
 
-async def test_the_reason_of_a_nack_is_cut_to_1000_characters(mailbox: Postroom) -> None:
+async def test_the_reason_of_a_nack_is_cut_to_1000_characters(mailbox: OwnedMailbox) -> None:
     await mailbox.set_topic_policy("orders", TopicPolicy(max_attempts=1))
     await mailbox.send_message(message())
     (delivery,) = await mailbox.receive_messages("orders")

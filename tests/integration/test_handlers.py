@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.messages import Sent, read_receipt, write_receipt
 from postroom.application.operations.contract import to_envelope
@@ -31,7 +31,7 @@ LONG_MS = 60_000
 # -- a message's life ---
 
 
-async def test_a_message_is_sent_received_and_acked(mailbox: Postroom) -> None:
+async def test_a_message_is_sent_received_and_acked(mailbox: OwnedMailbox) -> None:
     sent = await mailbox.send_message(
         message(b"\x00hello", attrs={"k": "v", "raw": b"\xff"}, correlation_id="corr-1", idem_key="key-1")
     )
@@ -52,7 +52,7 @@ async def test_a_message_is_sent_received_and_acked(mailbox: Postroom) -> None:
 
 
 async def test_a_delivery_is_written_with_the_names_of_its_fields_and_over_http_with_those_of_c_9(
-    mailbox: Postroom,
+    mailbox: OwnedMailbox,
 ) -> None:
     await mailbox.send_message(
         message(b"hi", attrs={"k": "v"}, idem_key="key-1", published_at_us=1_700_000_000_000_000)
@@ -75,7 +75,7 @@ async def test_a_delivery_is_written_with_the_names_of_its_fields_and_over_http_
     assert read_receipt(written["receipt"]) == received.receipt
 
 
-async def test_the_receipt_survives_as_text(mailbox: Postroom) -> None:
+async def test_the_receipt_survives_as_text(mailbox: OwnedMailbox) -> None:
     await mailbox.send_message(message())
     (received,) = await mailbox.receive_messages("orders")
     receipt = read_receipt(write_receipt(received.receipt))
@@ -85,7 +85,7 @@ async def test_the_receipt_survives_as_text(mailbox: Postroom) -> None:
             read_receipt(nonsense)
 
 
-async def test_a_nacked_message_comes_again_with_its_next_attempt(mailbox: Postroom) -> None:
+async def test_a_nacked_message_comes_again_with_its_next_attempt(mailbox: OwnedMailbox) -> None:
     sent = await mailbox.send_message(message())
     (first,) = await mailbox.receive_messages("orders")
     assert await mailbox.nack_messages([first.receipt], reason="boom", delay_ms=0) == [None]
@@ -97,7 +97,7 @@ async def test_a_nacked_message_comes_again_with_its_next_attempt(mailbox: Postr
     assert await mailbox.ack_messages([second.receipt]) == [None]
 
 
-async def test_answers_come_in_the_order_of_the_receipts(mailbox: Postroom) -> None:
+async def test_answers_come_in_the_order_of_the_receipts(mailbox: OwnedMailbox) -> None:
     await mailbox.send_batch([message(b"1"), message(b"2")])
     one, two = await mailbox.receive_messages("orders")
     unknown = Receipt(b"?" * 16, 2, 1)
@@ -133,7 +133,7 @@ async def test_acks_that_are_repeated_in_one_batch_are_answered_by_one_read_of_t
 
 
 async def test_two_callers_that_ack_one_delivery_at_once_are_both_told_it_is_settled(
-    mailbox: Postroom,
+    mailbox: OwnedMailbox,
 ) -> None:
     await mailbox.send_batch([message(b"1"), message(b"2")])
     one, two = await mailbox.receive_messages("orders")
@@ -146,7 +146,7 @@ async def test_two_callers_that_ack_one_delivery_at_once_are_both_told_it_is_set
     assert settled == [None]
 
 
-async def test_a_late_ack_that_meets_a_purge_is_refused_and_harms_nobody(mailbox: Postroom) -> None:
+async def test_a_late_ack_that_meets_a_purge_is_refused_and_harms_nobody(mailbox: OwnedMailbox) -> None:
     await mailbox.send_batch([message(b"1"), message(b"2", topic="invoices")])
     (late,) = await mailbox.receive_messages("orders", visibility_ms=250)
     (other,) = await mailbox.receive_messages("invoices", visibility_ms=LONG_MS)
@@ -165,7 +165,7 @@ async def test_a_late_ack_that_meets_a_purge_is_refused_and_harms_nobody(mailbox
 # -- batches and duplicates ---
 
 
-async def test_each_message_of_a_batch_is_accepted_or_refused_by_itself(mailbox: Postroom) -> None:
+async def test_each_message_of_a_batch_is_accepted_or_refused_by_itself(mailbox: OwnedMailbox) -> None:
     answers = await mailbox.send_batch(
         [
             message(b"1", idem_key="k"),
@@ -197,14 +197,14 @@ async def test_each_message_of_a_batch_is_accepted_or_refused_by_itself(mailbox:
     assert await mailbox.send_batch([]) == []
 
 
-async def test_n_duplicates_yield_one_delivery(mailbox: Postroom) -> None:
+async def test_n_duplicates_yield_one_delivery(mailbox: OwnedMailbox) -> None:
     answers = await asyncio.gather(*(mailbox.send_message(message(idem_key="k")) for _ in range(50)))
     assert len({answer.message_id for answer in answers}) == 1
     assert sum(not answer.duplicate for answer in answers) == 1
     assert len(await mailbox.receive_messages("orders")) == 1
 
 
-async def test_an_external_id_is_stored_as_it_is_and_unique_for_ever(mailbox: Postroom) -> None:
+async def test_an_external_id_is_stored_as_it_is_and_unique_for_ever(mailbox: OwnedMailbox) -> None:
     ids = ["order-1", "0198c0de-0000-7000-8000-000000000001", "0198C0DE-0000-7000-8000-000000000001", "ü/1"]
     for id_ in ids:
         assert await mailbox.send_message(message(message_id=id_)) == Sent(id_, duplicate=False)
@@ -216,13 +216,13 @@ async def test_an_external_id_is_stored_as_it_is_and_unique_for_ever(mailbox: Po
         assert (await mailbox.get_message(id_)).message_id == id_
 
 
-async def test_one_external_id_twice_in_a_batch_is_sent_once(mailbox: Postroom) -> None:
+async def test_one_external_id_twice_in_a_batch_is_sent_once(mailbox: OwnedMailbox) -> None:
     answers = await mailbox.send_batch([message(b"1", message_id="x")] * 2)
     assert answers == [Sent("x", duplicate=False), Sent("x", duplicate=True)]
     assert [m.payload for m in await mailbox.receive_messages("orders")] == [b"1"]
 
 
-async def test_an_external_id_whose_first_send_was_refused_may_be_sent(mailbox: Postroom) -> None:
+async def test_an_external_id_whose_first_send_was_refused_may_be_sent(mailbox: OwnedMailbox) -> None:
     answers = await mailbox.send_batch(
         [message(bytes(1 << 20), message_id="x"), message(b"small", message_id="x")]
     )
@@ -255,7 +255,7 @@ async def test_an_archive_stores_envelopes_byte_for_byte_and_never_delivers(stor
         assert await archive.send_envelopes([blob]) == [Sent("event-1", duplicate=True)]
 
 
-async def test_a_malformed_envelope_is_refused_and_the_others_are_stored(mailbox: Postroom) -> None:
+async def test_a_malformed_envelope_is_refused_and_the_others_are_stored(mailbox: OwnedMailbox) -> None:
     problems: list[int] = []
     answers = await mailbox.send_envelopes(
         [b"\xff\xff nonsense", envelope("event-1")], on_problem=lambda index, problem: problems.append(index)
@@ -269,7 +269,7 @@ async def test_a_malformed_envelope_is_refused_and_the_others_are_stored(mailbox
 # -- operators ---
 
 
-async def test_dead_letters_are_listed_redriven_and_purged(mailbox: Postroom) -> None:
+async def test_dead_letters_are_listed_redriven_and_purged(mailbox: OwnedMailbox) -> None:
     await mailbox.set_topic_policy("orders", TopicPolicy(max_attempts=1))
     await mailbox.send_batch([message(b"%d" % n, message_id=f"m{n}") for n in range(3)])
     deliveries = await mailbox.receive_messages("orders")
@@ -300,13 +300,13 @@ async def test_dead_letters_are_listed_redriven_and_purged(mailbox: Postroom) ->
         await mailbox.redrive_dead_letters("orders", limit=0)
 
 
-async def test_an_operators_command_reaches_beyond_one_append(mailbox: Postroom) -> None:
+async def test_an_operators_command_reaches_beyond_one_append(mailbox: OwnedMailbox) -> None:
     await mailbox.send_batch([message(topic=f"t{n % 2}", sticky_key=str(n)) for n in range(2_400)])
     assert await mailbox.purge_topic("t0", ready=True) == 1_200
     assert sum(shard.ready for shard in (await mailbox.get_backlog("t1")).shards) == 1_200
 
 
-async def test_the_backlog_counts_by_topic_shard_and_status(mailbox: Postroom) -> None:
+async def test_the_backlog_counts_by_topic_shard_and_status(mailbox: OwnedMailbox) -> None:
     await mailbox.set_topic_policy("orders", TopicPolicy(shards=1))
     await mailbox.send_batch(
         [message(), message(), message(deliver_after_ms=LONG_MS), message(topic="invoices")]
@@ -324,6 +324,6 @@ async def test_the_backlog_counts_by_topic_shard_and_status(mailbox: Postroom) -
     assert (await mailbox.get_backlog()).ready == 2
 
 
-async def test_a_message_that_never_was_is_not_found(mailbox: Postroom) -> None:
+async def test_a_message_that_never_was_is_not_found(mailbox: OwnedMailbox) -> None:
     with pytest.raises(NotFound, match="has no message order-9"):
         await mailbox.get_message("order-9")

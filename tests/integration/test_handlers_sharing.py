@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from postroom.adapters.compose import Postroom, list_mailboxes, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, list_mailboxes, open_mailbox
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.messages import ReceivedMessage, Sent
 from postroom.application.ports.event_log import Answer
@@ -27,7 +27,7 @@ LONG_MS = 60_000
 # -- waiting ---
 
 
-async def test_a_long_poll_wakes_when_a_message_is_sent(mailbox: Postroom) -> None:
+async def test_a_long_poll_wakes_when_a_message_is_sent(mailbox: OwnedMailbox) -> None:
     waiting = asyncio.create_task(mailbox.receive_messages("orders", wait_ms=LONG_MS))
     await asyncio.sleep(0.005)
     await mailbox.send_message(message(b"elsewhere", topic="invoices"))
@@ -37,25 +37,25 @@ async def test_a_long_poll_wakes_when_a_message_is_sent(mailbox: Postroom) -> No
     assert received.payload == b"hello"
 
 
-async def test_a_long_poll_wakes_when_a_delayed_message_becomes_due(mailbox: Postroom) -> None:
+async def test_a_long_poll_wakes_when_a_delayed_message_becomes_due(mailbox: OwnedMailbox) -> None:
     await mailbox.send_message(message(deliver_after_ms=1_000))
     assert await mailbox.receive_messages("orders") == []
     (received,) = await mailbox.receive_messages("orders", wait_ms=LONG_MS)
     assert received.attempt == 1
 
 
-async def test_a_long_poll_wakes_when_a_delivery_times_out(mailbox: Postroom) -> None:
+async def test_a_long_poll_wakes_when_a_delivery_times_out(mailbox: OwnedMailbox) -> None:
     await mailbox.send_message(message())
     await mailbox.receive_messages("orders", visibility_ms=250)
     (received,) = await mailbox.receive_messages("orders", wait_ms=LONG_MS)
     assert received.attempt == 2
 
 
-async def test_a_long_poll_ends_empty_handed(mailbox: Postroom) -> None:
+async def test_a_long_poll_ends_empty_handed(mailbox: OwnedMailbox) -> None:
     assert await mailbox.receive_messages("orders", wait_ms=20) == []
 
 
-async def test_of_many_pollers_one_gets_the_one_message(mailbox: Postroom) -> None:
+async def test_of_many_pollers_one_gets_the_one_message(mailbox: OwnedMailbox) -> None:
     polls = [asyncio.create_task(mailbox.receive_messages("orders", wait_ms=LONG_MS)) for _ in range(5)]
     await asyncio.sleep(0.005)
     await mailbox.send_message(message())
@@ -66,7 +66,7 @@ async def test_of_many_pollers_one_gets_the_one_message(mailbox: Postroom) -> No
     await asyncio.wait(waiting)
 
 
-def count_receives(mailbox: Postroom, monkeypatch: pytest.MonkeyPatch) -> list[Command]:
+def count_receives(mailbox: OwnedMailbox, monkeypatch: pytest.MonkeyPatch) -> list[Command]:
     """Return a list to which every command is added that the engine is asked for."""
     commands: list[Command] = []
     submit = mailbox.engine.submit
@@ -80,7 +80,7 @@ def count_receives(mailbox: Postroom, monkeypatch: pytest.MonkeyPatch) -> list[C
 
 
 async def test_a_send_wakes_as_many_pollers_as_there_are_messages(
-    mailbox: Postroom, monkeypatch: pytest.MonkeyPatch
+    mailbox: OwnedMailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receives = count_receives(mailbox, monkeypatch)
     polls = [
@@ -118,7 +118,7 @@ async def test_a_poller_sleeps_while_the_only_message_waits_for_its_expiry(
 @pytest.mark.parametrize(
     "fields", [{"wait_ms": -1}, {"wait_ms": 60_001}, {"max_bytes": 0}, {"max_messages": 0}]
 )
-async def test_a_receive_outside_its_limits_is_refused(mailbox: Postroom, fields: dict[str, int]) -> None:
+async def test_a_receive_outside_its_limits_is_refused(mailbox: OwnedMailbox, fields: dict[str, int]) -> None:
     with pytest.raises(InvalidRequest, match=f"{next(iter(fields))} must be"):
         await mailbox.receive_messages("orders", **fields)  # type: ignore[arg-type]
 
@@ -126,7 +126,7 @@ async def test_a_receive_outside_its_limits_is_refused(mailbox: Postroom, fields
 # -- many callers ---
 
 
-async def test_64_callers_at_once_lose_nothing_and_share_nothing(mailbox: Postroom) -> None:
+async def test_64_callers_at_once_lose_nothing_and_share_nothing(mailbox: OwnedMailbox) -> None:
     async def live(caller: int) -> list[str]:
         sent = [await mailbox.send_message(message(topic=f"t{caller % 4}")) for _ in range(5)]
         received = await mailbox.receive_messages(f"t{caller % 4}", max_messages=5, visibility_ms=LONG_MS)
@@ -140,7 +140,7 @@ async def test_64_callers_at_once_lose_nothing_and_share_nothing(mailbox: Postro
     assert len(received) + left == 64 * 5
 
 
-async def test_what_a_cancelled_caller_asked_for_happens_all_the_same(mailbox: Postroom) -> None:
+async def test_what_a_cancelled_caller_asked_for_happens_all_the_same(mailbox: OwnedMailbox) -> None:
     giving_up = asyncio.create_task(mailbox.send_message(message(b"1")))
     staying = asyncio.create_task(mailbox.send_message(message(b"2")))
     await asyncio.sleep(0)
@@ -151,7 +151,7 @@ async def test_what_a_cancelled_caller_asked_for_happens_all_the_same(mailbox: P
     assert {m.payload for m in await mailbox.receive_messages("orders")} == {b"1", b"2"}
 
 
-async def test_a_poller_that_gives_up_takes_no_message_with_it(mailbox: Postroom) -> None:
+async def test_a_poller_that_gives_up_takes_no_message_with_it(mailbox: OwnedMailbox) -> None:
     poll = asyncio.create_task(mailbox.receive_messages("orders", wait_ms=LONG_MS))
     await asyncio.sleep(0.005)
     poll.cancel()
@@ -161,7 +161,7 @@ async def test_a_poller_that_gives_up_takes_no_message_with_it(mailbox: Postroom
 
 
 async def test_a_receiver_that_gives_up_while_it_is_queued_takes_no_message_with_it(
-    mailbox: Postroom,
+    mailbox: OwnedMailbox,
 ) -> None:
     await mailbox.send_message(message())
     receivers = [asyncio.create_task(mailbox.receive_messages("orders")) for _ in range(3)]
@@ -173,7 +173,7 @@ async def test_a_receiver_that_gives_up_while_it_is_queued_takes_no_message_with
     assert received.attempt == 1
 
 
-async def test_too_many_pending_commands_are_refused(mailbox: Postroom) -> None:
+async def test_too_many_pending_commands_are_refused(mailbox: OwnedMailbox) -> None:
     flood = asyncio.create_task(mailbox.engine.submit([Sweep()] * 50_000))
     await asyncio.sleep(0)
     with pytest.raises(Saturated, match="too many commands pending; retry shortly"):
@@ -182,7 +182,7 @@ async def test_too_many_pending_commands_are_refused(mailbox: Postroom) -> None:
     await mailbox.send_message(message())
 
 
-async def test_a_topic_with_a_flood_of_sends_does_not_hold_up_another(mailbox: Postroom) -> None:
+async def test_a_topic_with_a_flood_of_sends_does_not_hold_up_another(mailbox: OwnedMailbox) -> None:
     done: list[str] = []
 
     async def send(topic: str) -> None:
@@ -196,7 +196,7 @@ async def test_a_topic_with_a_flood_of_sends_does_not_hold_up_another(mailbox: P
     await asyncio.gather(*flood)
 
 
-async def test_a_topic_with_a_flood_of_sends_leaves_room_for_another(mailbox: Postroom) -> None:
+async def test_a_topic_with_a_flood_of_sends_leaves_room_for_another(mailbox: OwnedMailbox) -> None:
     floods = [asyncio.create_task(mailbox.send_batch([message()] * 5_000)) for _ in range(10)]
     await asyncio.sleep(0)
     assert (await mailbox.send_message(message(topic="quiet"))).message_id

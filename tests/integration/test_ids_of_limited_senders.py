@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientSession
 
-from postroom.adapters.compose import Postroom, open_mailbox
-from postroom.adapters.compose.projections import LocalRunner, rebuild_projections
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
+from postroom.adapters.compose.projections import LocalTaskRunner, rebuild_projections
 from postroom.adapters.compose.queries import open_read_models, read_mailbox
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.messages import Sent
@@ -36,7 +36,7 @@ Place = Controlled[Any, Any]
 
 
 @pytest_asyncio.fixture
-async def place(mailbox: Postroom) -> Place:
+async def place(mailbox: OwnedMailbox) -> Place:
     return Controlled(mailbox, SystemClock())
 
 
@@ -120,7 +120,7 @@ async def test_dead_letters_are_redriven_by_their_id_on_their_topic_only(place: 
 async def test_read_models_and_the_log_have_all_messages_of_an_id(store: str, place: Place) -> None:
     for id_ in IDS:
         await send_to_three_topics(place, id_)
-    await asyncio.to_thread(rebuild_projections, store, runner=LocalRunner())
+    await asyncio.to_thread(rebuild_projections, store, runner=LocalTaskRunner())
     models = open_read_models(store)
     try:
         for id_ in IDS:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox import engine as engine_module
 from postroom.application.mailbox.engine import MailboxEngine
@@ -35,12 +35,12 @@ class Lease:
 @asynccontextmanager
 async def leased(
     log: MemoryEventLog, lease: Lease, clock: ManualClock | None = None, epoch: int | None = None
-) -> AsyncIterator[Postroom]:
+) -> AsyncIterator[OwnedMailbox]:
     clock = clock or ManualClock()
     engine = MailboxEngine(log, clock, may_append=lease.may_append)
     await engine.open("test", epoch=epoch)
     try:
-        yield Postroom(engine, clock)
+        yield OwnedMailbox(engine, clock)
     finally:
         await engine.close()
 
@@ -162,10 +162,10 @@ async def test_a_group_that_was_decided_before_the_lease_ended_is_not_appended_a
     await engine.open("test")
     before = log.head()
     with pytest.raises(Unavailable, match="lease"):
-        await Postroom(engine, clock).send_message(message())
+        await OwnedMailbox(engine, clock).send_message(message())
     assert log.head() == before
     lease.is_held = True
-    received = await Postroom(engine, clock).receive_messages(TOPIC)
+    received = await OwnedMailbox(engine, clock).receive_messages(TOPIC)
     assert received == []  # the state was loaded again
     await engine.close()
 

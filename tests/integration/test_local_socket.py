@@ -21,7 +21,7 @@ from postroom import (
     EventFilter,
     InvalidRequest,
     NewMessage,
-    Postroom,
+    OwnedMailbox,
     RedriveSpec,
     Unavailable,
     connect,
@@ -91,7 +91,7 @@ async def peer(store: Path) -> AsyncIterator[Peer]:
 
 
 @pytest.fixture
-async def owned(tmp_path: Path) -> AsyncIterator[Postroom]:
+async def owned(tmp_path: Path) -> AsyncIterator[OwnedMailbox]:
     async with open_mailbox(str(tmp_path / "store.db"), durability="relaxed") as mailbox:
         yield mailbox
 
@@ -112,7 +112,7 @@ async def owned(tmp_path: Path) -> AsyncIterator[Postroom]:
     ids=range(9),
 )
 async def test_a_malformed_frame_ends_its_connection_with_one_error_and_nothing_else(
-    owned: Postroom, tmp_path: Path, data: bytes
+    owned: OwnedMailbox, tmp_path: Path, data: bytes
 ) -> None:
     async with peer(tmp_path / "store.db") as other, peer(tmp_path / "store.db") as one:
         id_, error, _ = await one.ask(data)
@@ -143,7 +143,7 @@ async def test_a_malformed_frame_ends_its_connection_with_one_error_and_nothing_
     ids=range(14),
 )
 async def test_an_unknown_or_malformed_request_is_answered_with_an_error(
-    owned: Postroom, tmp_path: Path, data: bytes
+    owned: OwnedMailbox, tmp_path: Path, data: bytes
 ) -> None:
     async with peer(tmp_path / "store.db") as one:
         id_, error, _ = await one.ask(data)
@@ -153,7 +153,7 @@ async def test_an_unknown_or_malformed_request_is_answered_with_an_error(
 
 
 async def test_a_client_whose_request_the_owner_can_not_read_is_told_so_at_once(
-    owned: Postroom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    owned: OwnedMailbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connect(str(tmp_path / "store.db")) as client:
         monkeypatch.setattr("postroom.adapters.local.client.frame", lambda _: frame("text"))
@@ -276,7 +276,7 @@ def test_the_test_of_transports_has_every_query_of_the_local_protocol() -> None:
     ids=range(18),
 )
 async def test_a_command_out_of_bounds_is_refused_and_leaves_the_state_as_it_is(
-    owned: Postroom, tmp_path: Path, command: Any
+    owned: OwnedMailbox, tmp_path: Path, command: Any
 ) -> None:
     state, position = owned.engine.state, owned.engine.mailbox.position
     async with peer(tmp_path / "store.db") as one:
@@ -287,7 +287,7 @@ async def test_a_command_out_of_bounds_is_refused_and_leaves_the_state_as_it_is(
     assert owned.engine.mailbox.position == position
 
 
-async def test_what_only_an_owner_fills_in_is_dropped(owned: Postroom, tmp_path: Path) -> None:
+async def test_what_only_an_owner_fills_in_is_dropped(owned: OwnedMailbox, tmp_path: Path) -> None:
     await owned.send_message(NewMessage(topic="orders", payload=b"1"))
     (waiting,) = owned.engine.mailbox.messages
     forged = changed(RECEIPT, message=b"n" * 16)
@@ -302,7 +302,7 @@ async def test_what_only_an_owner_fills_in_is_dropped(owned: Postroom, tmp_path:
 
 @pytest.mark.parametrize("is_settled", [False, True])
 async def test_an_id_that_a_client_uses_twice_is_a_conflict_and_no_other_send_fails(
-    owned: Postroom, tmp_path: Path, is_settled: bool
+    owned: OwnedMailbox, tmp_path: Path, is_settled: bool
 ) -> None:
     async with peer(tmp_path / "store.db") as one:
         assert await one.ask(frame([1, "Send", [SEND]])) == [1, None, [[SEND.message, False]]]
@@ -320,21 +320,25 @@ async def test_an_id_that_a_client_uses_twice_is_a_conflict_and_no_other_send_fa
     assert (await owned.get_backlog("orders")).shards[0].ready == (5 if is_settled else 6)
 
 
-async def test_two_requests_with_one_id_end_the_connection(owned: Postroom, tmp_path: Path) -> None:
+async def test_two_requests_with_one_id_end_the_connection(owned: OwnedMailbox, tmp_path: Path) -> None:
     receive = frame([1, "receive", [Receive(("orders",), 1, 1), 60_000]])
     async with peer(tmp_path / "store.db") as one:
         assert (await one.ask(receive + receive))[0] == 0
         assert await one.read() is None
 
 
-async def test_a_request_that_is_cancelled_at_once_is_not_started(owned: Postroom, tmp_path: Path) -> None:
+async def test_a_request_that_is_cancelled_at_once_is_not_started(
+    owned: OwnedMailbox, tmp_path: Path
+) -> None:
     async with peer(tmp_path / "store.db") as one:
         cancelled = frame([1, "Send", [SEND]]) + frame([0, "cancel", 1])
         assert await one.ask(cancelled + frame([2, "ping", None])) == [2, None, None]
     assert list(owned.engine.mailbox.messages) == []
 
 
-async def test_a_receive_of_a_client_that_leaves_takes_no_message(owned: Postroom, tmp_path: Path) -> None:
+async def test_a_receive_of_a_client_that_leaves_takes_no_message(
+    owned: OwnedMailbox, tmp_path: Path
+) -> None:
     async with connect(str(tmp_path / "store.db")) as client:
         waiting = asyncio.create_task(client.receive_messages("orders", wait_ms=60_000))
         await asyncio.sleep(0.05)
@@ -350,7 +354,7 @@ async def test_a_receive_of_a_client_that_leaves_takes_no_message(owned: Postroo
         assert received.attempt == 1
 
 
-async def test_large_messages_and_batches_pass_through(owned: Postroom, tmp_path: Path) -> None:
+async def test_large_messages_and_batches_pass_through(owned: OwnedMailbox, tmp_path: Path) -> None:
     payloads = [bytes([number]) * 900_000 for number in range(12)]
     async with connect(str(tmp_path / "store.db")) as client:
         await client.send_batch([NewMessage(topic="orders", payload=payload) for payload in payloads])
@@ -373,7 +377,7 @@ print(one.recv(100))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-async def test_another_user_is_not_answered_even_where_the_permissions_allow_it(owned: Postroom) -> None:
+async def test_another_user_is_not_answered_even_where_the_permissions_allow_it(owned: OwnedMailbox) -> None:
     path = socket_of(Path(owned.engine.log.path))  # type: ignore[attr-defined]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.chmod(0o666)

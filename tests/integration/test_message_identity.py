@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.application.messages import Sent
 from postroom.domain.envelope.validation import ValidationMode
 from postroom.domain.errors import IdempotencyConflict, WrongMode
@@ -16,12 +16,12 @@ from tests.support.stores import MAILBOX, envelope, memory_place, message
 
 
 @pytest_asyncio.fixture
-async def archive(store: str) -> AsyncIterator[Postroom]:
+async def archive(store: str) -> AsyncIterator[OwnedMailbox]:
     async with open_mailbox(store, MAILBOX, mode="archive", durability="relaxed") as opened:
         yield opened
 
 
-async def test_a_repeated_key_answers_with_the_own_id_of_the_first_message(mailbox: Postroom) -> None:
+async def test_a_repeated_key_answers_with_the_own_id_of_the_first_message(mailbox: OwnedMailbox) -> None:
     first = await mailbox.send_message(message(message_id="own-1", idem_key="kk"))
     assert first == Sent("own-1", duplicate=False)
     assert await mailbox.send_message(message(idem_key="kk")) == Sent("own-1", duplicate=True)
@@ -35,7 +35,7 @@ async def test_a_repeated_key_answers_with_the_own_id_of_the_first_message(mailb
     assert await mailbox.send_message(message(idem_key="made")) == Sent(made.message_id, True)
 
 
-async def test_an_own_id_with_another_payload_is_a_conflict_that_shows_no_hash(mailbox: Postroom) -> None:
+async def test_an_own_id_with_another_payload_is_a_conflict_that_shows_no_hash(mailbox: OwnedMailbox) -> None:
     await mailbox.send_message(message(b"first", message_id="own-1"))
     with pytest.raises(IdempotencyConflict) as raised:
         await mailbox.send_message(message(b"second", message_id="own-1"))
@@ -46,7 +46,7 @@ async def test_an_own_id_with_another_payload_is_a_conflict_that_shows_no_hash(m
 
 
 async def test_an_own_id_with_another_payload_is_a_conflict_while_the_first_is_being_appended(
-    mailbox: Postroom,
+    mailbox: OwnedMailbox,
 ) -> None:
     first, second, conflict = await mailbox.send_batch(
         [
@@ -65,7 +65,7 @@ async def test_an_own_id_with_another_payload_is_a_conflict_while_the_first_is_b
 
 
 async def test_an_envelope_of_the_same_id_and_another_payload_is_refused_in_every_mode_of_validation(
-    archive: Postroom,
+    archive: OwnedMailbox,
 ) -> None:
     assert await archive.send_envelopes([envelope("own-1")]) == [Sent("own-1", False)]
     for mode in ValidationMode:
@@ -76,7 +76,7 @@ async def test_an_envelope_of_the_same_id_and_another_payload_is_refused_in_ever
         assert isinstance(other, IdempotencyConflict)
 
 
-async def test_an_archive_honours_idempotency_keys(archive: Postroom) -> None:
+async def test_an_archive_honours_idempotency_keys(archive: OwnedMailbox) -> None:
     first = await archive.send_message(message(idem_key="k"))
     assert await archive.send_message(message(idem_key="k")) == Sent(first.message_id, True)
     with pytest.raises(IdempotencyConflict, match="Idempotency key 'k'"):

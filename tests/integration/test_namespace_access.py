@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 import uuid_utils
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.cluster.namespace_mailbox import NamespaceMailbox
 from postroom.domain.capability.rights import Right
@@ -22,7 +22,7 @@ A, B = "acme@a", "acme@b"
 class Place:
     """Two mailboxes in memory with access control, and clients with tokens for both."""
 
-    def __init__(self, mailboxes: list[Postroom]) -> None:
+    def __init__(self, mailboxes: list[OwnedMailbox]) -> None:
         self._controlled = [Controlled(mailbox, SystemClock()) for mailbox in mailboxes]
         self._members = [Member(mailbox) for mailbox in mailboxes]
 

@@ -11,7 +11,7 @@ import trustme
 from postroom.adapters.compose.connect import ClientTls
 from postroom.adapters.compose.control_plane import LeaseStores, serve_admin
 from postroom.adapters.compose.proxy import serve_proxy
-from postroom.adapters.compose.serve import Protection, ServerTls, TlsFiles
+from postroom.adapters.compose.serve import ServerTls, SurfaceProtection, TlsFiles
 from postroom.adapters.grpc.admin.v1 import control_plane_pb2 as admin_pb
 from postroom.adapters.grpc.calls import CONTROL_PLANE, MEMBERSHIP, METHODS, ROUTING
 from postroom.adapters.grpc.cluster.v1 import cluster_pb2 as cluster_pb
@@ -113,8 +113,8 @@ async def cluster(files: dict[str, str]) -> AsyncIterator[Cluster]:
     def client(name: str) -> ClientTls:
         return ClientTls(files["ca"], files[f"{name}.pem"], files[f"{name}.key"])
 
-    def server(name: str) -> Protection:
-        return Protection(ServerTls(TlsFiles(files[f"{name}.pem"], files[f"{name}.key"], files["ca"])))
+    def server(name: str) -> SurfaceProtection:
+        return SurfaceProtection(ServerTls(TlsFiles(files[f"{name}.pem"], files[f"{name}.key"], files["ca"])))
 
     certificates: dict[str | None, ClientTls] = {name: client(name) for name in CALLERS if name is not None}
     certificates[None] = ClientTls(files["ca"])
@@ -226,8 +226,8 @@ async def test_not_even_an_admins_certificate_pushes_a_route_to_a_proxy_that_reg
 async def test_certificates_that_do_not_tell_nodes_from_clients_are_refused_at_the_start(
     files: dict[str, str],
 ) -> None:
-    protection = Protection(ServerTls(TlsFiles(files["admin.pem"], files["admin.key"], files["ca"])))
-    for access, given in ((NodeAccess(), protection), (NodeAccess(names=NAMES), Protection())):
+    protection = SurfaceProtection(ServerTls(TlsFiles(files["admin.pem"], files["admin.key"], files["ca"])))
+    for access, given in ((NodeAccess(), protection), (NodeAccess(names=NAMES), SurfaceProtection())):
         with pytest.raises(InvalidRequest, match=r"nodes|node_token"):
             async with serve_admin(
                 LeaseStores(MemoryLeaseStore()), "127.0.0.1:0", access=access, protection=given

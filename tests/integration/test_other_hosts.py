@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from postroom import InvalidRequest, Mailbox, NewMessage, Postroom, Unavailable, connect, open_mailbox
+from postroom import InvalidRequest, Mailbox, NewMessage, OwnedMailbox, Unavailable, connect, open_mailbox
 from postroom.adapters.compose.doctor import store_checks
 from postroom.adapters.local import remote_server
 from postroom.adapters.local.endpoints import NAME, issue_certificate, trust_certificate
@@ -63,7 +63,7 @@ async def connected(host: Any, store: str, **options: Any) -> AsyncIterator[Mail
 
 
 @asynccontextmanager
-async def owned(host: Any, store: str, **options: Any) -> AsyncIterator[Postroom]:
+async def owned(host: Any, store: str, **options: Any) -> AsyncIterator[OwnedMailbox]:
     opening = open_mailbox(store, MAILBOX, **options)
     with host:
         mailbox = await opening.__aenter__()

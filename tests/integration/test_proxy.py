@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import grpc
 import pytest
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.grpc.calls import METHODS, NAMES
 from postroom.adapters.grpc.client import connect_grpc
 from postroom.adapters.grpc.server import serve_handlers
@@ -41,7 +41,7 @@ class World(NamedTuple):
 
     control_plane: FixedControlPlane
     owner: Owner
-    mailbox: Postroom
+    mailbox: OwnedMailbox
     proxy: RunningProxy
 
 

@@ -9,7 +9,7 @@ from postroom.adapters.compose import OwnerSettings
 from postroom.adapters.compose.connect import ClientTls
 from postroom.adapters.compose.control_plane import open_leases, open_node_access, serve_admin
 from postroom.adapters.compose.proxy import LocalRunner, RunnerSettings, serve_proxy
-from postroom.adapters.compose.serve import Protection, ServerTls, TlsFiles, unrestricted
+from postroom.adapters.compose.serve import ServerTls, SurfaceProtection, TlsFiles, unrestricted
 from postroom.adapters.grpc.client import connect_grpc
 from tests.support.messages import message
 from tests.support.waiting import SECONDS, until
@@ -27,7 +27,7 @@ async def test_a_mailbox_of_a_proxys_own_runner_is_used_through_every_proxy_of_a
     certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
     tls = ServerTls(TlsFiles(str(tmp_path / "cert.pem"), str(tmp_path / "key.pem"), str(tmp_path / "ca.pem")))
     client = ClientTls(str(tmp_path / "ca.pem"), str(tmp_path / "cert.pem"), str(tmp_path / "key.pem"))
-    access, protection = open_node_access(TOKEN, client), Protection(tls)
+    access, protection = open_node_access(TOKEN, client), SurfaceProtection(tls)
     own = LocalRunner(
         str(tmp_path / "store.db"),
         RunnerSettings(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.compose.queries import Reader
 from tests.support.stores import Place, memory_place, message, sqlite_place
 
@@ -27,7 +27,7 @@ def set_ahead(place: Place) -> None:
     place.clock.wall_us += 24 * 60 * MINUTE * 1_000
 
 
-async def check_agreement(place: Place, owner: Postroom, id_: str, status: str, text: str) -> None:
+async def check_agreement(place: Place, owner: OwnedMailbox, id_: str, status: str, text: str) -> None:
     """Check that a reader reports the owner's status of a message, as do its explanation and its backlog."""
     log = place.open_log()
     reader = Reader(log, place.clock)

@@ -11,7 +11,7 @@ import uuid_utils
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.mailbox.message_factory import MessageFactory
@@ -58,7 +58,7 @@ async def finished(mailbox: Mailbox, job: RedriveReport) -> RedriveReport:
     return await mailbox.get_redrive(job.job_id)
 
 
-async def reasons(mailbox: Postroom) -> dict[str, str]:
+async def reasons(mailbox: OwnedMailbox) -> dict[str, str]:
     return {each.message_id: each.reason for each in (await mailbox.list_dead_letters(limit=1_000)).items}
 
 

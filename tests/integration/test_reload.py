@@ -19,7 +19,7 @@ from postroom.adapters.cli.running import Reload, mailbox_settings, running, tls
 from postroom.adapters.cli.serve import principal_quotas
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import Settings, load_settings
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.compose.access import open_access, open_capabilities, open_key_ring
 from postroom.adapters.compose.serve import ServerTls, TlsFiles
 from postroom.adapters.system.service_manager import ServiceManager
@@ -73,12 +73,12 @@ def write(file: Path, text: str, level: str = "info") -> None:
 
 
 @pytest.fixture
-async def mailbox() -> AsyncIterator[Postroom]:
+async def mailbox() -> AsyncIterator[OwnedMailbox]:
     async with open_mailbox("memory:") as opened:
         yield opened
 
 
-async def policy(mailbox: Postroom, topic: str) -> TopicPolicy:
+async def policy(mailbox: OwnedMailbox, topic: str) -> TopicPolicy:
     stored = await mailbox.get_topic_policy(topic)
     assert stored is not None
     return stored
@@ -103,7 +103,7 @@ def _hang_ups_arrive() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def command(file: Path, mailbox: Postroom, *more: Reload) -> AsyncIterator[list[dict[str, Any]]]:
+async def command(file: Path, mailbox: OwnedMailbox, *more: Reload) -> AsyncIterator[list[dict[str, Any]]]:
     """Run a command; yield the events that it logs."""
     opened = session(file)
     with capture_logs() as events:
@@ -119,7 +119,7 @@ async def reload(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return events[start:]
 
 
-async def test_a_reload_applies_changed_policies_of_topics(file: Path, mailbox: Postroom) -> None:
+async def test_a_reload_applies_changed_policies_of_topics(file: Path, mailbox: OwnedMailbox) -> None:
     async with command(file, mailbox) as events:
         write(file, '[topics.orders]\nmax_attempts = 7\n[topics.invoices]\nvisibility = "9s"\n')
         assert [each["event"] for each in await reload(events)] == [RELOADED]
@@ -132,7 +132,7 @@ async def test_a_reload_applies_changed_policies_of_topics(file: Path, mailbox: 
     ["no toml [", "unknown = 1\n", "[topics.orders]\nmax_attempts = 0\n", "[inbox]\nconcurency = 5\n"],
 )
 async def test_an_invalid_file_changes_nothing_and_is_one_error(
-    file: Path, mailbox: Postroom, text: str
+    file: Path, mailbox: OwnedMailbox, text: str
 ) -> None:
     before = TopicPolicy(max_attempts=4)
     await mailbox.set_topic_policy("orders", before)
@@ -148,7 +148,7 @@ async def test_an_invalid_file_changes_nothing_and_is_one_error(
 
 
 async def test_settings_that_need_a_restart_are_named_without_their_values(
-    file: Path, mailbox: Postroom
+    file: Path, mailbox: OwnedMailbox
 ) -> None:
     async with command(file, mailbox) as events:
         write(
@@ -166,7 +166,7 @@ async def test_settings_that_need_a_restart_are_named_without_their_values(
 
 
 async def test_a_reload_by_which_something_would_be_lost_changes_nothing(
-    file: Path, mailbox: Postroom
+    file: Path, mailbox: OwnedMailbox
 ) -> None:
     await mailbox.set_topic_policy("orders", {"max_attempts": 1})
     await mailbox.send_batch([NewMessage(topic="orders", payload=b"x") for _ in range(3)])
@@ -186,7 +186,7 @@ async def test_a_reload_by_which_something_would_be_lost_changes_nothing(
     assert len((await mailbox.list_dead_letters("orders")).items) == 3
 
 
-async def test_what_fails_to_reload_keeps_nothing_else_from_it(file: Path, mailbox: Postroom) -> None:
+async def test_what_fails_to_reload_keeps_nothing_else_from_it(file: Path, mailbox: OwnedMailbox) -> None:
     async def apply(settings: Settings) -> None:
         raise InvalidRequest("The certificate tls.pem has expired; renew it.")
 
@@ -197,7 +197,9 @@ async def test_what_fails_to_reload_keeps_nothing_else_from_it(file: Path, mailb
     assert (await policy(mailbox, "orders")).max_attempts == 6
 
 
-async def test_reloaded_quotas_apply_to_tokens_in_use(file: Path, mailbox: Postroom, tmp_path: Path) -> None:
+async def test_reloaded_quotas_apply_to_tokens_in_use(
+    file: Path, mailbox: OwnedMailbox, tmp_path: Path
+) -> None:
     async def search(filter_: EventFilter) -> Page[FoundMessage]:
         return Page(())
 
@@ -245,7 +247,7 @@ async def test_a_reloaded_certificate_is_used_unless_it_is_invalid(tmp_path: Pat
 
 
 async def test_the_service_manager_hears_of_start_reload_and_stop(
-    file: Path, mailbox: Postroom, manager: Manager
+    file: Path, mailbox: OwnedMailbox, manager: Manager
 ) -> None:
     async with command(file, mailbox) as events:
         await until(lambda: manager.messages == ["READY=1"])
@@ -269,7 +271,7 @@ async def test_the_watchdog_hears_from_a_healthy_loop_only(
 
 
 async def test_a_service_manager_that_is_gone_does_not_disturb_the_command(
-    file: Path, mailbox: Postroom, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    file: Path, mailbox: OwnedMailbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere")
     async with command(file, mailbox) as events:

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from aiohttp import web
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.connect import connect, connect_remote
 from postroom.adapters.compose.serve import (
     HttpSettings,
@@ -43,7 +43,7 @@ SECONDS = 30
 
 
 @pytest.fixture
-async def mailbox() -> AsyncIterator[Postroom]:
+async def mailbox() -> AsyncIterator[OwnedMailbox]:
     async with open_mailbox("memory:", MAILBOX) as opened:
         yield opened
 
@@ -53,7 +53,7 @@ def protocol(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-async def test_a_client_waits_for_a_server_that_restarts(mailbox: Postroom, protocol: str) -> None:
+async def test_a_client_waits_for_a_server_that_restarts(mailbox: OwnedMailbox, protocol: str) -> None:
     async with AsyncExitStack() as running:
         url = await running.enter_async_context(served(mailbox, protocol))
         async with connect_remote(url, timeout_ms=20_000) as client:
@@ -67,7 +67,7 @@ async def test_a_client_waits_for_a_server_that_restarts(mailbox: Postroom, prot
 
 @pytest.mark.parametrize("call", ["send_message", "send_batch"])
 async def test_a_send_whose_answer_was_lost_is_repeated_and_is_no_duplicate(
-    mailbox: Postroom, protocol: str, call: str, monkeypatch: pytest.MonkeyPatch
+    mailbox: OwnedMailbox, protocol: str, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send, attempts = getattr(mailbox, call), []
 
@@ -90,7 +90,7 @@ async def test_a_send_whose_answer_was_lost_is_repeated_and_is_no_duplicate(
 
 
 async def test_a_refusal_for_now_is_repeated_when_the_server_asks_for_it(
-    mailbox: Postroom, protocol: str
+    mailbox: OwnedMailbox, protocol: str
 ) -> None:
     await mailbox.set_topic_policy("orders", TopicPolicy(shard_capacity=1))
     await mailbox.send_message(message())
@@ -103,7 +103,7 @@ async def test_a_refusal_for_now_is_repeated_when_the_server_asks_for_it(
 
 
 async def test_a_refusal_for_now_is_raised_when_its_pause_is_longer_than_the_call(
-    mailbox: Postroom, protocol: str, monkeypatch: pytest.MonkeyPatch
+    mailbox: OwnedMailbox, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(_: Any) -> Any:
         raise Saturated("The shard is full; retry later.", retry_after_ms=600_000)
@@ -117,7 +117,7 @@ async def test_a_refusal_for_now_is_raised_when_its_pause_is_longer_than_the_cal
 
 
 async def test_a_redrive_with_an_unknown_outcome_is_not_repeated(
-    mailbox: Postroom, protocol: str, monkeypatch: pytest.MonkeyPatch
+    mailbox: OwnedMailbox, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempts = []
 
@@ -133,7 +133,7 @@ async def test_a_redrive_with_an_unknown_outcome_is_not_repeated(
 
 
 async def test_a_call_without_an_answer_in_time_has_an_unknown_outcome(
-    mailbox: Postroom, protocol: str, monkeypatch: pytest.MonkeyPatch
+    mailbox: OwnedMailbox, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def hang(*_: Any, **__: Any) -> None:
         await asyncio.sleep(SECONDS)
@@ -144,7 +144,7 @@ async def test_a_call_without_an_answer_in_time_has_an_unknown_outcome(
             await client.send_message(message())
 
 
-async def test_a_long_poll_lasts_longer_than_other_calls_may(mailbox: Postroom, protocol: str) -> None:
+async def test_a_long_poll_lasts_longer_than_other_calls_may(mailbox: OwnedMailbox, protocol: str) -> None:
     async with served(mailbox, protocol) as url, connect_remote(url, timeout_ms=1_000) as client:
         polling = asyncio.create_task(client.receive_messages("orders", wait_ms=20_000))
         await asyncio.sleep(1.5)
@@ -152,7 +152,7 @@ async def test_a_long_poll_lasts_longer_than_other_calls_may(mailbox: Postroom, 
         assert len(await polling) == 1
 
 
-async def test_a_batch_larger_than_a_request_is_sent_in_several(mailbox: Postroom, protocol: str) -> None:
+async def test_a_batch_larger_than_a_request_is_sent_in_several(mailbox: OwnedMailbox, protocol: str) -> None:
     async with served(mailbox, protocol) as url, connect_remote(url, timeout_ms=20_000) as client:
         answers = await client.send_batch([message(b"x" * 400_000) for _ in range(5)])
         assert len({answer.message_id for answer in answers if isinstance(answer, Sent)}) == 5
@@ -164,7 +164,7 @@ async def test_a_batch_larger_than_a_request_is_sent_in_several(mailbox: Postroo
         assert await client.ack_messages([received[0].receipt] * 1_001) == [None] * 1_001
 
 
-async def test_many_callers_share_a_client(mailbox: Postroom, protocol: str) -> None:
+async def test_many_callers_share_a_client(mailbox: OwnedMailbox, protocol: str) -> None:
     async def send_and_settle(number: int) -> bytes:
         topic = f"topic-{number % 8}"
         await client.send_message(message(str(number).encode(), topic=topic))
@@ -185,7 +185,7 @@ async def test_a_client_without_a_server_says_so(protocol: str) -> None:
     assert refused.value.retry_after_ms > 0
 
 
-async def test_a_client_that_expects_another_mailbox_is_refused(mailbox: Postroom, protocol: str) -> None:
+async def test_a_client_that_expects_another_mailbox_is_refused(mailbox: OwnedMailbox, protocol: str) -> None:
     async with served(mailbox, protocol) as url:
         with pytest.raises(NotFound, match=f"serves the mailbox {MAILBOX}, not other@one"):
             async with connect_remote(url, "other@one", timeout_ms=20_000):
@@ -194,7 +194,7 @@ async def test_a_client_that_expects_another_mailbox_is_refused(mailbox: Postroo
             assert client.name == MAILBOX
 
 
-async def test_a_call_after_the_end_of_a_connection_says_so(mailbox: Postroom, protocol: str) -> None:
+async def test_a_call_after_the_end_of_a_connection_says_so(mailbox: OwnedMailbox, protocol: str) -> None:
     async with served(mailbox, protocol) as url:
         async with connect_remote(url, timeout_ms=60_000) as client:
             await client.send_message(message())
@@ -207,7 +207,7 @@ async def test_a_call_after_the_end_of_a_connection_says_so(mailbox: Postroom, p
 
 
 async def test_a_call_in_progress_at_the_end_of_a_connection_says_so(
-    mailbox: Postroom, protocol: str
+    mailbox: OwnedMailbox, protocol: str
 ) -> None:
     async with served(mailbox, protocol) as url:
         async with connect_remote(url, timeout_ms=60_000) as client:
@@ -218,7 +218,7 @@ async def test_a_call_in_progress_at_the_end_of_a_connection_says_so(
                 await polling
 
 
-async def test_coroutines_and_threads_connect_to_a_server(mailbox: Postroom, protocol: str) -> None:
+async def test_coroutines_and_threads_connect_to_a_server(mailbox: OwnedMailbox, protocol: str) -> None:
     def send(url: str) -> str:
         with connect(url, MAILBOX, timeout_ms=20_000) as client:
             return client.send_message(message()).message_id
@@ -270,7 +270,7 @@ async def test_an_answer_of_something_that_is_no_mailbox_is_an_error(
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", "[::1]:0"])
 @pytest.mark.parametrize("variable", ["grpc_proxy", "https_proxy", "http_proxy"])
 async def test_a_proxy_of_the_environment_is_not_used_on_the_loopback_interface(
-    mailbox: Postroom, address: str, variable: str, monkeypatch: pytest.MonkeyPatch
+    mailbox: OwnedMailbox, address: str, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("no_grpc_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
@@ -279,7 +279,7 @@ async def test_a_proxy_of_the_environment_is_not_used_on_the_loopback_interface(
         assert not (await client.send_message(message())).duplicate
 
 
-async def test_what_is_settled_over_http_makes_room_in_a_grpc_stream(mailbox: Postroom) -> None:
+async def test_what_is_settled_over_http_makes_room_in_a_grpc_stream(mailbox: OwnedMailbox) -> None:
     for payload in (b"1", b"2"):
         await mailbox.send_message(message(payload, sticky_key="key"))
     surfaces = [open_http_surface("127.0.0.1:0", HttpSettings()), open_grpc_surface("127.0.0.1:0")]

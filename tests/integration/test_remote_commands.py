@@ -14,7 +14,7 @@ from postroom.adapters.cli.remote import VARIABLE
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import load_settings
 from postroom.adapters.cli.values import NOTHING
-from postroom.adapters.compose.serve import Protection, ServerTls, TlsFiles
+from postroom.adapters.compose.serve import ServerTls, SurfaceProtection, TlsFiles
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
 from tests.support.access import Controlled, controlled_mailbox
@@ -126,7 +126,7 @@ async def test_the_certificates_of_settings_are_used(
     leaf.private_key_pem.write_to_path(key)
     authority.cert_pem.write_to_path(ca)
     monkeypatch.delenv(VARIABLE, raising=False)
-    protection = Protection(ServerTls(TlsFiles(certificate, key)))
+    protection = SurfaceProtection(ServerTls(TlsFiles(certificate, key)))
     async with served(controlled.mailbox, "http", protection=protection) as url:
         environment = {"POSTROOM_STORE": url, "POSTROOM_CLIENT__CA": ca}
         await messages.send(Session("send", load_settings({}, environment), Output(False)), "orders", "hello")

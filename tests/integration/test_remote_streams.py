@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.connect import connect_remote, share_mailbox
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 from tests.support.stores import MAILBOX, message
@@ -20,13 +20,13 @@ LONG_MS = 600_000
 
 
 @pytest.fixture
-async def mailbox() -> AsyncIterator[Postroom]:
+async def mailbox() -> AsyncIterator[OwnedMailbox]:
     async with open_mailbox("memory:", MAILBOX) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-async def test_a_stream_goes_on_at_a_server_that_restarts(mailbox: Postroom, protocol: str) -> None:
+async def test_a_stream_goes_on_at_a_server_that_restarts(mailbox: OwnedMailbox, protocol: str) -> None:
     async with AsyncExitStack() as running, asyncio.timeout(SECONDS):
         url = await running.enter_async_context(served(mailbox, protocol))
         async with (
@@ -43,7 +43,9 @@ async def test_a_stream_goes_on_at_a_server_that_restarts(mailbox: Postroom, pro
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-async def test_a_stream_whose_server_stays_away_ends_with_an_error(mailbox: Postroom, protocol: str) -> None:
+async def test_a_stream_whose_server_stays_away_ends_with_an_error(
+    mailbox: OwnedMailbox, protocol: str
+) -> None:
     async with AsyncExitStack() as running, asyncio.timeout(SECONDS):
         url = await running.enter_async_context(served(mailbox, protocol))
         async with (

@@ -10,7 +10,7 @@ import pytest
 
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.export import StoreSearchQueries
-from postroom.adapters.compose.projections import LocalRunner, rebuild_projections
+from postroom.adapters.compose.projections import LocalTaskRunner, rebuild_projections
 from postroom.adapters.compose.queries import open_read_models
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.access.search import read_dead_letters
@@ -67,7 +67,7 @@ def view(answer: Any) -> Any:
 
 async def answers(store: str) -> dict[str, Any]:
     """Return the answers to all queries of a capability for `a.*`, or their errors."""
-    await asyncio.to_thread(rebuild_projections, store, runner=LocalRunner())
+    await asyncio.to_thread(rebuild_projections, store, runner=LocalTaskRunner())
     own, results = EventFilter(topics=("a.*",)), {}
     with closing(open_read_models(store)) as models:
         async with open_mailbox(store, MAILBOX, durability="relaxed") as mailbox:

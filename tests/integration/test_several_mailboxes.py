@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import grpc
 import pytest
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.connect import connect_remote
 from postroom.adapters.grpc.client import GrpcTransport, connect_grpc
 from postroom.adapters.grpc.handlers import MailboxHandlers
@@ -26,7 +26,7 @@ from tests.support.waiting import SECONDS, until
 FIRST, SECOND = "acme@one", "köln-50%@two"
 
 
-def service_of(mailbox: Postroom) -> Service:
+def service_of(mailbox: OwnedMailbox) -> Service:
     return Service(
         mailbox,
         unrestricted(mailbox, mailbox.search_messages),
@@ -62,7 +62,7 @@ async def address(mailboxes: ServedMailboxes) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def opened(mailboxes: ServedMailboxes, *names: str) -> AsyncIterator[list[Postroom]]:
+async def opened(mailboxes: ServedMailboxes, *names: str) -> AsyncIterator[list[OwnedMailbox]]:
     async with AsyncExitStack() as stack:
         owned = [await stack.enter_async_context(open_mailbox("memory:", name)) for name in names]
         for mailbox in owned:

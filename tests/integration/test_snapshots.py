@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox import snapshots
 from postroom.application.mailbox.stored_snapshots import (
@@ -68,7 +68,7 @@ def reached(log: MemoryEventLog) -> int:
     return max((snapshot.position for snapshot in islice(usable_snapshots(log), 1)), default=0)
 
 
-async def batches(mailbox: Postroom, count: int) -> None:
+async def batches(mailbox: OwnedMailbox, count: int) -> None:
     """Send, receive and ack batches of 50 messages with idempotency keys."""
     for _ in range(count):
         await mailbox.send_batch([message(idem_key=str(uuid4())) for _ in range(50)])

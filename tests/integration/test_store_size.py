@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
 from postroom.application.messages import NewMessage
 from postroom.application.queries.verify import VerifyLog
@@ -21,7 +21,7 @@ MB = 1_000_000
 TOPIC = "orders"
 BODY_BYTES = 10_000
 
-Open = Callable[..., AbstractAsyncContextManager[Postroom]]
+Open = Callable[..., AbstractAsyncContextManager[OwnedMailbox]]
 
 
 @pytest.fixture(params=["sqlite", "postgres", "memory"])
@@ -35,7 +35,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
         store = request.getfixturevalue("postgres_store")
 
     @asynccontextmanager
-    async def open_(max_store_bytes: int | None = None, **options: object) -> AsyncIterator[Postroom]:
+    async def open_(max_store_bytes: int | None = None, **options: object) -> AsyncIterator[OwnedMailbox]:
         limits = MailboxLimits(max_store_bytes=max_store_bytes, max_messages=1_000)
         policy = TopicPolicy(visibility_ms=60_000)
         async with open_mailbox(
@@ -50,7 +50,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     return open_
 
 
-async def send(mailbox: Postroom, count: int, topic: str = TOPIC) -> list[str]:
+async def send(mailbox: OwnedMailbox, count: int, topic: str = TOPIC) -> list[str]:
     """Send messages that no store can compress, and return their ids."""
     noise = Random(count)
     sent = [
@@ -60,13 +60,13 @@ async def send(mailbox: Postroom, count: int, topic: str = TOPIC) -> list[str]:
     return [each.message_id for each in sent]
 
 
-async def settle(mailbox: Postroom, topic: str = TOPIC) -> None:
+async def settle(mailbox: OwnedMailbox, topic: str = TOPIC) -> None:
     """Receive and ack whatever is there."""
     while taken := await mailbox.receive_messages(topic, max_messages=1_000, max_bytes=100 * MB):
         await mailbox.ack_messages([each.receipt for each in taken])
 
 
-async def live(mailbox: Postroom, count: int) -> list[str]:
+async def live(mailbox: OwnedMailbox, count: int) -> list[str]:
     """Send and settle messages, ten at a time, and return their ids."""
     ids: list[str] = []
     for _ in range(count // 10):

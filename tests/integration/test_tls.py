@@ -14,9 +14,9 @@ import pytest
 from aiohttp import ClientSession, TCPConnector
 from trustme import CA, LeafCert
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.connect import ClientTls, connect, connect_remote
-from postroom.adapters.compose.serve import HttpSettings, Protection, ServerTls, TlsFiles
+from postroom.adapters.compose.serve import HttpSettings, ServerTls, SurfaceProtection, TlsFiles
 from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.support.stores import MAILBOX, message
@@ -73,7 +73,7 @@ def other(authorities: tuple[Authority, Authority]) -> Authority:
 
 
 @pytest.fixture
-async def mailbox() -> AsyncIterator[Postroom]:
+async def mailbox() -> AsyncIterator[OwnedMailbox]:
     async with open_mailbox("memory:", MAILBOX) as opened:
         yield opened
 
@@ -84,7 +84,7 @@ def protocol(request: pytest.FixtureRequest) -> str:
 
 
 def serve(
-    mailbox: Postroom,
+    mailbox: OwnedMailbox,
     protocol: str,
     certificate: tuple[str, str],
     client_ca: str | None = None,
@@ -92,14 +92,14 @@ def serve(
 ) -> AbstractAsyncContextManager[str]:
     """Serve a mailbox with TLS."""
     tls = ServerTls(TlsFiles(*certificate, client_ca))
-    return served(mailbox, protocol, protection=Protection(tls), **options)
+    return served(mailbox, protocol, protection=SurfaceProtection(tls), **options)
 
 
 def client(url: str, tls: ClientTls | None, timeout_ms: int = 20_000) -> AbstractAsyncContextManager[Mailbox]:
     return connect_remote(url, timeout_ms=timeout_ms, tls=tls)
 
 
-async def test_a_mailbox_is_used_with_tls(mailbox: Postroom, protocol: str, own: Authority) -> None:
+async def test_a_mailbox_is_used_with_tls(mailbox: OwnedMailbox, protocol: str, own: Authority) -> None:
     async with serve(mailbox, protocol, own.issue()) as url:
         assert url.startswith(f"{protocol}s://127.0.0.1:")
         async with connect(url, timeout_ms=20_000, token="t", tls=ClientTls(own.path)) as opened:
@@ -120,7 +120,7 @@ async def test_a_mailbox_is_used_with_tls(mailbox: Postroom, protocol: str, own:
     ids=["other authority", "authorities of the system", "expired", "other name"],
 )
 async def test_a_client_refuses_a_wrong_certificate_at_once(
-    mailbox: Postroom,
+    mailbox: OwnedMailbox,
     protocol: str,
     authorities: Any,
     name: str,
@@ -139,7 +139,7 @@ async def test_a_client_refuses_a_wrong_certificate_at_once(
 
 
 async def test_a_server_may_require_certificates_of_its_clients(
-    mailbox: Postroom, protocol: str, own: Authority, other: Authority
+    mailbox: OwnedMailbox, protocol: str, own: Authority, other: Authority
 ) -> None:
     wrong = [ClientTls(own.path), ClientTls(own.path, *other.issue("client.example"))]
     async with serve(mailbox, protocol, own.issue(), own.path) as url, asyncio.timeout(SECONDS):
@@ -151,7 +151,9 @@ async def test_a_server_may_require_certificates_of_its_clients(
             assert opened.name == MAILBOX
 
 
-async def test_a_client_without_tls_is_not_answered(mailbox: Postroom, protocol: str, own: Authority) -> None:
+async def test_a_client_without_tls_is_not_answered(
+    mailbox: OwnedMailbox, protocol: str, own: Authority
+) -> None:
     async with serve(mailbox, protocol, own.issue()) as url:
         with pytest.raises(Unavailable):
             async with client(url.replace("s://", "://"), None, timeout_ms=300):
@@ -159,7 +161,7 @@ async def test_a_client_without_tls_is_not_answered(mailbox: Postroom, protocol:
 
 
 async def test_a_client_with_tls_is_told_that_the_server_has_none(
-    mailbox: Postroom, protocol: str, own: Authority
+    mailbox: OwnedMailbox, protocol: str, own: Authority
 ) -> None:
     async with served(mailbox, protocol) as url, asyncio.timeout(SECONDS):
         with pytest.raises(InvalidRequest, match="does not speak TLS"):
@@ -168,7 +170,7 @@ async def test_a_client_with_tls_is_told_that_the_server_has_none(
 
 
 async def test_silent_peers_hold_up_nobody_and_are_closed(
-    mailbox: Postroom, protocol: str, own: Authority
+    mailbox: OwnedMailbox, protocol: str, own: Authority
 ) -> None:
     settings = HttpSettings(header_timeout_ms=500)
     async with serve(mailbox, protocol, own.issue(), settings=settings) as url, asyncio.timeout(SECONDS):
@@ -184,7 +186,7 @@ async def test_silent_peers_hold_up_nobody_and_are_closed(
 
 
 async def test_above_the_limit_of_handshakes_the_oldest_ones_are_closed(
-    mailbox: Postroom, own: Authority
+    mailbox: OwnedMailbox, own: Authority
 ) -> None:
     settings = HttpSettings(max_connections=3, header_timeout_ms=600_000)
     async with serve(mailbox, "http", own.issue(), settings=settings) as url, asyncio.timeout(SECONDS):
@@ -199,7 +201,7 @@ async def test_above_the_limit_of_handshakes_the_oldest_ones_are_closed(
 
 
 async def test_a_silent_connection_is_answered_and_closed_after_its_handshake(
-    mailbox: Postroom, own: Authority
+    mailbox: OwnedMailbox, own: Authority
 ) -> None:
     settings = HttpSettings(header_timeout_ms=200)
     async with serve(mailbox, "http", own.issue(), settings=settings) as url, asyncio.timeout(SECONDS):
@@ -214,7 +216,7 @@ async def test_a_silent_connection_is_answered_and_closed_after_its_handshake(
 
 
 async def test_new_connections_get_a_certificate_that_replaced_the_old_one(
-    mailbox: Postroom, protocol: str, own: Authority, other: Authority, tmp_path: Path
+    mailbox: OwnedMailbox, protocol: str, own: Authority, other: Authority, tmp_path: Path
 ) -> None:
     files = TlsFiles(*(str(tmp_path / name) for name in ("cert.pem", "key.pem", "ca.pem")))
 
@@ -227,7 +229,7 @@ async def test_new_connections_get_a_certificate_that_replaced_the_old_one(
     install(own)
     tls = ServerTls(files)
     old, new = (ClientTls(each.path, *each.issue("client.example")) for each in (own, other))
-    async with served(mailbox, protocol, protection=Protection(tls)) as url, asyncio.timeout(SECONDS):
+    async with served(mailbox, protocol, protection=SurfaceProtection(tls)) as url, asyncio.timeout(SECONDS):
         async with client(url, old) as opened:
             install(other, key=own.issue()[1])
             with pytest.raises(InvalidRequest, match="is not the key of the certificate"):
@@ -295,21 +297,21 @@ async def test_a_client_refuses_files_and_urls_that_do_not_fit(own: Authority, o
 
 
 async def test_an_address_beyond_loopback_needs_tls_capabilities_and_names(
-    mailbox: Postroom, protocol: str, own: Authority
+    mailbox: OwnedMailbox, protocol: str, own: Authority
 ) -> None:
     tls = ServerTls(TlsFiles(*own.issue()))
     anywhere = "0.0.0.0:0"
     with pytest.raises(InvalidRequest, match="from other machines, which needs TLS"):
         async with served(mailbox, protocol, anywhere):
             pass
-    for protection in (Protection(tls, allowed_hosts=("*",)), Protection(None, True, ("*",))):
+    for protection in (SurfaceProtection(tls, allowed_hosts=("*",)), SurfaceProtection(None, True, ("*",))):
         with pytest.raises(InvalidRequest, match="--dev asks for no tokens"):
             async with served(mailbox, protocol, anywhere, protection=protection):
                 pass
     if protocol == "http":
         for settings, protection, reason in (
-            (HttpSettings(), Protection(tls), "needs allowed_hosts"),
-            (HttpSettings(open_metrics=True), Protection(tls, allowed_hosts=("*",)), "open_metrics"),
+            (HttpSettings(), SurfaceProtection(tls), "needs allowed_hosts"),
+            (HttpSettings(open_metrics=True), SurfaceProtection(tls, allowed_hosts=("*",)), "open_metrics"),
         ):
             with pytest.raises(InvalidRequest, match=reason):
                 async with served(mailbox, protocol, anywhere, settings=settings, protection=protection):
@@ -324,12 +326,12 @@ def everybody(mailbox: Any, search: Any) -> Any:
 
 
 async def test_the_host_of_a_request_is_one_that_the_server_is_reached_by(
-    mailbox: Postroom, own: Authority
+    mailbox: OwnedMailbox, own: Authority
 ) -> None:
     tls = ServerTls(TlsFiles(*own.issue()))
     context = ssl.create_default_context(cafile=own.path)
     for hosts, statuses in ((("Mail.Example",), (200, 421, 200)), (("*",), (200, 200, 200))):
-        protection = Protection(tls, allowed_hosts=hosts)
+        protection = SurfaceProtection(tls, allowed_hosts=hosts)
         async with (
             served(mailbox, "http", "0.0.0.0:0", access=everybody, protection=protection) as url,
             ClientSession(connector=TCPConnector(ssl=context)) as session,

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox import records as records_module
 from postroom.application.mailbox.codec import make_commit, to_records
@@ -75,7 +75,7 @@ async def test_a_log_that_grows_while_it_is_verified_is_intact(monkeypatch: pyte
             growing.cancel()
 
 
-async def _grow(mailbox: Postroom) -> None:
+async def _grow(mailbox: OwnedMailbox) -> None:
     while True:
         await mailbox.send_batch([message()] * 10)
         for received in await mailbox.receive_messages("orders", max_messages=10):

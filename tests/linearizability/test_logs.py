@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.mailbox.engine import MailboxEngine
@@ -52,7 +52,7 @@ async def own(open_log: OpenLog, epoch: int, recorder: Recorder, seed: int) -> N
         log.close()
         return
     recorder.answer(call, True)
-    mailbox = Postroom(engine, ManualClock())
+    mailbox = OwnedMailbox(engine, ManualClock())
     try:
         for number in range(SENDS):
             await asyncio.sleep(random.random() * 0.01)

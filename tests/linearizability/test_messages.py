@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.domain.errors import BrokenLog, StaleReceipt
@@ -45,7 +45,7 @@ class Client:
         self._believes = believes
         self._sent = 0
 
-    async def run(self, mailbox: Postroom, clock: ManualClock) -> None:
+    async def run(self, mailbox: OwnedMailbox, clock: ManualClock) -> None:
         for _ in range(STEPS):
             if self._random.random() < 0.5:
                 await self._send(mailbox)
@@ -55,14 +55,14 @@ class Client:
                 clock.advance(600)
             await asyncio.sleep(0)
 
-    async def _send(self, mailbox: Postroom) -> None:
+    async def _send(self, mailbox: OwnedMailbox) -> None:
         self._sent += 1
         payload = f"{self._name} {self._sent}"
         call = self._recorder.call(payload, "send", [])
         await mailbox.send_message(message(payload.encode()))
         self._answer(call, True)
 
-    async def _receive(self, mailbox: Postroom) -> None:
+    async def _receive(self, mailbox: OwnedMailbox) -> None:
         call = self._recorder.call("", "receive", [])
         received = await mailbox.receive_messages("orders", max_messages=3)
         self._recorder.answer(call, [[each.payload.decode(), each.attempt] for each in received])
@@ -89,7 +89,7 @@ async def use(log: MemoryEventLog, clients: list[Client]) -> None:
     for owner in range(OWNERS):
         engine = MailboxEngine(log, clock)
         await engine.open(f"owner {owner}", settings=SettingsChanges.of(None, POLICY))
-        mailbox = Postroom(engine, clock)
+        mailbox = OwnedMailbox(engine, clock)
         await asyncio.gather(*(client.run(mailbox, clock) for client in clients))
         await engine.close()
 

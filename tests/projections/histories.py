@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.compose.projections import open_updater, rebuild_projections
 from postroom.adapters.compose.queries import open_target
 from postroom.adapters.compose.store import open_log_reader, open_store
@@ -341,7 +341,7 @@ async def _live(store: Store, mailbox: str, taken: Sequence[Step], mode: Mailbox
     log = open_log(store, mailbox)
     engine = MailboxEngine(log, clock)
     await engine.open("a test", mode, SettingsChanges.of(None, POLICY))
-    post = Postroom(engine, clock)
+    post = OwnedMailbox(engine, clock)
     received: list[ReceivedMessage] = []
     for step in taken:
         clock.advance(1)
@@ -351,7 +351,7 @@ async def _live(store: Store, mailbox: str, taken: Sequence[Step], mode: Mailbox
             await engine.close()
             engine = MailboxEngine(log, clock)
             await engine.open("a test", mode, SettingsChanges.of(None, POLICY))
-            post = Postroom(engine, clock)
+            post = OwnedMailbox(engine, clock)
         else:
             with suppress(Rejected):  # a refused command leaves no trace: nothing to agree about
                 await _take(post, step, received)
@@ -361,7 +361,7 @@ async def _live(store: Store, mailbox: str, taken: Sequence[Step], mode: Mailbox
     return counts
 
 
-async def _take(post: Postroom, step: Step, received: list[ReceivedMessage]) -> None:
+async def _take(post: OwnedMailbox, step: Step, received: list[ReceivedMessage]) -> None:
     match step:
         case Send(message):
             await post.send_message(message)

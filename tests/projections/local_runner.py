@@ -9,7 +9,7 @@ from postroom.projections.plan import Part
 from postroom.projections.ports.runner import Stage
 
 
-class LocalRunner(tasks.LocalRunner):
+class LocalRunner(tasks.LocalTaskRunner):
     """Runs tasks one after another; what it hands over is pickled, as it is between processes."""
 
     def run(

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from hypothesis import strategies as st
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.event_log import EventLog
 from postroom.application.query_results import Backlog, DeadLetter
@@ -182,13 +182,13 @@ async def _live(place: Place, steps: Sequence[Step], policy: TopicPolicy) -> Pas
                 return past
 
 
-async def _look(mailbox: Postroom) -> Seen:
+async def _look(mailbox: OwnedMailbox) -> Seen:
     state, now = mailbox.engine.mailbox, mailbox.engine.now()
     backlog, dead = await mailbox.get_backlog(), (await mailbox.list_dead_letters()).items
     return Seen(state.position, now, backlog, count(state, state.at), dead)
 
 
-async def _take(mailbox: Postroom, place: Place, step: Step, received: list[ReceivedMessage]) -> None:
+async def _take(mailbox: OwnedMailbox, place: Place, step: Step, received: list[ReceivedMessage]) -> None:
     match step:
         case Wait(ms):
             place.clock.advance(ms)

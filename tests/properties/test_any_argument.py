@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.application.mailbox.stored_snapshots import fold
 from postroom.application.messages import NewMessage
 from postroom.application.queries.verify import VerifyLog
@@ -103,7 +103,7 @@ class Call:
     arguments: tuple[Any, ...]
     options: dict[str, Any]
 
-    async def __call__(self, mailbox: Postroom, receipts: list[Receipt]) -> Any:
+    async def __call__(self, mailbox: OwnedMailbox, receipts: list[Receipt]) -> Any:
         arguments = [_delivered(argument, receipts) for argument in self.arguments]
         answer = getattr(mailbox, self.handler)(*arguments, **self.options)
         return await answer if inspect.isawaitable(answer) else answer

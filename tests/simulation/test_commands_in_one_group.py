@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.application.messages import NewMessage
 from postroom.domain.errors import InvalidRequest, StaleReceipt
 from postroom.domain.policy import TopicPolicy
@@ -14,14 +14,14 @@ NEW = NewMessage(topic="orders", payload=b"x")
 
 
 @pytest_asyncio.fixture
-async def mailbox() -> AsyncIterator[Postroom]:
+async def mailbox() -> AsyncIterator[OwnedMailbox]:
     policy = TopicPolicy(max_attempts=1, dead_capacity=1)
     async with open_mailbox("memory:", default_policy=policy) as mailbox:
         yield mailbox
 
 
 async def test_a_refused_receive_does_not_make_the_next_one_take_a_new_message_for_corrupt(
-    mailbox: Postroom,
+    mailbox: OwnedMailbox,
 ) -> None:
     _, refused, received = await asyncio.gather(
         mailbox.send_message(NEW),
@@ -35,7 +35,7 @@ async def test_a_refused_receive_does_not_make_the_next_one_take_a_new_message_f
 
 
 async def test_two_acks_of_one_delivery_both_succeed_and_a_nack_among_them_is_refused(
-    mailbox: Postroom,
+    mailbox: OwnedMailbox,
 ) -> None:
     await mailbox.send_message(NEW)
     (message,) = await mailbox.receive_messages("orders")
@@ -51,7 +51,7 @@ async def test_two_acks_of_one_delivery_both_succeed_and_a_nack_among_them_is_re
 
 
 async def test_a_mailbox_goes_on_when_more_dead_letters_are_allowed_before_the_excess_was_removed(
-    mailbox: Postroom,
+    mailbox: OwnedMailbox,
 ) -> None:
     await mailbox.send_batch([NEW, NEW])
     received = await mailbox.receive_messages("orders")

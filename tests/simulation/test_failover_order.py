@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.application.mailbox import command_enricher
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.messages import ReceivedMessage
@@ -58,7 +58,7 @@ class Drill:
         self.handle = LogHandle(self.disk)
         self.engine = MailboxEngine(self.handle, self.clock)
         self.loop.play(self.engine.open("an owner", settings=SettingsChanges.of(None, POLICY)))
-        self.mailbox = Postroom(self.engine, self.clock)
+        self.mailbox = OwnedMailbox(self.engine, self.clock)
 
     def send(self, count: int) -> None:
         numbers = range(self.sent, self.sent + count)

@@ -14,7 +14,7 @@ from postroom.adapters.postgres.messaging.aggregate_events import PostgresHeldEv
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.outbox.capture import OutboxCapture
-from postroom.application.outbox.formats import PostroomFormat, Route
+from postroom.application.outbox.formats import EventRoute, PostroomFormat
 from postroom.application.outbox.relay import OutboxRelay, OutboxSettings
 from postroom.application.ports.outbox import Publisher
 from tests.support.outboxes import CONTEXT
@@ -95,7 +95,7 @@ async def capturing(
     relay = OutboxRelay(repository, publisher, clock, random, CONTEXT, settings=settings)
     try:
         yield OutboxCapture(
-            source, held, relay, publisher, Route(CONTEXT), PostroomFormat(), clock, random, settings
+            source, held, relay, publisher, EventRoute(CONTEXT), PostroomFormat(), clock, random, settings
         )
     finally:
         await source.close()

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.messages import NewMessage
 from postroom.domain.policy import TopicPolicy
@@ -39,7 +39,7 @@ FAILURES = (
 )
 
 
-async def fail(post: Postroom, clock: ManualClock, failures: Sequence[Failure]) -> None:
+async def fail(post: OwnedMailbox, clock: ManualClock, failures: Sequence[Failure]) -> None:
     """Send messages that are dead-lettered at once."""
     for failure in failures:
         for number in range(failure.messages):
@@ -63,7 +63,7 @@ def fill(store: Store, failures: Sequence[Failure] = FAILURES, *, start_us: int 
         log = open_log(store, MAILBOX)
         engine = MailboxEngine(log, clock)
         await engine.open("a test", "queue", SettingsChanges.of(None, POLICY))
-        await fail(Postroom(engine, clock), clock, failures)
+        await fail(OwnedMailbox(engine, clock), clock, failures)
         await engine.close()
         log.close()
 

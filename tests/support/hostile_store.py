@@ -4,8 +4,8 @@ import asyncio
 import json
 from pathlib import Path
 
-from postroom.adapters.compose import Postroom, open_mailbox
-from postroom.adapters.compose.projections import LocalRunner, rebuild_projections
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
+from postroom.adapters.compose.projections import LocalTaskRunner, rebuild_projections
 from postroom.application.messages import NewMessage
 from postroom.domain.errors import Rejected
 from postroom.domain.names import DEFAULT_MAILBOX
@@ -25,7 +25,7 @@ LARGE_BODY = b'{"lines": [' + b",".join(b'"%064d"' % number for number in range(
 def create_store(path: Path) -> None:
     """Create the store with its read models; no event loop may run."""
     asyncio.run(_fill(str(path)))
-    rebuild_projections(str(path), runner=LocalRunner())
+    rebuild_projections(str(path), runner=LocalTaskRunner())
 
 
 async def _fill(store: str) -> None:
@@ -50,7 +50,7 @@ async def _fill(store: str) -> None:
         )
 
 
-async def fail(mailbox: Postroom, messages: list[NewMessage]) -> None:
+async def fail(mailbox: OwnedMailbox, messages: list[NewMessage]) -> None:
     """Send messages of the topic, and have each become a dead letter."""
     await _send(mailbox, messages)
     deliveries = await mailbox.receive_messages(TOPIC, max_messages=len(messages), consumer=XSS[:60])
@@ -59,7 +59,7 @@ async def fail(mailbox: Postroom, messages: list[NewMessage]) -> None:
         await mailbox.nack_messages([delivery.receipt], reason=REASON)
 
 
-async def _send(mailbox: Postroom, messages: list[NewMessage]) -> None:
+async def _send(mailbox: OwnedMailbox, messages: list[NewMessage]) -> None:
     for answer in await mailbox.send_batch(messages):
         if isinstance(answer, Rejected):
             raise answer

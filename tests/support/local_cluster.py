@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.grpc.forwarding import LocalMailboxes
 from postroom.adapters.grpc.handlers import MailboxHandlers
 from postroom.application.cluster.runner import ServedMailboxes
@@ -25,7 +25,7 @@ class LocalCluster:
     def __init__(self) -> None:
         self._control_plane = FixedControlPlane()
         self._opened = AsyncExitStack()
-        self._mailboxes: dict[str, Postroom] = {}
+        self._mailboxes: dict[str, OwnedMailbox] = {}
         self._owners: dict[str, Owner] = {}
         self._local = ServedMailboxes()
         self._proxy: RunningProxy | None = None

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.grpc.client import connect_grpc
 from postroom.adapters.grpc.forwarding import ForwardingHandlers, LocalMailboxes
 from postroom.adapters.grpc.handlers import MailboxHandlers
@@ -29,7 +29,8 @@ from tests.support.waiting import SECONDS, until
 
 
 def service_of(
-    mailbox: Postroom, access: Callable[[Postroom, Callable[..., Awaitable[Page[FoundMessage]]]], OpenSession]
+    mailbox: OwnedMailbox,
+    access: Callable[[OwnedMailbox, Callable[..., Awaitable[Page[FoundMessage]]]], OpenSession],
 ) -> Service:
     return Service(
         mailbox,
@@ -54,13 +55,13 @@ class Owner:
         self._stack = stack
         self._removals: dict[str, Callable[[], None]] = {}
 
-    async def own(self, name: str) -> Postroom:
+    async def own(self, name: str) -> OwnedMailbox:
         """Open a mailbox, and serve it."""
         mailbox = await self._stack.enter_async_context(open_mailbox("memory:", name))
         self.serve(mailbox)
         return mailbox
 
-    def serve(self, mailbox: Postroom) -> None:
+    def serve(self, mailbox: OwnedMailbox) -> None:
         """Serve a mailbox."""
         self._removals[mailbox.name] = self._served.add(service_of(mailbox, unrestricted))
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from typing import Any
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.message import (
@@ -117,7 +117,7 @@ async def _check_outcomes(log: MemoryEventLog, job: str, batch: int, count: int)
     assert sum(each.outcome == "skipped" for each in messages) == report.skipped
 
 
-async def _check_undo(mailbox: Postroom, job: str, changed: Set[bytes]) -> None:
+async def _check_undo(mailbox: OwnedMailbox, job: str, changed: Set[bytes]) -> None:
     """Undo a job; what it changed and nobody received is a dead letter again, and nothing else changes.
 
     Arguments:
@@ -166,7 +166,7 @@ def _is_replaced(event: object) -> bool:
     return isinstance(event, MessageDeadLettered) and event.reason == REPLACED
 
 
-async def _until_progress(mailbox: Postroom, job: str) -> None:
+async def _until_progress(mailbox: OwnedMailbox, job: str) -> None:
     """Return when a job that is at work has done something."""
     before = await mailbox.get_redrive(job)
 
@@ -177,7 +177,7 @@ async def _until_progress(mailbox: Postroom, job: str) -> None:
     await until_answer(has_progress)
 
 
-async def _receive(mailbox: Postroom, id_: str, step: str) -> None:
+async def _receive(mailbox: OwnedMailbox, id_: str, step: str) -> None:
     """Settle a message that was redriven, or have it fail; one that is only redriven stays in its queue."""
     if step == "redrive":
         return

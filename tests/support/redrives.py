@@ -3,14 +3,14 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.mailbox.codec import to_records
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.messages import NewMessage
 from postroom.application.query_results import RedriveReport
-from postroom.application.redrive.jobs import RedriveRunner
+from postroom.application.redrive.jobs import RedriveWorker
 from postroom.application.threads import background_task
 from postroom.domain.commit import Commit, IndexEntry
 from postroom.domain.mailbox.commands import Sweep
@@ -53,12 +53,12 @@ EVERY_FIELD = RedriveSpec(
 @asynccontextmanager
 async def owned(
     log: MemoryEventLog, *, batch: int = 3, policy: TopicPolicy = POLICY, is_running: bool = True
-) -> AsyncIterator[Postroom]:
+) -> AsyncIterator[OwnedMailbox]:
     """Own a mailbox, whose jobs change `batch` messages at a time; a crash leaves nothing but its log."""
     engine = MailboxEngine(log, SystemClock())
     await engine.open("test", settings=SettingsChanges.of(None, policy))
-    postroom = Postroom(engine, SystemClock())
-    postroom.redrives.runner = RedriveRunner(engine, batch=batch)
+    postroom = OwnedMailbox(engine, SystemClock())
+    postroom.redrives.runner = RedriveWorker(engine, batch=batch)
     async with background_task(postroom.redrives.runner.run() if is_running else _nothing()):
         yield postroom
     await engine.close()
@@ -81,7 +81,7 @@ def log_of(commits: Sequence[Commit]) -> MemoryEventLog:
 
 
 async def add_dead_letters(
-    mailbox: Postroom,
+    mailbox: OwnedMailbox,
     ids: Sequence[str],
     *,
     topic: str = "orders",
@@ -97,7 +97,7 @@ async def add_dead_letters(
         await mailbox.nack_messages([each.receipt for each in received], reason=error)
 
 
-async def ended(mailbox: Postroom, job: RedriveReport) -> RedriveReport:
+async def ended(mailbox: OwnedMailbox, job: RedriveReport) -> RedriveReport:
     """Return a job when it is not at work any more."""
 
     async def is_idle() -> bool:
@@ -108,11 +108,11 @@ async def ended(mailbox: Postroom, job: RedriveReport) -> RedriveReport:
     return await mailbox.get_redrive(job.job_id)
 
 
-async def dead_ids(mailbox: Postroom) -> list[str]:
+async def dead_ids(mailbox: OwnedMailbox) -> list[str]:
     """Return the ids of the dead letters, sorted."""
     return sorted(each.message_id for each in (await mailbox.list_dead_letters(limit=1_000)).items)
 
 
-async def ready_ids(mailbox: Postroom, topic: str = "orders") -> list[str]:
+async def ready_ids(mailbox: OwnedMailbox, topic: str = "orders") -> list[str]:
     """Return the ids of the ready messages of a topic, sorted."""
     return sorted(each.message_id for each in await mailbox.peek_messages(topic, limit=1_000))

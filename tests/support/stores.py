@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.sqlite.event_log import SqliteEventLog
@@ -69,13 +69,13 @@ class Place:
         policy: TopicPolicy | None = None,
         cache_bytes: int = 64 << 20,
         archive: LogArchive | None = None,
-    ) -> AsyncIterator[Postroom]:
+    ) -> AsyncIterator[OwnedMailbox]:
         """Own the mailbox while the context lasts."""
         log = self.open_log()
         engine = MailboxEngine(log, self.clock, cache_bytes=cache_bytes)
         try:
             await engine.open("test", mode, SettingsChanges.of(limits, policy))
-            yield Postroom(engine, self.clock, archive or self.archive)
+            yield OwnedMailbox(engine, self.clock, archive or self.archive)
         finally:
             await engine.close()
             log.close()
@@ -104,13 +104,13 @@ def copy_store(store: Path, folder: Path) -> Path:
     return folder / store.name
 
 
-async def receive_one(mailbox: Postroom, topic: str = "orders") -> ReceivedMessage:
+async def receive_one(mailbox: OwnedMailbox, topic: str = "orders") -> ReceivedMessage:
     """Receive the next message."""
     (received,) = await mailbox.receive_messages(topic, max_messages=1)
     return received
 
 
-async def live(mailbox: Postroom, count: int, topic: str = "orders") -> None:
+async def live(mailbox: OwnedMailbox, count: int, topic: str = "orders") -> None:
     """Send messages, settle a third, nack a third, and leave a third in flight."""
     await mailbox.send_batch([message(b"%d" % n, topic, sticky_key=str(n)) for n in range(count)])
     received: list[ReceivedMessage] = []

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.compose.serve import (
     HttpSettings,
-    Protection,
+    SurfaceProtection,
     open_grpc_surface,
     open_http_surface,
     serve_mailbox,
@@ -17,13 +17,13 @@ from postroom.adapters.compose.serve import (
 
 @asynccontextmanager
 async def served(
-    mailbox: Postroom,
+    mailbox: OwnedMailbox,
     protocol: str,
     address: str = "127.0.0.1:0",
     *,
     settings: HttpSettings | None = None,
     access: Any = unrestricted,
-    protection: Protection | None = None,
+    protection: SurfaceProtection | None = None,
     mount: Any = None,
     measure: Any = None,
 ) -> AsyncIterator[str]:

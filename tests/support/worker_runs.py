@@ -6,15 +6,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from postroom import NewMessage, Worker
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from tests.support.waiting import SECONDS
 
 
-async def send(mailbox: Postroom, *payloads: bytes, topic: str = "orders") -> None:
+async def send(mailbox: OwnedMailbox, *payloads: bytes, topic: str = "orders") -> None:
     await mailbox.send_batch([NewMessage(topic=topic, payload=payload) for payload in payloads])
 
 
-async def unsettled(mailbox: Postroom) -> dict[str, int]:
+async def unsettled(mailbox: OwnedMailbox) -> dict[str, int]:
     """Return the numbers of messages that are not settled."""
     shards = (await mailbox.get_backlog()).shards
     names = ("ready", "in_flight", "delayed", "dead")
@@ -23,7 +23,9 @@ async def unsettled(mailbox: Postroom) -> dict[str, int]:
 
 
 @asynccontextmanager
-async def running(worker: Worker, mailbox: Postroom, **options: Any) -> AsyncIterator["asyncio.Task[Any]"]:
+async def running(
+    worker: Worker, mailbox: OwnedMailbox, **options: Any
+) -> AsyncIterator["asyncio.Task[Any]"]:
     """Run a worker until the context ends, and see that it stops."""
     task = asyncio.create_task(worker.run(mailbox, **options))
     try:

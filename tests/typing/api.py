@@ -29,8 +29,8 @@ from postroom import (
     NewEvent,
     NewMessage,
     Outbox,
+    OwnedMailbox,
     Page,
-    Postroom,
     PostroomError,
     Receipt,
     ReceivedMessage,
@@ -63,7 +63,7 @@ from postroom import (
 )
 
 
-async def send(mailbox: Postroom) -> str:
+async def send(mailbox: OwnedMailbox) -> str:
     sent = await mailbox.send_message(
         NewMessage(
             topic="orders",
@@ -81,7 +81,7 @@ async def send(mailbox: Postroom) -> str:
     return sent.message_id
 
 
-async def send_many(mailbox: Postroom, payloads: Sequence[bytes]) -> list[str]:
+async def send_many(mailbox: OwnedMailbox, payloads: Sequence[bytes]) -> list[str]:
     ids: list[str] = []
     for answer in await mailbox.send_batch(
         [NewMessage(topic="orders", payload=payload) for payload in payloads]
@@ -99,7 +99,7 @@ async def send_many(mailbox: Postroom, payloads: Sequence[bytes]) -> list[str]:
     return ids
 
 
-async def store_envelopes(mailbox: Postroom, envelopes: Sequence[bytes]) -> None:
+async def store_envelopes(mailbox: OwnedMailbox, envelopes: Sequence[bytes]) -> None:
     def report(index: int, problem: EnvelopeProblem) -> None:
         assert_type(problem.message, str)
 
@@ -107,7 +107,7 @@ async def store_envelopes(mailbox: Postroom, envelopes: Sequence[bytes]) -> None
     assert_type(answers, list[Sent | Rejected])
 
 
-async def consume(mailbox: Postroom) -> None:
+async def consume(mailbox: OwnedMailbox) -> None:
     for message in await mailbox.receive_messages(
         "orders", max_messages=10, visibility_ms=30_000, wait_ms=20_000
     ):
@@ -129,7 +129,7 @@ def handle(payload: bytes) -> None:
     """Stand for a user's own code."""
 
 
-async def operate(mailbox: Postroom) -> None:
+async def operate(mailbox: OwnedMailbox) -> None:
     await mailbox.set_topic_policy("orders", TopicPolicy(shards=16, max_attempts=3).validate())
     await mailbox.pause_topic("orders")
     await mailbox.resume_topic("orders")
@@ -206,7 +206,7 @@ class Notifier:
         self.ack = ack
 
 
-def inject(mailbox: Postroom) -> Notifier:
+def inject(mailbox: OwnedMailbox) -> Notifier:
     return Notifier(mailbox.send_message, mailbox.receive_messages, mailbox.ack_messages)
 
 
@@ -222,7 +222,7 @@ async def place(message: ReceivedMessage, order: dict[str, str]) -> None:
 def report(text: str) -> None: ...
 
 
-async def work(mailbox: Postroom) -> int:
+async def work(mailbox: OwnedMailbox) -> int:
     assert_type(report("text"), None)
     counts = await worker.run(mailbox, once=True)
     assert_type(counts, WorkerCounts)

@@ -4,7 +4,7 @@ from uuid import UUID
 
 from eventsourcing.application import Application
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.grpc.client import GrpcTransport
 from postroom.adapters.http_client.client import HttpTransport
 from postroom.adapters.local.mailbox import SharedMailbox
@@ -30,7 +30,11 @@ from postroom.application.ports.outbox import MessageOutbox, OutboxRepository
 
 
 def adapters_fit_their_ports(
-    owned: Postroom, shared: SharedMailbox, remote: MailboxClient, http: HttpTransport, grpc: GrpcTransport
+    owned: OwnedMailbox,
+    shared: SharedMailbox,
+    remote: MailboxClient,
+    http: HttpTransport,
+    grpc: GrpcTransport,
 ) -> None:
     logs: list[EventLog] = [MemoryEventLog("acme@one"), SqliteEventLog("store.db", "acme@one")]
     owners: list[Ownership] = [MemoryOwnership(), FileOwnership("store.db")]

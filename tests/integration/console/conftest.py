@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from tests.support.access import Controlled, MemoryPlace, controlled_mailbox
 from tests.support.clocks import ManualClock
 from tests.support.messages import message
@@ -34,7 +34,7 @@ def access_of(place: Controlled[Any, Any]) -> Any:
 
 
 @pytest.fixture
-async def stored(tmp_path: Path) -> AsyncIterator[Controlled[Postroom, ManualClock]]:
+async def stored(tmp_path: Path) -> AsyncIterator[Controlled[OwnedMailbox, ManualClock]]:
     """A mailbox with some messages in the SQLite file `store.db` of `tmp_path`, with access control."""
     at = sqlite_place(tmp_path)
     async with at.open() as mailbox:
@@ -47,7 +47,9 @@ async def stored(tmp_path: Path) -> AsyncIterator[Controlled[Postroom, ManualClo
 
 
 @pytest.fixture
-async def stored_browser(stored: Controlled[Postroom, ManualClock], tmp_path: Path) -> AsyncIterator[Browser]:
+async def stored_browser(
+    stored: Controlled[OwnedMailbox, ManualClock], tmp_path: Path
+) -> AsyncIterator[Browser]:
     """A browser at the console of `stored`."""
     store = str(tmp_path / "store.db")
     async with served_console(stored.mailbox, store=store, access=access_of(stored)) as browser:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.system.clock import SystemClock
 from tests.support.access import Controlled
 from tests.support.dead_letters import MAILBOX, fill
@@ -18,7 +18,7 @@ DAY_US = 24 * 3_600_000_000
 class Desk(NamedTuple):
     """A mailbox with access control, and a browser that is signed in with all rights."""
 
-    mailbox: Postroom
+    mailbox: OwnedMailbox
     place: Controlled[Any, Any]
     browser: Browser
 

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 from starlette.routing import Route
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.compose.serve import make_service, unrestricted
 from postroom.adapters.console.app import make_console
 from postroom.adapters.console.pages import message as message_page
@@ -21,7 +21,7 @@ from tests.support.clocks import ManualClock
 from tests.support.console_matrix import NEEDS, PUBLIC, READS, Need, is_permitted, need_of
 from tests.support.servers.console import Answer, Browser
 
-Stored = Controlled[Postroom, ManualClock]
+Stored = Controlled[OwnedMailbox, ManualClock]
 ALL = frozenset(Right)
 HEADERS = {
     "content-security-policy": (
@@ -68,7 +68,7 @@ async def request(browser: Browser, method: str, path: str, csrf: str, form: Nee
         return Answer(response.status, response.headers, text, response.url.raw_path_qs)
 
 
-def routes(mailbox: Postroom) -> list[str]:
+def routes(mailbox: OwnedMailbox) -> list[str]:
     """Return the routes of the console, each as method and path."""
     service = make_service("memory:", mailbox, access=unrestricted)
     app = make_console(service, ConsoleData(), ConsoleSettings(), Samples(mailbox, None))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.access import open_local_access, read_audit_log
 from postroom.adapters.compose.console import new_code
 from postroom.adapters.console.pages import audit as audit_page
@@ -27,7 +27,7 @@ from tests.support.clocks import ManualClock
 from tests.support.messages import MAILBOX, message
 from tests.support.servers.console import Answer, Browser, served_console
 
-Stored = Controlled[Postroom, ManualClock]
+Stored = Controlled[OwnedMailbox, ManualClock]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.compose.store import open_store
 from postroom.application.ports.control_plane import Member, PartitionRange
 from postroom.application.ports.read_models import ContextBacklog
@@ -19,7 +19,7 @@ from tests.support.clocks import ManualClock
 from tests.support.fixed_control_plane import FixedControlPlane
 from tests.support.servers.console import Browser, served_console
 
-Stored = Controlled[Postroom, ManualClock]
+Stored = Controlled[OwnedMailbox, ManualClock]
 
 
 class Admin(FixedControlPlane):

@@ -9,7 +9,7 @@ from aiohttp import ClientSession, CookieJar
 
 from postroom.adapters.compose.connect import connect
 from postroom.adapters.compose.console import ConsoleSettings
-from postroom.adapters.compose.serve import Protection
+from postroom.adapters.compose.serve import SurfaceProtection
 from postroom.domain.errors import InvalidRequest
 from tests.integration.console.conftest import access_of
 from tests.support.access import MemoryPlace
@@ -51,7 +51,7 @@ async def test_the_command_asks_the_owner_of_the_mailbox_and_serves_the_console_
 
 async def test_behind_a_proxy_with_tls_the_cookie_is_secure(place: MemoryPlace) -> None:
     async with served_console(
-        place.mailbox, access=access_of(place), protection=Protection(behind_proxy=True)
+        place.mailbox, access=access_of(place), protection=SurfaceProtection(behind_proxy=True)
     ) as browser:
         fields = {"token": place.issue()}
         async with browser.client.post(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.compose.console import ConsoleSettings
 from postroom.adapters.console.pages import log as log_page
 from postroom.adapters.sqlite.event_log import SqliteEventLog
@@ -24,7 +24,7 @@ from tests.support.clocks import ManualClock
 from tests.support.servers.console import Answer, Browser, served_console
 from tests.support.stores import MAILBOX, message
 
-Stored = Controlled[Postroom, ManualClock]
+Stored = Controlled[OwnedMailbox, ManualClock]
 
 
 def commits_of(folder: Path) -> list[Commit]:

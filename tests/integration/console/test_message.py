@@ -11,7 +11,7 @@ from google.protobuf import source_context_pb2
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 from postroom.adapters.compose.console import ConsoleSettings, console_mount
-from postroom.adapters.compose.serve import Protection
+from postroom.adapters.compose.serve import SurfaceProtection
 from postroom.adapters.compose.testing import open_memory_mailbox
 from postroom.domain.capability.rights import Right
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
@@ -312,7 +312,7 @@ async def test_masked_fields_are_hidden_from_those_without_the_right_admin(place
 
 
 async def test_behind_a_proxy_calls_to_be_copied_go_to_the_proxy_with_tls() -> None:
-    protection = Protection(behind_proxy=True)
+    protection = SurfaceProtection(behind_proxy=True)
     async with (
         open_memory_mailbox() as mailbox,
         served_console(mailbox, protection=protection, trusts_proxy=True) as browser,

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.access import open_access, open_capabilities, open_key_ring
 from postroom.application.messages import NewMessage
 from tests.support.servers.console import Browser, served_console
@@ -43,7 +43,7 @@ COLLECTION = "import sys\nids = []\ndef print(detail): ids.append(detail.message
 
 
 class Site(NamedTuple):
-    mailbox: Postroom
+    mailbox: OwnedMailbox
     browser: Browser
     variables: dict[str, str]
 

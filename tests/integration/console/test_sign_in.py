@@ -7,7 +7,7 @@ from io import BytesIO
 import pytest
 
 from postroom.adapters.compose.console import ConsoleSettings, new_code
-from postroom.adapters.compose.serve import Protection
+from postroom.adapters.compose.serve import SurfaceProtection
 from postroom.domain.capability.rights import Right
 from tests.integration.console.conftest import access_of
 from tests.support.access import MemoryPlace
@@ -210,7 +210,7 @@ async def test_attempts_through_a_trusted_proxy_are_throttled_by_the_address_of_
             place.mailbox,
             access=access_of(place),
             settings=ConsoleSettings(max_failed_sign_ins=1),
-            protection=Protection(behind_proxy=is_trusted),
+            protection=SurfaceProtection(behind_proxy=is_trusted),
             trusts_proxy=is_trusted,
         ) as browser:
             for address, status in (("192.0.2.1", 401), ("192.0.2.2", expected)):
@@ -235,7 +235,7 @@ async def test_links_begin_with_the_prefix_of_a_trusted_proxy_only(place: Memory
         async with served_console(
             place.mailbox,
             access=access_of(place),
-            protection=Protection(behind_proxy=is_trusted),
+            protection=SurfaceProtection(behind_proxy=is_trusted),
             trusts_proxy=is_trusted,
         ) as browser:
             page = await browser.get("/sign-in", headers=headers)

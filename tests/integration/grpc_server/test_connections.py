@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.compose.connect import connect_remote
 from postroom.adapters.compose.control_plane import (
     LeaseStores,
@@ -17,7 +17,7 @@ from postroom.adapters.compose.control_plane import (
     open_node_access,
     serve_admin,
 )
-from postroom.adapters.compose.serve import ConnectionLimits, HttpSettings, Protection
+from postroom.adapters.compose.serve import ConnectionLimits, HttpSettings, SurfaceProtection
 from postroom.adapters.memory.lease_store import MemoryLeaseStore
 from tests.support.access import controlled_mailbox
 from tests.support.lease_requests import lease_request
@@ -60,14 +60,14 @@ async def test_a_connection_without_a_token_ends_before_one_with_a_token() -> No
             await known.send_message(message())
 
 
-async def test_connections_above_the_share_of_an_address_are_closed(mailbox: Postroom) -> None:
+async def test_connections_above_the_share_of_an_address_are_closed(mailbox: OwnedMailbox) -> None:
     settings = HttpSettings(max_unauthenticated_per_address=2, unauthenticated_timeout_ms=LONG_MS)
     async with served(mailbox, "grpc", settings=settings) as url, AsyncExitStack() as opened:
         channels = [await opened.enter_async_context(stranger(url)) for _ in range(4)]
         await until(lambda: [each.get_state() for each in channels].count(READY) == 2)
 
 
-async def test_one_client_without_a_token_shuts_nobody_out(mailbox: Postroom) -> None:
+async def test_one_client_without_a_token_shuts_nobody_out(mailbox: OwnedMailbox) -> None:
     settings = HttpSettings(max_connections=12, unauthenticated_timeout_ms=LONG_MS)
     async with (
         served(mailbox, "grpc", settings=settings) as url,
@@ -84,7 +84,7 @@ async def test_one_client_without_a_token_shuts_nobody_out(mailbox: Postroom) ->
 
 async def test_an_admin_closes_connections_without_the_node_token() -> None:
     access = open_node_access("node-" + "t" * 40, None)
-    protection = Protection(limits=ConnectionLimits(unauthenticated_timeout_ms=300))
+    protection = SurfaceProtection(limits=ConnectionLimits(unauthenticated_timeout_ms=300))
     stores = LeaseStores(MemoryLeaseStore())
     async with (
         serve_admin(stores, "127.0.0.1:0", access=access, protection=protection) as admin,

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.grpc import server
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.domain.errors import Unavailable
@@ -19,7 +19,7 @@ from tests.support.waiting import SECONDS
 
 
 async def test_a_delivery_has_the_envelope_without_the_publishers_token(
-    mailbox: Postroom, caller: Caller
+    mailbox: OwnedMailbox, caller: Caller
 ) -> None:
     sent = pb.RecvResponse.FromString(b"")
     external = sent.messages.add().envelope
@@ -43,7 +43,7 @@ async def test_a_receive_waits_no_longer_than_its_caller(
     assert list(response.messages) == []
 
 
-async def test_a_caller_that_stops_waiting_takes_no_message(mailbox: Postroom, caller: Caller) -> None:
+async def test_a_caller_that_stops_waiting_takes_no_message(mailbox: OwnedMailbox, caller: Caller) -> None:
     waiting = caller.recv(pb.RecvRequest(topics=["orders"], wait_ms=60_000))
     await asyncio.sleep(0.2)
     waiting.cancel()
@@ -147,7 +147,7 @@ asyncio.run(main())
 
 
 async def test_messages_of_a_caller_that_is_paused_are_ready_again(
-    mailbox: Postroom, monkeypatch: pytest.MonkeyPatch
+    mailbox: OwnedMailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = {"grpc.keepalive_time_ms": 1_000, "grpc.http2.ping_timeout_ms": 500}
     monkeypatch.setattr(server, "OPTIONS", list((dict(server.OPTIONS) | quick).items()))
@@ -168,7 +168,7 @@ async def test_messages_of_a_caller_that_is_paused_are_ready_again(
 
 
 async def test_a_stream_survives_a_mailbox_that_is_unavailable_for_a_while(
-    mailbox: Postroom, caller: Caller, monkeypatch: pytest.MonkeyPatch
+    mailbox: OwnedMailbox, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receive = mailbox.receive_messages
     failures = [Unavailable("The store is locked; try again.", retry_after_ms=10)]
@@ -188,7 +188,7 @@ async def test_a_stream_survives_a_mailbox_that_is_unavailable_for_a_while(
 
 
 async def test_a_server_that_stops_ends_its_streams_and_leaves_their_receipts_valid(
-    mailbox: Postroom,
+    mailbox: OwnedMailbox,
 ) -> None:
     await mailbox.send_message(message())
     async with AsyncExitStack() as running, AsyncExitStack() as closing:

@@ -5,7 +5,7 @@ from typing import Any
 import grpc
 import pytest
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.grpc.calls import METHODS
 from postroom.adapters.grpc.server import MAX_REQUEST_BYTES
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
@@ -53,7 +53,7 @@ async def test_a_refused_call_has_the_code_of_its_error(
     assert (refused.value.code(), info.reason, info.domain, retry) == (code, reason, "postroom", None)
 
 
-async def test_a_refusal_for_now_says_when_to_retry(mailbox: Postroom, caller: Caller) -> None:
+async def test_a_refusal_for_now_says_when_to_retry(mailbox: OwnedMailbox, caller: Caller) -> None:
     await mailbox.set_topic_policy("orders", TopicPolicy(shard_capacity=1))
     await caller.send(new())
     with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -66,7 +66,7 @@ async def test_a_refusal_for_now_says_when_to_retry(mailbox: Postroom, caller: C
     assert (answer.results[0].error.code, answer.results[0].error.retry_after_ms > 0) == ("E_SATURATED", True)
 
 
-async def test_conflicts_have_codes_of_their_own(mailbox: Postroom, caller: Caller) -> None:
+async def test_conflicts_have_codes_of_their_own(mailbox: OwnedMailbox, caller: Caller) -> None:
     await caller.send(new(idem_key="key"))
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await caller.send(new(b"other", idem_key="key"))
@@ -106,7 +106,7 @@ async def test_a_long_error_fits_into_the_trailers(caller: Caller) -> None:
 
 
 async def test_a_defect_is_an_internal_error_without_its_details(
-    mailbox: Postroom, caller: Caller, monkeypatch: pytest.MonkeyPatch
+    mailbox: OwnedMailbox, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("secret")

@@ -12,7 +12,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.grpc.operations import read_answer
 from postroom.adapters.grpc.server import grpc_surface
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
@@ -64,13 +64,13 @@ def test_only_this_host_is_served(address: str) -> None:
         grpc_surface(address)
 
 
-async def test_an_address_that_is_in_use_is_refused(mailbox: Postroom, address: str) -> None:
+async def test_an_address_that_is_in_use_is_refused(mailbox: OwnedMailbox, address: str) -> None:
     with pytest.raises(Unavailable, match="choose another address"):
         async with serve_grpc(mailbox, address.removeprefix("grpc://")):
             pass
 
 
-async def test_a_unix_socket_is_for_this_user_alone(mailbox: Postroom, tmp_path: Path) -> None:
+async def test_a_unix_socket_is_for_this_user_alone(mailbox: OwnedMailbox, tmp_path: Path) -> None:
     path = tmp_path / "grpc.socket"
     before = os.umask(0o022)
     try:
@@ -90,7 +90,7 @@ async def test_a_unix_socket_is_for_this_user_alone(mailbox: Postroom, tmp_path:
         os.umask(before)
 
 
-async def test_read_models_are_searched_for_this_mailbox_alone(mailbox: Postroom) -> None:
+async def test_read_models_are_searched_for_this_mailbox_alone(mailbox: OwnedMailbox) -> None:
     filters: list[EventFilter] = []
 
     async def search(filter_: EventFilter) -> Page[FoundMessage]:
@@ -120,7 +120,7 @@ async def test_read_models_are_searched_for_this_mailbox_alone(mailbox: Postroom
 
 
 async def test_numbers_are_cursors_of_dead_letters_also_of_servers_that_tell_no_cursor(
-    mailbox: Postroom, caller: Caller
+    mailbox: OwnedMailbox, caller: Caller
 ) -> None:
     await mailbox.set_topic_policy("orders", TopicPolicy(max_attempts=1))
     await mailbox.send_batch([message(b"1"), message(b"2")])

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.maintenance import migrate_store
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.mailbox import engine
@@ -66,7 +66,7 @@ def message(key: str) -> NewMessage:
     return NewMessage(topic="orders", payload=key.encode(), idem_key=key)
 
 
-async def send(mailbox: Postroom, run: str, acknowledged: dict[str, str]) -> None:
+async def send(mailbox: OwnedMailbox, run: str, acknowledged: dict[str, str]) -> None:
     """Send until that fails."""
     for number in range(100_000):
         keys = [f"{run}-{number}-{place}" for place in range(3)]
@@ -79,7 +79,7 @@ async def send(mailbox: Postroom, run: str, acknowledged: dict[str, str]) -> Non
             acknowledged[key] = answer.message_id
 
 
-async def send_when_possible(mailbox: Postroom) -> None:
+async def send_when_possible(mailbox: OwnedMailbox) -> None:
     for _ in range(1_000):
         try:
             await mailbox.send_message(message("afterwards"))

@@ -13,7 +13,7 @@ from postroom import MailboxOutbox, NewEvent, Outbox, ReceivedMessage, Sent, Wor
 from postroom.adapters.cli.main import main
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.outbox import MailboxTarget, open_relay
-from postroom.adapters.compose.projections import LocalRunner, rebuild_projections, verify_projections
+from postroom.adapters.compose.projections import LocalTaskRunner, rebuild_projections, verify_projections
 from postroom.adapters.postgres.capture.settings import CaptureSettings
 from postroom.adapters.postgres.capture.source import PostgresCaptureSource
 from postroom.adapters.postgres.database import connect as connect_database
@@ -133,7 +133,7 @@ def filled(
             return {"id": live, "dead": dead}
 
     names = asyncio.run(fill())
-    rebuild_projections(url, runner=LocalRunner())
+    rebuild_projections(url, runner=LocalTaskRunner())
     return Filled(url, pgbouncer.url(url), names)
 
 
@@ -260,8 +260,8 @@ async def test_no_setting_of_a_role_changes_the_text_of_values(
         Outbox().record(connection, event)
     async with open_mailbox(url, MAILBOX) as mailbox:
         await mailbox.send_message(message())
-    rebuild_projections(url, runner=LocalRunner())
-    assert verify_projections(url, runner=LocalRunner()).is_intact
+    rebuild_projections(url, runner=LocalTaskRunner())
+    assert verify_projections(url, runner=LocalTaskRunner()).is_intact
 
 
 def test_events_and_messages_are_recorded_through_a_pooler(filled: Filled) -> None:
@@ -311,7 +311,7 @@ async def _follow(url: str) -> None:
 
 
 async def _rebuild(url: str) -> None:
-    rebuild_projections(url, runner=LocalRunner())
+    rebuild_projections(url, runner=LocalTaskRunner())
 
 
 async def _capture(url: str) -> None:

@@ -19,7 +19,7 @@ from postroom.adapters.cli.main import main
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.backup import back_up
 from postroom.adapters.compose.control_plane import open_lease_store
-from postroom.adapters.compose.projections import LocalRunner, rebuild_projections, verify_projections
+from postroom.adapters.compose.projections import LocalTaskRunner, rebuild_projections, verify_projections
 from postroom.adapters.compose.restore import restore
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.postgres.database import connect
@@ -231,7 +231,7 @@ def filled(database: str, stores: list[str]) -> list[str]:
 
     for schema, url in zip(SCHEMAS, stores, strict=True):
         asyncio.run(send(url, f"early-{schema}"))
-        rebuild_projections(url, runner=LocalRunner())
+        rebuild_projections(url, runner=LocalTaskRunner())
         asyncio.run(send(url, f"late-{schema}"))
     return stores
 
@@ -272,7 +272,7 @@ def test_commands_read_the_store_that_is_named(filled: list[str], run: Run, tmp_
         assert f"late-{schema}" in printed
         assert f"-{other}" not in printed
         assert f"?schema={other}" not in printed
-        assert verify_projections(url, runner=LocalRunner()).is_intact
+        assert verify_projections(url, runner=LocalTaskRunner()).is_intact
 
 
 async def test_a_backup_holds_one_store_and_is_restored_into_any_schema(
@@ -353,7 +353,7 @@ async def test_dropping_a_schema_leaves_the_other_store(create_database: CreateD
             migrate(in_schema(url, schema), set_)
         async with open_mailbox(in_schema(url, schema), MAILBOX) as mailbox:
             await mailbox.send_message(message(topic="orders", message_id="order-1"))
-        rebuild_projections(in_schema(url, schema), runner=LocalRunner())
+        rebuild_projections(in_schema(url, schema), runner=LocalTaskRunner())
     left = in_schema(url, "billing")
     indexes = "SELECT indexdef FROM pg_indexes WHERE schemaname = 'billing' ORDER BY 1"
     with closing(psycopg.connect(url, autocommit=True)) as connection:
@@ -365,7 +365,7 @@ async def test_dropping_a_schema_leaves_the_other_store(create_database: CreateD
     assert len(before) == len(after)
     async with open_mailbox(left, MAILBOX) as mailbox:
         await mailbox.send_message(message(topic="orders", message_id="order-2"))
-    assert verify_projections(left, runner=LocalRunner()).is_intact
+    assert verify_projections(left, runner=LocalTaskRunner()).is_intact
 
 
 def test_a_schema_that_does_not_exist_names_the_command_that_makes_it(database: str, run: Run) -> None:
@@ -374,7 +374,7 @@ def test_a_schema_that_does_not_exist_names_the_command_that_makes_it(database: 
     for use in (
         lambda: open_store(url).mailboxes(),
         lambda: open_store(url).event_log(MAILBOX),
-        lambda: rebuild_projections(url, runner=LocalRunner()),
+        lambda: rebuild_projections(url, runner=LocalTaskRunner()),
         lambda: open_store(url).read_models().is_following(),
     ):
         with pytest.raises(UnusableServer, match=advice):

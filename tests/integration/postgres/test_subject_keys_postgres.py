@@ -13,7 +13,7 @@ import pytest
 
 from postroom.adapters.compose import OwnerSettings, open_mailbox
 from postroom.adapters.compose.erasures import Erasures
-from postroom.adapters.compose.projections import LocalRunner, rebuild_projections
+from postroom.adapters.compose.projections import LocalTaskRunner, rebuild_projections
 from postroom.adapters.subject_keys import postgres
 from postroom.adapters.subject_keys.master_key import LocalMasterKey
 from postroom.adapters.subject_keys.postgres import PostgresSubjectKeys, create_subject_keys
@@ -130,7 +130,7 @@ async def test_a_store_in_postgres_never_contains_what_is_encrypted_and_its_key_
         await mailbox.send_batch([message] * 3 + [plain])
         await mailbox.ack_messages([each.receipt for each in await mailbox.receive_messages("orders")][:1])
         await mailbox.engine.take_snapshot(whole=True)
-        await asyncio.to_thread(rebuild_projections, postgres_store, runner=LocalRunner())
+        await asyncio.to_thread(rebuild_projections, postgres_store, runner=LocalTaskRunner())
     with psycopg.connect(keys_database) as connection:
         (wrapped,) = connection.execute("SELECT data_key FROM postroom_keys.subjects").fetchone() or (b"",)
     texts = ["Alice-Quentin", "order-of-alice", "alice@example.org"]

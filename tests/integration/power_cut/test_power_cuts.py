@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.sqlite import database, event_log, message_outbox
 from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sqlite.event_log import SqliteEventLog
@@ -53,14 +53,14 @@ class Experiment:
             files = self.disk.after_cut(self._kind, self._chance)
             self.cuts.append(Cut(files, len(self.sent), len(self.acked)))
 
-    async def _send(self, mailbox: Postroom, number: int) -> None:
+    async def _send(self, mailbox: OwnedMailbox, number: int) -> None:
         payload = random.Random(number).randbytes(4_000)  # which can't be compressed
         new = [NewMessage(topic="orders", payload=payload) for _ in range(number % 5 + 1)]
         for sent in await mailbox.send_batch(new):
             assert isinstance(sent, Sent)
             self.sent.append(sent.message_id)
 
-    async def _receive(self, mailbox: Postroom) -> None:
+    async def _receive(self, mailbox: OwnedMailbox) -> None:
         received = await mailbox.receive_messages("orders", max_messages=3)
         assert await mailbox.ack_messages([each.receipt for each in received]) == [None] * len(received)
         self.acked += [each.message_id for each in received]

@@ -12,7 +12,7 @@ import pydantic.dataclasses
 import pytest
 
 from postroom import InvalidRequest, ReceivedMessage, Worker
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from tests.support.worker_runs import send, unsettled
 
 
@@ -119,7 +119,7 @@ def handlers(seen: list[Any]) -> Iterator[tuple[Callable[..., Any], bytes, Any]]
 
 
 @pytest.mark.parametrize("n", range(19))
-async def test_a_handler_gets_what_its_annotations_ask_for(mailbox: Postroom, n: int) -> None:
+async def test_a_handler_gets_what_its_annotations_ask_for(mailbox: OwnedMailbox, n: int) -> None:
     seen: list[Any] = []
     handler, payload, expected = list(handlers(seen))[n]
     worker = Worker()
@@ -184,7 +184,9 @@ def test_malformed_options_are_refused(topic: Any, options: dict[str, Any]) -> N
         Worker().consumer(topic, **options)
 
 
-async def test_a_worker_without_handlers_and_a_topic_registered_twice_are_refused(mailbox: Postroom) -> None:
+async def test_a_worker_without_handlers_and_a_topic_registered_twice_are_refused(
+    mailbox: OwnedMailbox,
+) -> None:
     worker = Worker()
     with pytest.raises(InvalidRequest, match="has no handlers"):
         await worker.run(mailbox)

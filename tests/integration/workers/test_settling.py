@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from postroom import NewMessage, ReceivedMessage, Worker
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from tests.support.waiting import SECONDS, until, until_answer
 from tests.support.worker_runs import running, send, unsettled
 
@@ -21,7 +21,7 @@ class Order(msgspec.Struct):
 
 
 async def test_a_message_whose_handler_raises_is_retried_and_then_dead_lettered_with_the_error(
-    mailbox: Postroom,
+    mailbox: OwnedMailbox,
 ) -> None:
     worker, attempts = Worker(), []
 
@@ -56,7 +56,7 @@ class NoException(BaseException):
 )
 @pytest.mark.parametrize("is_async", [True, False])
 async def test_no_exception_of_a_handler_ends_the_worker(
-    mailbox: Postroom, error: type[BaseException], is_async: bool
+    mailbox: OwnedMailbox, error: type[BaseException], is_async: bool
 ) -> None:
     worker = Worker()
 
@@ -93,7 +93,7 @@ async def leave_a_cancellation_behind() -> None:
 
 @pytest.mark.parametrize("end", [end_as_a_generator, cancel_itself, leave_a_cancellation_behind])
 async def test_a_handler_that_ends_its_task_does_not_keep_later_messages_from_being_handled(
-    mailbox: Postroom, end: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture
+    mailbox: OwnedMailbox, end: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture
 ) -> None:
     worker, handled = Worker(), []
 
@@ -116,7 +116,7 @@ async def test_a_handler_that_ends_its_task_does_not_keep_later_messages_from_be
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
 async def test_a_thread_that_raises_what_ends_a_loop_fails_only_its_delivery(
-    mailbox: Postroom, error: type[BaseException]
+    mailbox: OwnedMailbox, error: type[BaseException]
 ) -> None:
     worker = Worker()
 
@@ -129,7 +129,7 @@ async def test_a_thread_that_raises_what_ends_a_loop_fails_only_its_delivery(
     assert (await worker.run(mailbox, once=True)).handled == 1
 
 
-async def test_an_error_whose_text_is_no_utf_8_is_kept(mailbox: Postroom) -> None:
+async def test_an_error_whose_text_is_no_utf_8_is_kept(mailbox: OwnedMailbox) -> None:
     worker = Worker()
 
     @worker.consumer("orders")
@@ -143,7 +143,7 @@ async def test_an_error_whose_text_is_no_utf_8_is_kept(mailbox: Postroom) -> Non
     assert dead[0].last_error == "ValueError: \\ud800"
 
 
-async def test_a_coroutine_function_that_a_decorator_wraps_is_awaited(mailbox: Postroom) -> None:
+async def test_a_coroutine_function_that_a_decorator_wraps_is_awaited(mailbox: OwnedMailbox) -> None:
     worker, seen = Worker(), list[bytes]()
 
     async def handle(data: bytes) -> None:
@@ -160,7 +160,7 @@ async def test_a_coroutine_function_that_a_decorator_wraps_is_awaited(mailbox: P
     assert seen == [b"1"]
 
 
-async def test_a_handler_that_is_a_generator_fails_because_nothing_runs_it(mailbox: Postroom) -> None:
+async def test_a_handler_that_is_a_generator_fails_because_nothing_runs_it(mailbox: OwnedMailbox) -> None:
     worker = Worker()
 
     @worker.consumer("sync")
@@ -177,7 +177,7 @@ async def test_a_handler_that_is_a_generator_fails_because_nothing_runs_it(mailb
     assert (counts.handled, counts.failed >= 2) == (0, True)
 
 
-async def test_a_payload_that_can_not_be_decoded_fails_its_delivery(mailbox: Postroom) -> None:
+async def test_a_payload_that_can_not_be_decoded_fails_its_delivery(mailbox: OwnedMailbox) -> None:
     worker = Worker()
 
     @worker.consumer("orders")
@@ -192,7 +192,7 @@ async def test_a_payload_that_can_not_be_decoded_fails_its_delivery(mailbox: Pos
     assert "missing required field `total`" in str(dead.last_error)
 
 
-async def test_a_handler_that_exceeds_its_time_limit_fails_its_delivery(mailbox: Postroom) -> None:
+async def test_a_handler_that_exceeds_its_time_limit_fails_its_delivery(mailbox: OwnedMailbox) -> None:
     worker = Worker()
 
     @worker.consumer("orders", timeout_ms=20)
@@ -207,7 +207,7 @@ async def test_a_handler_that_exceeds_its_time_limit_fails_its_delivery(mailbox:
 
 
 async def test_a_thread_whose_handler_exceeded_its_time_limit_gets_no_other_message_until_it_returns(
-    mailbox: Postroom,
+    mailbox: OwnedMailbox,
 ) -> None:
     worker, release, attempts = Worker(), threading.Event(), []
 
@@ -230,7 +230,7 @@ async def test_a_thread_whose_handler_exceeded_its_time_limit_gets_no_other_mess
     assert (task.result().handled, task.result().failed) == (1, 1)
 
 
-async def test_a_delivery_is_extended_while_its_handler_runs(mailbox: Postroom) -> None:
+async def test_a_delivery_is_extended_while_its_handler_runs(mailbox: OwnedMailbox) -> None:
     worker, attempts = Worker(), []
 
     @worker.consumer("orders", visibility_ms=2_000)  # long enough for a machine on which others run
@@ -243,7 +243,7 @@ async def test_a_delivery_is_extended_while_its_handler_runs(mailbox: Postroom) 
     assert attempts == [1, 1]
 
 
-async def test_no_more_handlers_run_at_once_than_the_concurrency(mailbox: Postroom) -> None:
+async def test_no_more_handlers_run_at_once_than_the_concurrency(mailbox: OwnedMailbox) -> None:
     worker, now, most = Worker(), 0, 0
 
     @worker.consumer("orders", concurrency=7)

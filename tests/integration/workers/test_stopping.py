@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from postroom import InvalidRequest, MailboxClosed, NewMessage, TopicPolicy, Worker, connect
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.workers import consumer_run
 from postroom.domain.errors import Unavailable
@@ -20,7 +20,7 @@ PATIENT = TopicPolicy(max_attempts=1_000, backoff_base_ms=1, backoff_max_ms=1)
 """For visibility timeouts so short that a busy machine exceeds them many times."""
 
 
-async def test_stopping_lets_handlers_finish(mailbox: Postroom) -> None:
+async def test_stopping_lets_handlers_finish(mailbox: OwnedMailbox) -> None:
     worker, started = Worker(), asyncio.Event()
 
     @worker.consumer("orders", concurrency=2)
@@ -37,7 +37,7 @@ async def test_stopping_lets_handlers_finish(mailbox: Postroom) -> None:
 
 @pytest.mark.parametrize("is_async", [True, False])
 async def test_handlers_that_do_not_finish_in_time_are_cancelled_and_their_messages_delivered_again(
-    mailbox: Postroom, is_async: bool
+    mailbox: OwnedMailbox, is_async: bool
 ) -> None:
     worker, started, release = Worker(), threading.Event(), threading.Event()
 
@@ -59,7 +59,7 @@ async def test_handlers_that_do_not_finish_in_time_are_cancelled_and_their_messa
 
 
 async def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_worker_from_stopping(
-    mailbox: Postroom, monkeypatch: pytest.MonkeyPatch
+    mailbox: OwnedMailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer_run, "CANCEL_SECONDS", 0.1)
     worker, started, release = Worker(), asyncio.Event(), asyncio.Event()
@@ -79,7 +79,7 @@ async def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_worker_
     assert [each.payload for each in received] == [b"1", b"2"]
 
 
-async def test_a_cancelled_worker_returns_its_messages_at_once(mailbox: Postroom) -> None:
+async def test_a_cancelled_worker_returns_its_messages_at_once(mailbox: OwnedMailbox) -> None:
     worker, started = Worker(), asyncio.Event()
 
     @worker.consumer("orders")
@@ -100,7 +100,7 @@ async def test_a_cancelled_worker_returns_its_messages_at_once(mailbox: Postroom
 
 
 async def test_an_ack_that_is_refused_altogether_does_not_stop_the_worker(
-    mailbox: Postroom, monkeypatch: pytest.MonkeyPatch
+    mailbox: OwnedMailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker, seen = Worker(), []
 
@@ -126,7 +126,7 @@ async def test_an_ack_that_is_refused_altogether_does_not_stop_the_worker(
 
 
 async def test_an_outage_of_the_mailbox_is_waited_for(
-    mailbox: Postroom, monkeypatch: pytest.MonkeyPatch
+    mailbox: OwnedMailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker, seen = Worker(), []
 
@@ -180,7 +180,7 @@ async def test_a_worker_runs_only_with_a_mailbox_that_is_open() -> None:
             await worker.run(nonsense)  # type: ignore[arg-type]
 
 
-async def test_a_worker_can_run_again_and_many_messages_are_each_handled_once(mailbox: Postroom) -> None:
+async def test_a_worker_can_run_again_and_many_messages_are_each_handled_once(mailbox: OwnedMailbox) -> None:
     worker, seen = Worker(), []
 
     @worker.consumer("orders", concurrency=16)

@@ -16,7 +16,7 @@ from postroom import (
     outbox,
     transaction,
 )
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from tests.support.waiting import SECONDS, until
 from tests.support.worker_runs import running, send, unsettled
 
@@ -24,7 +24,7 @@ from tests.support.worker_runs import running, send, unsettled
 
 
 async def test_a_pattern_matches_topics_present_and_future_and_exact_names_come_first(
-    mailbox: Postroom,
+    mailbox: OwnedMailbox,
 ) -> None:
     worker, seen = Worker(), []
 
@@ -49,7 +49,7 @@ async def test_a_pattern_matches_topics_present_and_future_and_exact_names_come_
 # -- middlewares ---
 
 
-async def test_middlewares_surround_the_handler_those_of_the_worker_outside(mailbox: Postroom) -> None:
+async def test_middlewares_surround_the_handler_those_of_the_worker_outside(mailbox: OwnedMailbox) -> None:
     seen: list[str] = []
 
     def middleware(name: str) -> Callable[[Any], Any]:
@@ -75,7 +75,7 @@ async def test_middlewares_surround_the_handler_those_of_the_worker_outside(mail
 
 
 async def test_the_middlewares_of_the_inbox_make_a_handler_take_effect_once(
-    mailbox: Postroom, messaging_database: str
+    mailbox: OwnedMailbox, messaging_database: str
 ) -> None:
     with psycopg.connect(messaging_database) as connection:
         connection.execute("CREATE TABLE orders (id text)")

@@ -205,15 +205,15 @@ def a_dead_letter_that_is_only_logged(patch: Patch) -> None:
     lambda it: it.consume([("a", "commits")], ["poison"], CrashAt("mark_dead_lettered", "after", 1), 1_000)
 )
 def a_dead_letter_that_is_noted_before_it_is_published(patch: Patch) -> None:
-    async def note_first(self: delivery.Delivery, message: Any, known: Any, settlement: Any) -> None:
+    async def note_first(self: delivery.InboxDelivery, message: Any, known: Any, settlement: Any) -> None:
         if isinstance(settlement, RouteToDeadLetter):
             await self._inbox.mark_dead_lettered(known.message_id, "too soon", self._now(known))
             await self._publish(message, known.message_id, settlement, known.attempts)
         else:
             await note(self, message, known, settlement)
 
-    note = delivery.Delivery._record
-    patch.setattr(delivery.Delivery, "_record", note_first)
+    note = delivery.InboxDelivery._record
+    patch.setattr(delivery.InboxDelivery, "_record", note_first)
 
 
 @defect

@@ -26,7 +26,7 @@ from postroom.adapters.postgres.messaging.outbox import AsyncOutbox, Outbox
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.application.inbox.dead_letter_admin import DeadLetterAdmin
 from postroom.application.inbox.dead_letters import DeadLetterPublisher
-from postroom.application.inbox.delivery import Delivery
+from postroom.application.inbox.delivery import InboxDelivery
 from postroom.application.inbox.worker import InboxWorker
 from postroom.application.messaging.cleanup import Cleanup
 from postroom.application.outbox.new_event import NewEvent
@@ -282,9 +282,9 @@ class World:
 
     async def _delivery(
         self, name: str, process: Process, inbox: PostgresInbox, outcomes: Sequence[str]
-    ) -> Delivery:
+    ) -> InboxDelivery:
         publisher = CrashingPublisher(JetStreamPublisher(await self._client(name), PUBLISH_MS), process)
-        return Delivery(
+        return InboxDelivery(
             process.wrap(inbox),
             process.wrap(Service(self.servers.database, self.clock, outcomes)),
             DeadLetterPublisher(publisher, "sea", STREAM, READER),

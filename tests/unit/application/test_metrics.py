@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.prometheus.text import write_metrics
 from postroom.application.mailbox import metrics as mailbox_metrics
 from postroom.application.messages import NewMessage
@@ -24,7 +24,7 @@ from tests.support.waiting import until
 ONE_SHARD = TopicPolicy(shards=1, visibility_ms=250, shard_capacity=4)
 
 
-async def values(mailbox: Postroom, name: str) -> dict[str, Any]:
+async def values(mailbox: OwnedMailbox, name: str) -> dict[str, Any]:
     """Return the samples of a metric by their labels."""
     (metric,) = [each for each in await mailbox.measure() if each.name == f"postroom_{name}"]
     return {",".join(labels.values()): value for labels, value in metric.samples}
