@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from pkgutil import walk_packages
 from types import FunctionType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -86,6 +86,8 @@ def make_error(class_: type[PostroomError]) -> PostroomError:
 def make_value(type_: Any) -> Any:
     """Return a value of the type of a struct's field."""
     origin, arguments = get_origin(type_), get_args(type_)
+    if isinstance(type_, TypeVar):  # of a generic struct, such as `Page`
+        return VALUES[str]
     if origin in (Union, UnionType, Annotated):
         return make_value(arguments[0])
     if origin is Literal:
