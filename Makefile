@@ -99,8 +99,8 @@ pictures: .venv ## Draw the pictures of docs/reports.md from a sample store
 spark-bundle: .venv ## Build what a Spark cluster needs into dist/: code, packages, entry points
 	@scripts/spark-bundle.sh
 
-.PHONY: check types imports walks lint format openapi openapi-check proto proto-check sync-operations sync-operations-check lock
-check: lint openapi-check proto-check sync-operations-check types imports walks ## Lint, type-check, and verify imports, generated code and walks
+.PHONY: check types imports walks lint format openapi openapi-check proto proto-check operations operations-check lock
+check: lint openapi-check proto-check operations-check types imports walks ## Lint, type-check, and verify imports, generated code and walks
 
 lint: .venv
 	@$(bin)/ruff check
@@ -125,11 +125,11 @@ openapi: .venv ## Write the contract of the HTTP interface to docs/reference/ope
 openapi-check: .venv
 	@$(bin)/python scripts/openapi.py --check
 
-sync-operations: .venv ## Generate the operations of SyncMailbox from the port Mailbox
-	@$(bin)/python scripts/sync_operations.py
+operations: .venv ## Generate the operations of SyncMailbox and their reference from the port Mailbox
+	@$(bin)/python scripts/operations.py
 
-sync-operations-check: .venv
-	@$(bin)/python scripts/sync_operations.py --check
+operations-check: .venv
+	@$(bin)/python scripts/operations.py --check
 
 proto: .venv ## Generate Python code from the .proto files
 	@scripts/proto.sh

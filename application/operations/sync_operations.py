@@ -1,4 +1,4 @@
-"""Operations of a mailbox for code without an event loop; written by scripts/sync_operations.py."""
+"""Operations of a mailbox for code without an event loop; written by scripts/operations.py."""
 
 from __future__ import annotations
 

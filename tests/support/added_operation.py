@@ -34,7 +34,7 @@ port.OPERATIONS["count_topics"] = count_topics.__operation__  # type: ignore[att
 from postroom import Forbidden, InvalidRequest, NewMessage, connect, open_mailbox  # noqa: E402
 from postroom.adapters.compose import OwnerHandlers  # noqa: E402
 from postroom.adapters.compose.connect import connect_remote  # noqa: E402
-from scripts.sync_operations import make  # noqa: E402
+from scripts.operations import make  # noqa: E402
 from tests.support.access import controlled_mailbox  # noqa: E402
 from tests.support.namespaces import open_namespace  # noqa: E402
 from tests.support.surfaces import served  # noqa: E402
