@@ -60,10 +60,10 @@ settings.register_profile(
 # The gate tries the same examples in every run, so that its result depends on the change alone: a few of
 # them, as they find nothing new.
 settings.register_profile(
-    "gate", parent=settings.get_profile("default"), max_examples=25, derandomize=True, database=None
+    "gate", parent=settings.get_profile("default"), max_examples=15, derandomize=True, database=None
 )
 # Suites whose examples take long, as each statement on chdb does.
-settings.register_profile("brief", parent=settings.get_profile("gate"), max_examples=5)
+settings.register_profile("brief", parent=settings.get_profile("gate"), max_examples=3)
 # HYPOTHESIS_PROFILE=thorough searches much longer, for a nightly run or before a release.
 settings.register_profile(
     "thorough",

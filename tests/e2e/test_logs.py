@@ -25,7 +25,7 @@ SECRETS = (PAYLOAD, TOKEN, PRINCIPAL)
 
 LIBRARY_USER = f"""
 import asyncio, logging, sys
-from postroom.adapters.compose import Postroom
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.mailbox.engine import MailboxEngine
@@ -60,7 +60,7 @@ async def main():
     log, clock = DefectiveLog("acme@one"), SystemClock()
     engine = MailboxEngine(log, clock)
     await engine.open("test")
-    postroom = Postroom(engine, clock)
+    postroom = OwnedMailbox(engine, clock)
     log.is_defective = True
     try:
         await postroom.send_message(NewMessage(topic="orders", payload=b"{PAYLOAD}", principal="{PRINCIPAL}"))

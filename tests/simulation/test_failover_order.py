@@ -128,7 +128,7 @@ class Drill:
             if not received and len(self.acked) == self.sent:
                 break
         assert self.acked == set(range(self.sent)), "no message is lost"
-        assert self.loop.play(self.mailbox.list_dead_letters()) == []
+        assert self.loop.play(self.mailbox.list_dead_letters()).items == ()
         assert self.depth <= MAX_REORDER_DEPTH
 
     def close(self) -> None:
