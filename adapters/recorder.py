@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import islice
+from operator import attrgetter
 from threading import Lock
 from typing import Any
 from uuid import UUID
@@ -67,7 +68,8 @@ class LogRecorder(PollingRecorder):
                 return list(range(commit.first, commit.last + 1))
 
     def _events(self, originator_id: UUID | str, versions: VersionRange) -> list[StoredEvent]:
-        return versions.select(map(_to_stored_event, self._log.read_stream(self._stream(originator_id))))
+        records = self._log.read_stream(self._stream(originator_id))
+        return [*map(_to_stored_event, versions.select(records, attrgetter("version")))]
 
     def _notifications(self, after: int, stop: int, topics: Sequence[str], limit: int) -> list[Notification]:
         records = islice(self._log.read(after, None if topics else limit), max(0, stop - after))

@@ -1,4 +1,4 @@
-"""Streams of deliveries: the iterator of a caller."""
+"""Streams of deliveries, which callers iterate over."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

@@ -41,7 +41,7 @@ class PageCursor(msgspec.Struct, frozen=True, array_like=True):
 def read_position(cursor: object) -> int | None:
     """Return the position that is a cursor of a log, or None without a cursor.
 
-    Raises: InvalidRequest for what is no cursor of a log.
+    Raises: InvalidRequest for any other value.
     """
     if cursor is None:
         return None

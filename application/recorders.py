@@ -1,12 +1,13 @@
 """Code shared by recorders of the `eventsourcing` library: bounds, checks of ids, subscriptions that poll."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Event
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from eventsourcing.persistence import (
+    AggregateRecorder,
     ApplicationRecorder,
     IntegrityError,
     Notification,
@@ -16,6 +17,8 @@ from eventsourcing.persistence import (
 )
 
 from postroom.domain.arguments import MAX_INT
+
+T = TypeVar("T")
 
 POLL_SECONDS = 0.05
 PAGE = 500
@@ -57,14 +60,14 @@ class VersionRange(NamedTuple):
     desc: bool = False
     limit: int = MAX_INT
 
-    def select(self, events: Iterable[StoredEvent]) -> list[StoredEvent]:
-        """Return the events of the range, from those of an aggregate in the order of their versions."""
-        within = [each for each in events if self.gt < each.originator_version <= self.lte]
+    def select(self, events: Iterable[T], version: Callable[[T], int]) -> list[T]:
+        """Return the events of the range; `events` are an aggregate's in the order of their versions."""
+        within = [each for each in events if self.gt < version(each) <= self.lte]
         return (within[::-1] if self.desc else within)[: self.limit]
 
 
-class PollingRecorder(ApplicationRecorder):
-    """Base of recorders whose events become visible in the order of their positions."""
+class VersionRecorder(AggregateRecorder):
+    """Base of recorders that select the events of an aggregate by a range of versions."""
 
     def select_events(
         self,
@@ -89,6 +92,14 @@ class PollingRecorder(ApplicationRecorder):
         )
         return self._events(originator_id, versions)
 
+    @abstractmethod
+    def _events(self, originator_id: UUID | str, versions: VersionRange) -> list[StoredEvent]:
+        """Return the events of an aggregate in a range of its versions."""
+
+
+class PollingRecorder(VersionRecorder, ApplicationRecorder):
+    """Base of recorders whose events become visible in the order of their positions."""
+
     def select_notifications(
         self,
         start: int | None,
@@ -105,10 +116,6 @@ class PollingRecorder(ApplicationRecorder):
     def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> PollingSubscription:
         """Return an iterator over the events after position `gt`, including those appended later."""
         return PollingSubscription(self, gt, topics)
-
-    @abstractmethod
-    def _events(self, originator_id: UUID | str, versions: VersionRange) -> list[StoredEvent]:
-        """Return the events of an aggregate in a range of its versions."""
 
     @abstractmethod
     def _notifications(self, after: int, stop: int, topics: Sequence[str], limit: int) -> list[Notification]:

@@ -22,7 +22,7 @@ RequeueReason = Literal["nacked", "visibility_expired"]
 DeadReason = Literal["max_attempts", "rejected", "ttl_expired", "retention_expired", "integrity", "replaced"]
 ExpiryReason = Literal["retention", "capacity", "purged", "archived", "undone", "erased"]
 REPLACED: DeadReason = "replaced"
-"""Reason of a dead letter that a redrive job sent as a copy (ADR 0082)."""
+"""Reason of a dead letter whose copy a redrive job sent (ADR 0082)."""
 
 
 class Headers(msgspec.Struct, frozen=True, gc=False):

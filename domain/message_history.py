@@ -74,7 +74,7 @@ class DeliveryOutcome(msgspec.Struct, frozen=True, gc=False):
 
 
 class PastDelivery(msgspec.Struct):
-    """Delivery of a message.
+    """Delivery in the history of a message.
 
     Arguments:
         available: µs from which the message was available; it was received at `entry.at`.

@@ -118,7 +118,7 @@ def find_policy(policies: Mapping[str, SubjectPolicy], topic: str) -> SubjectPol
 
 
 def check_subject_policies(topics: object) -> dict[str, SubjectPolicy]:
-    """Return policies by topic; `*` applies to topics without their own.
+    """Return policies by topic; `*` applies to topics without a policy of their own.
 
     Raises: InvalidRequest naming the argument of a wrong type or malformed.
     """

@@ -55,7 +55,7 @@ EVENT_COLUMNS: dict[str, pa.DataType] = {
 """The columns of an event, null where its type has no such field.
 
 `event` is the name of its type; `epoch`, `at` and `chain` are its commit's; `envelope_hash` is the BLAKE3 of
-the envelope. `principal` is the message's, or a delivery's consumer.
+the envelope. `principal` is the message's, or the consumer of a delivery.
 """
 
 COLUMNS: dict[str, pa.DataType] = {

@@ -87,7 +87,7 @@ class RebuildReport(msgspec.Struct, frozen=True):
 
 
 class RebuildRequest(NamedTuple):
-    """What a rebuild reads and builds.
+    """Log range, models and options of a rebuild.
 
     Arguments:
         only: names of the models to build, all when empty; the others use the active version's tables.

@@ -103,9 +103,9 @@ def _section(operation: Operation) -> str:
     parameters = list(inspect.signature(operation.method).parameters.values())[1:]
     shown = inspect.Signature([each.replace(annotation=each.empty) for each in parameters])
     text, meanings = _read_docstring(inspect.getdoc(operation.method) or "")
-    method = METHODS.get(method_name(operation)) or METHODS[operation.right.value]  # `send`, `recv`, ...
+    method = METHODS.get(method_name(operation))
     calls = [f"Right `{operation.right.value}`", f"HTTP `{operation.verb} {operation.path}`"]
-    calls.append(f"gRPC `{method.path.rpartition('/')[2]}`")
+    calls += [] if method is None else [f"gRPC `{method.path.rpartition('/')[2]}`"]
     calls += [] if operation.is_repeatable else ["not repeated by clients"]
     lines = [f"\n## {operation.name}\n", f"`{operation.name}{shown}`\n", f"{'; '.join(calls)}.\n", text]
     if operation.parameters:

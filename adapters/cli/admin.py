@@ -134,7 +134,7 @@ Admin = Annotated[
 
 
 async def list_leases(session: Session, admin: Admin = None) -> None:
-    """List the leases of the mailboxes of a cluster, also those that ended."""
+    """List the leases of the mailboxes of a cluster, ended ones included."""
     async with _connect(session, admin) as control_plane:
         leases = await control_plane.list_leases()
     session.out.records(

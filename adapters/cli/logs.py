@@ -44,7 +44,7 @@ class _LazyFormatter(logging.Formatter):
 
 
 def make_formatter(log_format: LogFormat, *, colors: bool = False) -> logging.Formatter:
-    """Return a formatter that renders records with structlog: from Postroom and from any library.
+    """Return a formatter that renders records of Postroom and of any library with structlog.
 
     Arguments:
         colors: of the format `console`.

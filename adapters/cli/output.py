@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from shlex import quote
 from typing import Any, TypeVar
 
 import msgspec
@@ -293,7 +294,7 @@ class Output:
     def note_more(self, cursor: str | None) -> None:
         """Note for people how a page of records is continued, if there is more."""
         if cursor is not None:
-            self.note(f"There is more; continue with --cursor {cursor}.")
+            self.note(f"There is more; continue with --cursor {quote(cursor)}.")
 
     def error(self, facts: dict[str, Any]) -> None:
         """Write an error: a JSON object for machines, else one line."""

@@ -88,7 +88,7 @@ class OwnerSettings(NamedTuple):
     """How a process opens a mailbox that it owns; see `open_mailbox`.
 
     Arguments:
-        settings: settings of a new mailbox; an existing mailbox must have the same.
+        settings: of a new mailbox; an existing mailbox must have the same.
     """
 
     mode: MailboxMode | None = None
@@ -281,7 +281,7 @@ async def own_mailbox(
         run = postroom.retention.run() if bound is None else bound.run(engine)
         await opened.enter_async_context(background_task(run))
         await opened.enter_async_context(background_task(watch_ownership(engine)))
-        await opened.enter_async_context(background_task(postroom.redrives.runner.run()))
+        await opened.enter_async_context(background_task(postroom.redrives.worker.run()))
         relays = OutboxRelays(mailbox, postroom.send_batch)
         opened.push_async_callback(relays.close)
         relays.add_store(store)

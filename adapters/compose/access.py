@@ -95,7 +95,7 @@ async def open_audit_log(
 
 
 def verify_reserved_logs(store: str, anchors: Sequence[Anchor] = ()) -> list[Verification]:
-    """Verify the reserved logs of a store; those that do not exist are skipped.
+    """Verify the reserved logs of a store; missing ones are skipped.
 
     Arguments:
         anchors: as of `VerifyLog`.

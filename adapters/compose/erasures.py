@@ -58,7 +58,7 @@ class Erasures:
 
     Arguments:
         mailboxes: of the store.
-        owner: opens mailboxes that no process owns; with settings of erasure.
+        owner: settings with which mailboxes that no process owns are opened, including erasure.
         archive: folder with the records that retention removed.
     """
 

@@ -162,7 +162,7 @@ def is_remote(address: object) -> bool:
 
 
 def has_store(address: str) -> bool:
-    """Return whether there is a store at an address; a database is not looked for.
+    """Return whether there is a store at an address; of databases only the address is checked.
 
     Raises: UnusableStore when this process may not see it.
     """

@@ -211,7 +211,7 @@ class Console:
             raise InvalidRequest(str(error.detail)) from None
 
     async def _open_session(self, token: str, request: Request) -> Access | None:
-        """Return the session of a token; raise Saturated after too many failures."""
+        """Return the access that a token permits; raise Saturated after too many failures."""
         try:
             capability = Token.decode(token).read_identifier().nonce.hex()
         except Unauthenticated:

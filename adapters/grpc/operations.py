@@ -19,6 +19,11 @@ from postroom.domain.search import FoundMessage
 from postroom.domain.settings import SettingsChanges
 
 METHOD_NAMES = {
+    "send_message": "send",
+    "receive_messages": "recv",
+    "ack_messages": "ack",
+    "nack_messages": "nack",
+    "extend_visibility": "extend",
     "redrive_dead_letters": "redrive",
     "purge_topic": "purge",
     "get_message": "get",

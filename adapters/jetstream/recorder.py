@@ -4,6 +4,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from operator import attrgetter
 from threading import Lock
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -102,7 +103,7 @@ class JetStreamRecorder(PollingRecorder):
         """Return events of one aggregate, as the stream's leader has them."""
         originator = check_originator(originator_id)
         messages = self._load_last(originator) if versions == _LAST else self._load(originator)
-        return versions.select(each.event for each in messages)
+        return versions.select((each.event for each in messages), attrgetter("originator_version"))
 
     def _notifications(self, after: int, stop: int, topics: Sequence[str], limit: int) -> list[Notification]:
         newest = self._call(partial(self._log.last, self._log.all_subjects))

@@ -15,7 +15,7 @@ from postroom.domain.errors import InvalidRequest, PostroomError
 
 TICKET_BYTES = 32
 MAX_BYTES = 1 << 20
-"""Maximum size of a peer's ticket and the bytes that it may send before it is admitted."""
+"""Maximum number of bytes that a peer may send with its ticket, before it is admitted."""
 HANDSHAKE_SECONDS = 10.0
 MAX_HANDSHAKES = 64
 MAX_STRANGERS = 64

@@ -47,10 +47,13 @@ class MemoryLeaseRecorder(PollingRecorder):
 
     def _events(self, originator_id: UUID | str, versions: VersionRange) -> list[StoredEvent]:
         with self._changed:
-            return versions.select(
-                StoredEvent(each.originator_id, each.originator_version, each.topic, each.state)
-                for each in self._aggregates.get(originator_id, ())
+            selected = versions.select(
+                self._aggregates.get(originator_id, ()), attrgetter("originator_version")
             )
+            return [
+                StoredEvent(each.originator_id, each.originator_version, each.topic, each.state)
+                for each in selected
+            ]
 
     def _notifications(self, after: int, stop: int, topics: Sequence[str], limit: int) -> list[Notification]:
         with self._changed:

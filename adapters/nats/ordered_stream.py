@@ -104,7 +104,7 @@ class JetStreamOrderedStream:
         await self._source.close()
 
     async def _next(self, after: int, last: SourceMessage | None) -> SourceMessage | None:
-        """Return the message that follows a sequence, of which `last` is the message if known."""
+        """Return the message after a sequence; `last` is the message at that sequence, if known."""
         ahead = min(self._ahead, default=None)
         if ahead is not None and (ahead == after + 1 or _follows(last, self._ahead[ahead])):
             return self._ahead.pop(ahead)

@@ -84,7 +84,7 @@ def is_lost(error: psycopg.Error) -> bool:
 def _is_refused(error: psycopg.Error, message: str) -> bool:
     """Return whether a server refused the user or the database of a connection, as it would again.
 
-    libpq reports no SQLSTATE for these; their texts are those of a server with English messages.
+    libpq reports no SQLSTATE for these errors; the texts are English, as most servers send them.
     """
     if error.sqlstate is not None:
         return error.sqlstate.startswith(_REFUSED)

@@ -1,4 +1,4 @@
-"""What the event logs of SQLite and PostgreSQL have in common."""
+"""Base of the event logs of SQLite and PostgreSQL."""
 
 from abc import abstractmethod
 from collections.abc import Iterator

@@ -53,8 +53,9 @@ class SqlLeaseRecorder(PollingRecorder):
         """Close both connections; closing twice is fine."""
 
     def _events(self, originator_id: UUID | str, versions: VersionRange) -> list[StoredEvent]:
-        values = {"aggregate": check_originator(originator_id), **versions._asdict()}
-        rows = self._fetch("events_descending" if values.pop("desc") else "events", values)
+        statement = "events_descending" if versions.desc else "events"
+        bounds = {"gt": versions.gt, "lte": versions.lte, "limit": versions.limit}
+        rows = self._fetch(statement, {"aggregate": check_originator(originator_id), **bounds})
         return [StoredEvent(_as_uuid(row[0]), *row[1:]) for row in rows]
 
     def _notifications(self, after: int, stop: int, topics: Sequence[str], limit: int) -> list[Notification]:

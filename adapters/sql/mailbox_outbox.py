@@ -74,8 +74,8 @@ class MailboxOutbox(_Recorder):
         mailbox: name of the mailbox.
         notify: wake the owner on commit, on PostgreSQL, which serialises the commits of transactions that
             notify and so limits their rate; without it the owner polls.
-        schema: schema of the table on PostgreSQL: the store's mailbox, if its URL names one. None looks it up
-            in the search path.
+        schema: schema of the table on PostgreSQL: the store's, if its URL names one. None looks it up in the
+            search path.
         frame_bytes: maximum size of a message with its envelope; the mailbox must allow it.
         wall: returns the time in µs since 1970 UTC.
         make_id: generates the ids of messages without one.

@@ -154,7 +154,7 @@ def name_byte(path: Path) -> int:
 
 
 def lock_name(descriptor: int, name: int) -> bool:
-    """Lock the byte of a file's name; return False if a process has locked the lock file of another name.
+    """Lock the byte of a file's name; return False if a process has locked the byte of another name.
 
     The lock is shared by all processes that use this name, and ends with the descriptor. It is an OFD lock,
     which does not end with other descriptors, as SQLite's do.

@@ -73,7 +73,7 @@ class AuditLog(Protocol):
 ACCESS_AUDITED = "AccessAudited.1"
 ENTRIES_REMOVED = "AuditEntriesRemoved.1"
 EPOCH = 0
-"""Epoch of the audit log's commits; the positions of mailbox owners begin at 1."""
+"""Epoch of the audit log's commits; epochs of mailbox owners begin at 1."""
 _ENTRIES = mailbox_stream(AUDIT_LOG)
 REMOVALS = mailbox_stream(f"{AUDIT_LOG}/removals")
 """Stream of the removals by retention."""

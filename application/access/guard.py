@@ -216,7 +216,7 @@ CAPACITY = 65_536
 
 
 class DeliveryRight(NamedTuple):
-    """A delivery: to which capability, of which topic, and until when (µs since 1970 UTC)."""
+    """The right to settle a delivery: nonce of the capability, topic, and its end (µs since 1970 UTC)."""
 
     nonce: bytes
     topic: str

@@ -67,7 +67,7 @@ class AuthorizedReads(Mailbox):
         return detail
 
     async def _read_message(self, operation: Operation, arguments: Arguments, *rights: Right) -> Any:
-        """Return the answer about one message, without what the rights do not cover."""
+        """Return the answer about one message, without the payload unless the rights cover it."""
 
         async def read() -> Any:
             await self._guard.check(*rights)
@@ -135,12 +135,12 @@ class AuthorizedReads(Mailbox):
                     letters += page.items
                     is_cut = is_cut or page.next_cursor is not None
             letters.sort(key=lambda letter: letter.position)
-        while at is not None and len(letters) <= limit:  # the topics of the past are not listed
-            page = await read(limit=PAGE, cursor=cursor)
-            letters += [each for each in page.items if self._guard.covers(each.topic)]
-            cursor = page.next_cursor
-            if cursor is None:
-                break
+        else:  # the topics of the past are not listed
+            is_last = False
+            while len(letters) <= limit and not is_last:
+                page = await read(limit=PAGE, cursor=cursor)
+                letters += [each for each in page.items if self._guard.covers(each.topic)]
+                cursor, is_last = page.next_cursor, page.next_cursor is None
         more = is_cut or len(letters) > limit
         return Page(tuple(letters[:limit]), str(letters[limit - 1].position) if more else None)
 

@@ -10,8 +10,7 @@ import msgspec
 from blake3 import blake3
 
 from postroom.application.mailbox.codec import make_commit
-from postroom.application.mailbox.groups import LoadedMailbox
-from postroom.application.mailbox.records import is_indexed
+from postroom.application.mailbox.groups import LoadedMailbox, is_indexed
 from postroom.application.mailbox.stored_snapshots import fold_from
 from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.commit import GENESIS, Commit, IndexEntry

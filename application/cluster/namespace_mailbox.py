@@ -38,12 +38,12 @@ T = TypeVar("T")
 STALE_PAUSE_SECONDS = 0.05
 
 
-OF_ONE = ("get_message", "explain_message")
+READS_OF_MESSAGES = ("get_message", "explain_message")
 """Operations that the mailbox with the message answers."""
-OF_THOSE_THAT_HAVE_IT = ("purge_topic", "resume_topic")
-"""Changes of the mailboxes that have the topic, one after the other."""
-OF_ALL = ("set_topic_policy", "set_settings")
-"""Changes of all mailboxes, also of those that are added meanwhile."""
+CHANGES_OF_TOPICS = ("purge_topic", "resume_topic")
+"""Operations of the mailboxes that have the topic, one after the other."""
+CHANGES_OF_SETTINGS = ("set_topic_policy", "set_settings")
+"""Operations of all mailboxes, also of mailboxes that are added meanwhile."""
 MERGES: dict[str, Callable[[list[Any]], Any]] = {
     "list_topics": merge_topics,
     "preview_settings": merge_settings,
@@ -282,16 +282,16 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
         def ask(mailbox: Mailbox) -> Awaitable[Any]:
             return operation.ask(mailbox, arguments)
 
-        if operation.name in OF_ONE:
+        if operation.name in READS_OF_MESSAGES:
             return await self._ask_any(ask)
-        if operation.name in OF_THOSE_THAT_HAVE_IT:
+        if operation.name in CHANGES_OF_TOPICS:
             answers = await self._at_each_that_has_it(ask)
         else:
-            answers = await (self._at_all if operation.name in OF_ALL else self._ask_all)(ask)
+            answers = await (self._at_all if operation.name in CHANGES_OF_SETTINGS else self._ask_all)(ask)
         return MERGES.get(operation.name, merge_answers)(answers)
 
     async def _at_all(self, call: Callable[[Mailbox], Awaitable[T]]) -> list[T]:
-        """Make a call of all mailboxes, also of those that were added meanwhile; return its answers."""
+        """Make a call of all mailboxes, also of mailboxes that were added meanwhile; return its answers."""
         answers: list[T] = []
         deadline = asyncio.get_running_loop().time() + self._timeout
         while True:
@@ -308,7 +308,7 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
                 await asyncio.sleep(STALE_PAUSE_SECONDS)
 
     async def _at_each_that_has_it(self, call: Callable[[Mailbox], Awaitable[T]]) -> list[T]:
-        """Make a call of all mailboxes, one after the other; return the answers of those that have the topic.
+        """Make a call of all mailboxes, one after the other; return answers of mailboxes with the topic.
 
         Raises: NotFound when none has it.
         """

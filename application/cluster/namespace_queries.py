@@ -82,7 +82,7 @@ def _limit_time(filter_: EventFilter, time: int) -> EventFilter:
 T = TypeVar("T")
 
 PLACE_BITS = 40
-"""Of a position of dead letters: the bits of the position; those above are the number of the mailbox."""
+"""Bits of the position in the mailbox; the higher bits of a namespace's position number the mailbox."""
 
 
 class NamespaceQueries:

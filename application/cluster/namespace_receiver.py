@@ -25,7 +25,7 @@ MAX_RECEIPTS = 100_000
 
 
 class ReceiptHomes:
-    """The mailboxes of the latest deliveries of this process; older ones are asked for theirs."""
+    """The mailboxes of the latest deliveries of this process; for older ones, all mailboxes are asked."""
 
     def __init__(self) -> None:
         self._homes: dict[bytes, str] = {}

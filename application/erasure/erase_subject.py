@@ -315,8 +315,8 @@ class ErasureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         keys: path of the key store, or URL of its PostgreSQL database; outside the store and its backups.
             `postroom erasure init` creates it.
         records: path of the erasure log; beside the key store by default, required for one in a database.
-        topics: policies by topic, of a new mailbox; `*` applies to all topics without their own. One that
-            exists must have them; none take those that it has.
+        topics: policies by topic, of a new mailbox; `*` applies to topics without a policy of their own. An
+            existing mailbox must have the same; without any, it keeps its own.
         master_key_file: path of the file with the master key.
         master_key_variable: environment variable with the master key, instead of a file.
         master_key_command: program and arguments that print the master key, instead of a file; run without a

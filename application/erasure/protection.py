@@ -40,7 +40,7 @@ def write_field(envelope: PrismEnvelope, field: str, value: str) -> None:
 
 
 class StoredContent(NamedTuple):
-    """Parts of a message's envelope: its fields of the same names.
+    """The parts of a message that its envelope determines: its fields of the same names.
 
     Its size is not among them, so bounds in bytes refer to payloads as they were sent.
     """

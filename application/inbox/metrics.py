@@ -101,7 +101,7 @@ class OrderedQueue(NamedTuple):
 
 
 def with_queue(monitor: Monitor, context: str, queue: OrderedQueue, wall: Callable[[], int]) -> Monitor:
-    """Return a monitor that measures a queue, too; while its database does not answer, only owned messages.
+    """Return a monitor that measures a queue, too, without its counts while its database does not answer.
 
     Arguments:
         wall: the wall clock, µs.

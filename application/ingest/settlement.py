@@ -205,11 +205,11 @@ class Deliveries:
         return tokens
 
     def delay(self, messages: Sequence[SourceMessage], delay_ms: int, now: float) -> None:
-        """Redeliver messages after a delay; settlements of earlier deliveries are skipped."""
+        """Redeliver messages after a delay; messages of earlier deliveries are skipped."""
         self._set_due(messages, now + delay_ms / 1_000)
 
     def extend(self, messages: Sequence[SourceMessage], now: float) -> None:
-        """Restart the ack wait of deliveries; settlements of earlier deliveries are skipped."""
+        """Restart the ack wait of deliveries; messages of earlier deliveries are skipped."""
         self._set_due(messages, now + self._ack_wait)
 
     def forget(self, generations: Iterable[int]) -> None:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from postroom.application.mailbox import records
 from postroom.application.mailbox.codec import make_commit
-from postroom.application.mailbox.records import INDEXED, is_indexed
 from postroom.application.mailbox.snapshots import Save, Snapshots
 from postroom.application.mailbox.stored_snapshots import SavedPart, fold_from
 from postroom.application.ports.event_log import Answer, EventLogReader
@@ -36,6 +36,16 @@ from postroom.domain.record import Event
 
 MAX_ENVELOPE_BYTES = 16 << 20
 """Envelopes of one commit, in bytes, unless a single one is larger."""
+
+
+def is_indexed(event: Event, distance_from_sent: int) -> bool:
+    """Return whether the index has the position of a message's latest event, as it is far from the first.
+
+    Arguments:
+        event: the latest event.
+        distance_from_sent: how many positions after `MessageSent` it is.
+    """
+    return distance_from_sent > records.SCAN_POSITIONS and isinstance(event, records.INDEXED)
 
 
 class CommitEvents:
@@ -95,7 +105,7 @@ class GroupEvents:
             commit.distances.append(0)
             return
         commit.distances.append(position - message.last)
-        if isinstance(event, INDEXED) and is_indexed(event, position - message.position):
+        if is_indexed(event, position - message.position):
             commit.last_events.append(LastEvent(event.stream, message.position, position))
 
     def add_all_sent(self, events: Sequence[MessageSent]) -> None:

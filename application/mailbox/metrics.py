@@ -28,7 +28,7 @@ _EVENTS: dict[type, str] = {Send: "sent", Receive: "delivered", Ack: "acked", Na
 
 
 class ReorderDepth:
-    """Distance in messages at which deliveries are out of the order of their shard (svc-mailbox C-5, G-9).
+    """Number of messages by which deliveries are out of the order of their shard (svc-mailbox C-5, G-9).
 
     The depth of a delivery is the number of messages of its shard that were sent later and delivered before.
     A message whose delay was asked for, by its sender or by a nack, is not out of order, and neither is one

@@ -235,13 +235,3 @@ class Records(EventLogReader):
 def ends_history(event: Event) -> bool:
     """Return whether no event follows, unless an operator redrives a dead letter."""
     return isinstance(event, _ENDS) or (isinstance(event, MessageSent) and event.due is None)
-
-
-def is_indexed(event: Event, distance_from_sent: int) -> bool:
-    """Return whether the index has the position of a message's latest event, as it is far from the first.
-
-    Arguments:
-        event: the latest event.
-        distance_from_sent: how many positions after `MessageSent` it is.
-    """
-    return distance_from_sent > SCAN_POSITIONS and isinstance(event, INDEXED)

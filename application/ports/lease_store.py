@@ -133,7 +133,7 @@ class OwnerDirectory(Protocol):
     """
 
     async def local_host(self, mailbox: str) -> str:
-        """Return the address of the interface of this process, the owner, to the store."""
+        """Return the address of the interface through which this process, the owner, uses the store."""
 
     async def announce(self, mailbox: str, address: OwnerAddress) -> None:
         """Set the address of this process, the owner; idempotent, and repeated after a new session."""

@@ -305,7 +305,7 @@ class HeldEvents(Protocol):
     """
 
     async def find_waiting(self, aggregates: Collection[Aggregate]) -> set[Aggregate]:
-        """Return the aggregates that have unpublished events in the outbox."""
+        """Return which of the aggregates have unpublished events in the outbox."""
 
     async def hold(self, events: Sequence[tuple[Decision, bytes]]) -> None:
         """Add events with their JSON payloads to the outbox, all or none; those that it has are skipped."""

@@ -26,8 +26,8 @@ from postroom.domain.record import Record
 class FoldCheck:
     """Check that each event of a mailbox can be applied to the state before it.
 
-    After retention, the events before the oldest snapshot can't be applied, and are only read. Reserved logs,
-    whose epoch is 0, have none.
+    After retention, the events before the oldest snapshot can't be applied, and are only read. Events of
+    reserved logs, whose epoch is 0, are never applied.
     """
 
     def __init__(self, log: EventLogReader, start: int) -> None:

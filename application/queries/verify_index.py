@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Collection, Iterator
 
 from postroom.application.mailbox.codec import decode_events
-from postroom.application.mailbox.records import is_indexed
+from postroom.application.mailbox.groups import is_indexed
 from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.commit import IndexEntry
 from postroom.domain.errors import BrokenLog

@@ -66,7 +66,7 @@ RETRY_SECONDS = 1.0
 
 
 class RedriveWorker:
-    """Runner of the active jobs in the state of a mailbox, including those of an earlier owner.
+    """Worker that runs the active jobs in the state of a mailbox, including jobs of an earlier owner.
 
     The progress of a job is part of the state and is committed with the changes of its messages. Only the
     queue of matches, which is rebuilt when the state is loaded again, and the pace are in memory.
@@ -293,7 +293,7 @@ class RedriveJobs:
         self._engine = engine
         self._describe = describe
         self._new_id = new_id
-        self.runner = RedriveWorker(engine)
+        self.worker = RedriveWorker(engine)
 
     async def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
         """Return the dead letters that a job would select now; see `Mailbox.preview_redrive`."""
@@ -381,7 +381,7 @@ class RedriveJobs:
 
     async def _submit(self, command: RedriveCommand) -> None:
         (answer,) = await self._engine.submit([command])
-        self.runner.wake()
+        self.worker.wake()
         if isinstance(answer, Rejected):
             raise answer
 

@@ -283,7 +283,7 @@ class TakeOwnership(msgspec.Struct, frozen=True, gc=False):
         mode: expected mode; None accepts any, and creates a queue.
         boot, uptime, clock_continues: see `OwnershipTaken`.
         epoch: the one of the owner's lease (RFC-049); None takes the next one.
-        settings: settings of a new mailbox; one that exists must have them.
+        settings: of a new mailbox; one that exists must have them.
         can_encrypt: whether the owner has the key store of a mailbox that encrypts messages.
     """
 

@@ -298,7 +298,7 @@ class UndoRedrive(msgspec.Struct, frozen=True, gc=False):
 
 
 class Original(msgspec.Struct, frozen=True, gc=False):
-    """A dead letter that a job sent as a copy.
+    """A dead letter whose copy a job sent.
 
     Arguments:
         stream: its id, 16 bytes.

@@ -53,7 +53,7 @@ class Walk(NamedTuple):
 LIMITS = {
     "send": Walk(28, 116, 3),
     "receive": Walk(27, 113, 2),
-    "nack": Walk(26, 111, 2),
+    "nack": Walk(26, 112, 2),
     "HTTP receive": Walk(40, 208, 3),
     "gRPC ack over a proxy": Walk(41, 166, 4),
     "console search": Walk(41, 184, 4),

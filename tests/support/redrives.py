@@ -58,8 +58,8 @@ async def owned(
     engine = MailboxEngine(log, SystemClock())
     await engine.open("test", settings=SettingsChanges.of(None, policy))
     postroom = OwnedMailbox(engine, SystemClock())
-    postroom.redrives.runner = RedriveWorker(engine, batch=batch)
-    async with background_task(postroom.redrives.runner.run() if is_running else _nothing()):
+    postroom.redrives.worker = RedriveWorker(engine, batch=batch)
+    async with background_task(postroom.redrives.worker.run() if is_running else _nothing()):
         yield postroom
     await engine.close()
 

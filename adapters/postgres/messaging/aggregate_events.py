@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 import psycopg
-from eventsourcing.persistence import AggregateRecorder, IntegrityError, StoredEvent
+from eventsourcing.persistence import IntegrityError, StoredEvent
 
 from postroom.adapters.postgres.database import AsyncConnection, connect_shared
 from postroom.adapters.postgres.errors import describe, shown
@@ -20,7 +20,7 @@ from postroom.adapters.postgres.reconnecting import AsyncReconnecting
 from postroom.adapters.sql.transaction import DatabaseRefused, constraint_errors, execute, for_psycopg
 from postroom.application.messaging.cleanup import CODEC
 from postroom.application.ports.outbox import Aggregate, Decision
-from postroom.application.recorders import check_originator
+from postroom.application.recorders import VersionRange, VersionRecorder, check_originator
 from postroom.domain.errors import Unavailable, UnusableServer
 from postroom.domain.record import Event
 
@@ -68,7 +68,7 @@ def micros(at: datetime) -> int:
     return (at - _EPOCH) // timedelta(microseconds=1)
 
 
-class AggregateEvents(AggregateRecorder):
+class AggregateEvents(VersionRecorder):
     """Histories of aggregates, written in the user's transaction without committing it.
 
     Arguments:
@@ -87,7 +87,7 @@ class AggregateEvents(AggregateRecorder):
         """Return the events of one outbox event or inbox message, oldest first."""
         return [
             CODEC.to_event(stream.bytes, version, type_, micros(at), bytes(state))
-            for version, type_, at, state in self._select(stream, None, None, False, None)
+            for version, type_, at, state in self._select(stream, VersionRange())
         ]
 
     def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> None:
@@ -122,34 +122,22 @@ class AggregateEvents(AggregateRecorder):
             ) from error
         execute(self._connection, self._sql["release"], {})
 
-    def select_events(
-        self,
-        originator_id: UUID | str,
-        *,
-        gt: int | None = None,
-        lte: int | None = None,
-        desc: bool = False,
-        limit: int | None = None,
-    ) -> list[StoredEvent]:
-        """Return events of one aggregate in the order of their versions, within the bounds `gt` and `lte`."""
+    def _events(self, originator_id: UUID | str, versions: VersionRange) -> list[StoredEvent]:
         stream = check_originator(originator_id)
         return [
             StoredEvent(stream, version, type_, bytes(state))
-            for version, type_, _, state in self._select(stream, gt, lte, desc, limit)
+            for version, type_, _, state in self._select(stream, versions)
         ]
 
-    def _select(
-        self, stream: UUID, gt: int | None, lte: int | None, desc: bool, limit: int | None
-    ) -> Sequence[tuple[Any, ...]]:
+    def _select(self, stream: UUID, versions: VersionRange) -> Sequence[tuple[Any, ...]]:
         parameters = {
             "stream": str(stream),
-            "gt": -1 if gt is None else gt,
-            "lte": MAX_VERSION if lte is None else lte,
-            "limit": NO_LIMIT if limit is None else limit,
+            "gt": max(versions.gt, -1),
+            "lte": min(versions.lte, MAX_VERSION),
+            "limit": min(versions.limit, NO_LIMIT),
         }
-        return execute(
-            self._connection, self._sql["select_backwards" if desc else "select_forwards"], parameters
-        )
+        statement = "select_backwards" if versions.desc else "select_forwards"
+        return execute(self._connection, self._sql[statement], parameters)
 
 
 def as_json(rows: Sequence[msgspec.Struct]) -> str:
@@ -190,7 +178,7 @@ class MessagingDatabase:
         url: the database, in which `postroom migrate` created the tables.
         resource: name of the file with the statements.
         name: application name of the connection.
-        contents: what the tables contain, for the error that they are missing.
+        contents: name of the contents of the tables, for the error that a table is missing.
     """
 
     def __init__(self, url: str, tables: Tables | None, resource: str, *, name: str, contents: str) -> None:
@@ -241,7 +229,7 @@ class PostgresHeldEvents(MessagingDatabase):
         )
 
     async def find_waiting(self, aggregates: Collection[Aggregate]) -> set[Aggregate]:
-        """Return the aggregates that have unpublished events in the outbox."""
+        """Return which of the aggregates have unpublished events in the outbox."""
         types, ids = [type_ for type_, _ in aggregates], [id_ for _, id_ in aggregates]
         async with self._connected() as connection:
             rows = await self._run(connection, "find_waiting", {"types": types, "ids": ids})

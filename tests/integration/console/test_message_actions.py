@@ -34,7 +34,7 @@ async def place() -> AsyncIterator[MemoryPlace]:
         )
         (received,) = await place.mailbox.receive_messages("orders")
         await received.nack(reason="<boom>")
-        async with background_task(place.mailbox.redrives.runner.run()):
+        async with background_task(place.mailbox.redrives.worker.run()):
             yield place
 
 

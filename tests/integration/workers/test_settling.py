@@ -137,7 +137,7 @@ async def test_an_error_whose_text_is_no_utf_8_is_kept(mailbox: OwnedMailbox) ->
         raise ValueError("\ud800")
 
     await send(mailbox, b"bad")
-    async with running(worker, mailbox):
+    async with running(worker, mailbox), asyncio.timeout(SECONDS):
         while not (dead := (await mailbox.list_dead_letters()).items):
             await asyncio.sleep(0.01)
     assert dead[0].last_error == "ValueError: \\ud800"

@@ -137,3 +137,11 @@ def test_the_width_of_a_table_is_that_of_the_terminal(capsys, monkeypatch):
     Output(as_json=False).table(("a",), [("x" * 200,)])
 
     assert {len(line) for line in capsys.readouterr().out.splitlines()[1:]} == {40}
+
+
+@pytest.mark.parametrize(("cursor", "shown"), [("kgHNA-g", "kgHNA-g"), ("acme@one 17", "'acme@one 17'")])
+def test_the_cursor_of_the_next_page_can_be_pasted_into_a_shell(
+    cursor: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Output(as_json=False).note_more(cursor)
+    assert capsys.readouterr().err == f"There is more; continue with --cursor {shown}.\n"
