@@ -15,7 +15,14 @@ from msgspec import Meta
 
 from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
 from postroom.application.messages import NewMessage, ReceivedMessage, Sent
-from postroom.application.operations.operation import BY_SERVER, Check, SentAs, operation, read_operations
+from postroom.application.operations.operation import (
+    BY_SERVER,
+    Check,
+    SentAs,
+    Title,
+    operation,
+    read_operations,
+)
 from postroom.application.page import Page
 from postroom.application.query_results import (
     Backlog,
@@ -29,7 +36,7 @@ from postroom.application.query_results import (
     RedriveReport,
     check_moment,
 )
-from postroom.domain.arguments import MAX_INT, MAX_PAGE, MAX_TEXT_CHARS, check_text
+from postroom.domain.arguments import MAX_INT, MAX_PAGE, MAX_TEXT_CHARS
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.counts import TopicSummary
@@ -52,7 +59,7 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 MessageId = Annotated[
     str,
     Meta(min_length=1, max_length=MAX_TEXT_CHARS),
-    Check(partial(check_text, "The message id", minimum=1)),
+    Title("The message id"),
     SentAs("msg_id"),
 ]
 Before = Annotated[int, Meta(ge=0, le=MAX_INT), SentAs("older_than_us")]

@@ -46,6 +46,12 @@ class Check(NamedTuple):
     check: Callable[[Any], Any]
 
 
+class Title(NamedTuple):
+    """Metadata of an argument that errors call by this title instead of by its name."""
+
+    title: str
+
+
 class SentAs(NamedTuple):
     """Metadata of an argument that the contracts of network surfaces name otherwise."""
 
@@ -64,6 +70,7 @@ class Parameter(NamedTuple):
         default: `inspect.Parameter.empty` if it has none.
         is_sent: whether network clients send it; `sent_as` is its name there.
         check: returns the value to use, or raises InvalidRequest.
+        valid: an expression that is true for most values that `check` returns unchanged; "" for none.
     """
 
     name: str
@@ -74,6 +81,7 @@ class Parameter(NamedTuple):
     is_sent: bool
     sent_as: str
     check: Callable[[Any], Any]
+    valid: str
 
     @property
     def is_required(self) -> bool:
@@ -156,7 +164,8 @@ class Operation:
         compiled, as `__init__` of a dataclass is: a loop over the parameters would take three times as long.
         """
         signature = inspect.signature(self.method)
-        parameters, scope, values = [], dict[str, Any](), list[str]()
+        parameters, values = [], list[str]()
+        scope: dict[str, Any] = {"_type": type, "_int": int, "_str": str, "_len": len}
         for number, each in enumerate(self.parameters):
             default: Any = each.default
             if not each.is_required:
@@ -165,9 +174,12 @@ class Operation:
             kind = signature.parameters[each.name].kind
             parameters.append(inspect.Parameter(each.name, kind, default=default))
             scope[f"check_{number}"] = each.check
-            value = f"check_{number}({each.name})"
+            valid = [each.valid] if each.valid else []
             if not each.is_required and each.check(each.default) == each.default:  # most are left out
-                value = f"{each.name} if {each.name} is default_{number} else {value}"
+                valid.insert(0, f"{each.name} is default_{number}")
+            value = f"check_{number}({each.name})"
+            if valid:
+                value = f"{each.name} if {' or '.join(valid)} else {value}"
             values.append(f"{each.name!r}: {value}")
         shown = inspect.Signature(parameters)
         exec(f"def {self.name}{shown}: return {{{', '.join(values)}}}", scope)
@@ -237,6 +249,7 @@ def _read_parameter(parameter: inspect.Parameter, hint: Any) -> Parameter:
         is_sent,
         next((each.name for each in _metadata(hint) if isinstance(each, SentAs)), parameter.name),
         _check_of(parameter.name, hint),
+        _valid(parameter.name, hint),
     )
 
 
@@ -259,11 +272,29 @@ def _check_of(name: str, hint: Any) -> Callable[[Any], Any]:
     if get_origin(kind) is Sequence:
         return partial(_check_all, name, _check_of(name, choices[0]))
     bounds = next((each for each in metadata if isinstance(each, msgspec.Meta)), msgspec.Meta())
+    title = next((each.title for each in metadata if isinstance(each, Title)), name)
     if kind is int:
-        return lambda value: check_int(name, value, int(bounds.ge or 0), int(bounds.le or MAX_INT))
+        return lambda value: check_int(title, value, int(bounds.ge or 0), int(bounds.le or MAX_INT))
     if kind is str:
-        return lambda value: check_text(name, value, bounds.min_length or 0, bounds.max_length or MAX_INT)
-    return lambda value: check_type(name, value, kind)
+        return lambda value: check_text(title, value, bounds.min_length or 0, bounds.max_length or MAX_INT)
+    return lambda value: check_type(title, value, kind)
+
+
+def _valid(name: str, hint: Any) -> str:
+    """Return the check of a number or an ASCII text as an expression, for `Operation.bind`; else "".
+
+    It saves the call of a function for nearly every value.
+    """
+    kind, metadata = get_args(hint)[0] if get_origin(hint) is Annotated else hint, _metadata(hint)
+    if any(isinstance(each, Check) for each in metadata):
+        return ""
+    bounds = next((each for each in metadata if isinstance(each, msgspec.Meta)), msgspec.Meta())
+    if kind is int:
+        return f"_type({name}) is _int and {bounds.ge or 0} <= {name} <= {bounds.le or MAX_INT}"
+    if kind is str:
+        length = f"{bounds.min_length or 0} <= _len({name}) <= {bounds.max_length or MAX_INT}"
+        return f"_type({name}) is _str and {length} and {name}.isascii()"
+    return ""
 
 
 def _check_optional(check: Callable[[Any], Any], value: object) -> Any:
