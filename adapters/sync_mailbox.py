@@ -31,6 +31,14 @@ class SyncReceivedMessage(DeliveredMessage):
         """Fail this delivery; see `ReceivedMessage.nack`."""
         raise_refusal(self._settler.nack_messages([self.receipt], reason=reason, delay_ms=delay_ms))
 
+    def reject(self, reason: str | None = None) -> None:
+        """Dead-letter the message at once; see `ReceivedMessage.reject`."""
+        raise_refusal(self._settler.nack_messages([self.receipt], reason=reason, action="reject"))
+
+    def release(self, delay_ms: int = 0) -> None:
+        """Return the message to the queue; see `ReceivedMessage.release`."""
+        raise_refusal(self._settler.nack_messages([self.receipt], delay_ms=delay_ms, action="release"))
+
     def extend(self, visibility_ms: int) -> None:
         """Hide the message for longer; see `ReceivedMessage.extend`."""
         raise_refusal(self._settler.extend_visibility([self.receipt], visibility_ms))

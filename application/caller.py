@@ -74,3 +74,9 @@ def read_bearer(values: Sequence[str]) -> str | None:
     if match is None:
         raise Unauthenticated("The Authorization header must be `Bearer` and a token.")
     return match[1]
+
+
+def may_mean(topic: str) -> bool:
+    """Return whether the current caller can mean this topic's message by an id."""
+    caller = current_caller()
+    return caller is None or caller.covers(topic)

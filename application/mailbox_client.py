@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from postroom.application.mailbox.message_factory import MessageFactory, NewId, name_job
 from postroom.application.mailbox.outgoing import send_outgoing
 from postroom.application.mailbox.receive import make_receive, record_receive
-from postroom.application.mailbox.settle import check_nack, submit_valid
+from postroom.application.mailbox.settle import NackOptions, check_nack, submit_valid
 from postroom.application.message_stream import HEARTBEAT_MS, MAX_WAIT_MS, MessageStream, check_stream
 from postroom.application.messages import MessageDelivery, NewMessage, ReceivedMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
@@ -20,7 +20,7 @@ from postroom.application.tracing import ACK, EXTEND, NACK, REDRIVE, REMOTE_SEND
 from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import MailboxClosed, Rejected, Saturated, Unavailable
 from postroom.domain.mailbox.commands import Receive
-from postroom.domain.message import Receipt, check_receipt
+from postroom.domain.message import NackAction, Receipt, check_receipt
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, check_visibility
 from postroom.domain.search import filter_of_mailbox
 
@@ -91,9 +91,7 @@ class MailboxTransport(Protocol):
     async def ack(self, receipts: Sequence[Receipt]) -> list[Rejected | None]:
         """Settle deliveries."""
 
-    async def nack(
-        self, receipts: Sequence[Receipt], reason: str | None, delay_ms: int | None
-    ) -> list[Rejected | None]:
+    async def nack(self, receipts: Sequence[Receipt], options: NackOptions) -> list[Rejected | None]:
         """Fail deliveries."""
 
     async def extend(self, receipts: Sequence[Receipt], visibility_ms: int) -> list[Rejected | None]:
@@ -206,10 +204,16 @@ class MailboxClient(Mailbox):
         return await self._settle(ACK, receipts, self._transport.ack)
 
     async def nack_messages(
-        self, receipts: Sequence[Receipt], /, *, reason: str | None = None, delay_ms: int | None = None
+        self,
+        receipts: Sequence[Receipt],
+        /,
+        *,
+        reason: str | None = None,
+        delay_ms: int | None = None,
+        action: NackAction = "retry",
     ) -> list[Rejected | None]:
-        error = check_nack(reason, delay_ms)
-        return await self._settle(NACK, receipts, lambda valid: self._transport.nack(valid, error, delay_ms))
+        options = check_nack(reason, delay_ms, action)
+        return await self._settle(NACK, receipts, lambda valid: self._transport.nack(valid, options))
 
     async def extend_visibility(
         self, receipts: Sequence[Receipt], visibility_ms: int, /

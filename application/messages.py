@@ -14,7 +14,7 @@ from postroom.domain.envelope.build import OpenedEnvelope, without_auth_token
 from postroom.domain.envelope.headers import parse_envelope
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import InvalidRequest, Rejected
-from postroom.domain.message import Receipt
+from postroom.domain.message import NackAction, Receipt
 from postroom.domain.names import STREAM_BYTES, b3, message_id
 
 _RECEIPT_BYTES = STREAM_BYTES + 4 + 6
@@ -97,7 +97,13 @@ class DeliverySettler(Protocol):
         """Settle deliveries; see `Mailbox.ack_messages`."""
 
     async def nack_messages(
-        self, receipts: Sequence[Receipt], /, *, reason: str | None = None, delay_ms: int | None = None
+        self,
+        receipts: Sequence[Receipt],
+        /,
+        *,
+        reason: str | None = None,
+        delay_ms: int | None = None,
+        action: NackAction = "retry",
     ) -> list[Rejected | None]:
         """Fail deliveries; see `Mailbox.nack_messages`."""
 
@@ -349,6 +355,23 @@ class ReceivedMessage(DeliveredMessage):
         Raises: InvalidRequest, StaleReceipt when the delivery has ended, Unavailable.
         """
         raise_refusal(await self._settler.nack_messages([self.receipt], reason=reason, delay_ms=delay_ms))
+
+    async def reject(self, reason: str | None = None) -> None:
+        """Dead-letter the message at once, as no attempt can succeed (svc-mailbox I-4).
+
+        Arguments, Raises: as `nack`.
+        """
+        raise_refusal(await self._settler.nack_messages([self.receipt], reason=reason, action="reject"))
+
+    async def release(self, delay_ms: int = 0) -> None:
+        """Return the message to the queue; this delivery counts as no attempt.
+
+        Arguments:
+            delay_ms: delay before the next delivery.
+
+        Raises: as `nack`.
+        """
+        raise_refusal(await self._settler.nack_messages([self.receipt], delay_ms=delay_ms, action="release"))
 
     async def extend(self, visibility_ms: int) -> None:
         """Hide the message for `visibility_ms` from now on, within the in-flight retention.

@@ -197,6 +197,22 @@ Outcome = Literal["redriven", "archived", "purged", "skipped", "undone"]
 OUTCOMES: tuple[Outcome, ...] = ("redriven", "archived", "purged", "skipped", "undone")
 
 
+ChangeOutcome = Literal["changed", "in_flight", "dead", "settled", "expires_first", "unknown"]
+
+
+class MessageChange(msgspec.Struct, frozen=True):
+    """What became of a message that was to be changed.
+
+    Arguments:
+        message_id: as the caller named it.
+        outcome: `changed`, or why it was left alone: it is in flight, a dead letter, settled, unknown, or
+            its time to live ends first.
+    """
+
+    message_id: str
+    outcome: ChangeOutcome
+
+
 class RedriveMessage(msgspec.Struct, frozen=True):
     """The outcome of a message that a redrive job selected.
 

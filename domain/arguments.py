@@ -96,6 +96,14 @@ def check_items(name: str, values: object) -> list[object]:
     return list(values)
 
 
+def check_ids(name: str, values: object) -> list[str]:
+    """Return the ids of an iterable, at most as many as a page has items."""
+    items = check_items(name, values)
+    if len(items) > MAX_PAGE:
+        raise InvalidRequest(f"{name} must have at most {MAX_PAGE} items; it had {len(items)}.")
+    return [check_text("The message id", each, 1) for each in items]
+
+
 def _format_number(number: int) -> str:
     """Return a number as text, or its size if it is too large to print (Python: at most 4,300 digits)."""
     return str(number) if number.bit_length() <= 64 else f"a number of {number.bit_length()} bits"

@@ -18,9 +18,12 @@ MAX_PRIORITY = 10
 MAX_EPOCH = (1 << 48) - 1
 """Greatest epoch that a receipt can carry."""
 
-RequeueReason = Literal["nacked", "visibility_expired"]
+RequeueReason = Literal["nacked", "visibility_expired", "released"]
+NackAction = Literal["retry", "reject", "release"]
+NACK_ACTIONS: tuple[NackAction, ...] = ("retry", "reject", "release")
+"""What becomes of a delivery that its consumer gives back; see `Nack`."""
 DeadReason = Literal["max_attempts", "rejected", "ttl_expired", "retention_expired", "integrity", "replaced"]
-ExpiryReason = Literal["retention", "capacity", "purged", "archived", "undone", "erased"]
+ExpiryReason = Literal["retention", "capacity", "purged", "archived", "undone", "erased", "cancelled"]
 REPLACED: DeadReason = "replaced"
 """Reason of a dead letter whose copy a redrive job sent (ADR 0082)."""
 
@@ -104,7 +107,11 @@ class MessageAcked(Event, frozen=True, gc=False):
 
 
 class MessageRequeued(Event, frozen=True, gc=False):
-    """The delivery failed or timed out; the message may be delivered again from `due` on."""
+    """The delivery failed, timed out or was released; the message may be delivered again from `due` on.
+
+    Arguments:
+        attempt: of the deliveries that count; one that was released does not.
+    """
 
     attempt: int
     due: int
@@ -128,10 +135,29 @@ class MessageRedriven(Event, frozen=True, gc=False):
     expires_at: int
 
 
+class MessageRescheduled(Event, frozen=True, gc=False):
+    """An operator changed when the waiting message may be delivered.
+
+    Arguments:
+        principal: to whom the capability of the operator was issued; None for the mailbox's own user.
+    """
+
+    due: int
+    expires_at: int
+    principal: str | None = None
+
+
 class MessageExpired(Event, frozen=True, gc=False):
-    """The message was removed unsettled: by retention, by the capacity of the DLQ, or by a purge."""
+    """The message was removed unsettled: by retention, by the capacity of the DLQ, or by an operator.
+
+    Arguments:
+        note: why an operator cancelled it.
+        principal: of the operator; see `MessageRescheduled`.
+    """
 
     reason: ExpiryReason
+    note: str | None = None
+    principal: str | None = None
 
 
 class Status(IntEnum):
@@ -216,6 +242,7 @@ MessageEvent = (
     | MessageRequeued
     | MessageDeadLettered
     | MessageRedriven
+    | MessageRescheduled
     | MessageExpired
 )
 
@@ -295,9 +322,11 @@ def _acked(message: Message, event: MessageAcked, epoch: int) -> None:
 def _requeued(message: Message, event: MessageRequeued, epoch: int) -> None:
     message.status = READY
     message.due = event.due
+    message.attempt = event.attempt
     message.reason = event.reason
-    if event.reason == "nacked":  # its receipt is void; after a time-out it is still valid
+    if event.reason != "visibility_expired":  # its receipt is void; after a time-out it is still valid
         message.delivery = 0
+    if event.reason == "nacked":
         message.last_error = event.last_error
 
 
@@ -317,6 +346,13 @@ def _redriven(message: Message, event: MessageRedriven, epoch: int) -> None:
     message.redriven += 1
 
 
+def _rescheduled(message: Message, event: MessageRescheduled, epoch: int) -> None:
+    message.due = event.due
+    message.expires_at = event.expires_at
+    if not message.attempt:
+        message.ready_at = event.due
+
+
 def _expired(message: Message, event: MessageExpired, epoch: int) -> None:
     message.status = EXPIRED
     message.reason = event.reason
@@ -329,6 +365,7 @@ _EVOLVE: dict[type[Event], Callable[[Message, Any, int], None]] = {
     MessageRequeued: _requeued,
     MessageDeadLettered: _dead_lettered,
     MessageRedriven: _redriven,
+    MessageRescheduled: _rescheduled,
     MessageExpired: _expired,
 }
 

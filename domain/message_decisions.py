@@ -1,6 +1,6 @@
 """The Message aggregate: its decisions, which return the events of a change."""
 
-from postroom.domain.errors import StaleReceipt
+from postroom.domain.errors import InvalidRequest, StaleReceipt
 from postroom.domain.message import (
     ACKED,
     EXPIRED,
@@ -17,7 +17,9 @@ from postroom.domain.message import (
     MessageReceived,
     MessageRedriven,
     MessageRequeued,
+    MessageRescheduled,
     MessageVisibilityExtended,
+    NackAction,
     Receipt,
     RequeueReason,
     Status,
@@ -70,12 +72,14 @@ def nack(
     reason: str | None,
     delay_ms: int | None,
     jitter: float,
+    action: NackAction = "retry",
 ) -> list[MessageEvent]:
     """Fail a delivery: requeue with backoff, or dead-letter after the last attempt (svc-mailbox P-7).
 
     The nack of a delivery whose message was erased changes nothing.
 
     Arguments:
+        action: see `Nack`.
         delay_ms: delay to use instead of the policy's backoff.
         jitter: a uniform random number in [0, 1).
 
@@ -84,8 +88,13 @@ def nack(
     if message.receipt == receipt and _was_erased(message):
         return []
     _require_current(message, receipt)
+    if action == "reject":
+        return [dead_letter(message, "rejected", reason, policy, now)]
     if message.status == READY:  # it timed out and was requeued
         return []
+    if action == "release":
+        due = now + (delay_ms or 0) * MS
+        return [_requeue(message, "released", reason, due, now, attempt=message.attempt - 1)]
     if message.attempt >= policy.max_attempts:
         return [dead_letter(message, "max_attempts", reason, policy, now)]
     hidden = backoff_ms(policy, message.attempt, jitter) if delay_ms is None else delay_ms
@@ -140,9 +149,35 @@ def redrive(message: Message, policy: TopicPolicy, now: int) -> MessageRedriven:
     )
 
 
-def expire(message: Message, reason: ExpiryReason, now: int) -> MessageExpired:
+def reschedule(
+    message: Message, delay_ms: int, policy: TopicPolicy, now: int, principal: str | None
+) -> MessageRescheduled:
+    """Deliver a waiting message not before `delay_ms` from now, and retain it from then on.
+
+    Raises: InvalidRequest when its time to live ends before.
+    """
+    due, retention = now + delay_ms * MS, policy.ready_retention_ms * MS
+    expires_at = due + retention
+    if message.expires_at < message.sent_at + retention:  # its sender set a time to live
+        expires_at = message.expires_at
+        if due >= expires_at:
+            raise InvalidRequest(
+                f"deliver_after_ms must be below the {max(0, expires_at - now) // MS} ms after which message "
+                f"{message.stream.hex()} of topic {message.topic} is dead-lettered; it was {delay_ms}."
+            )
+    return MessageRescheduled(message.stream, message.version + 1, now, due, expires_at, principal)
+
+
+def expire(
+    message: Message,
+    reason: ExpiryReason,
+    now: int,
+    *,
+    note: str | None = None,
+    principal: str | None = None,
+) -> MessageExpired:
     """Remove a message, leaving an event in the log (svc-mailbox I-14)."""
-    return MessageExpired(message.stream, message.version + 1, now, reason)
+    return MessageExpired(message.stream, message.version + 1, now, reason, note, principal)
 
 
 def _was_erased(message: Message) -> bool:
@@ -165,6 +200,13 @@ def _require_current(message: Message, receipt: Receipt) -> None:
 
 
 def _requeue(
-    message: Message, reason: RequeueReason, error: str | None, due: int, now: int
+    message: Message,
+    reason: RequeueReason,
+    error: str | None,
+    due: int,
+    now: int,
+    *,
+    attempt: int | None = None,
 ) -> MessageRequeued:
-    return MessageRequeued(message.stream, message.version + 1, now, message.attempt, due, reason, error)
+    counted = message.attempt if attempt is None else attempt
+    return MessageRequeued(message.stream, message.version + 1, now, counted, due, reason, error)

@@ -21,12 +21,19 @@ from postroom.domain.message import (
     MessageReceived,
     MessageRedriven,
     MessageRequeued,
+    MessageRescheduled,
     MessageSent,
     MessageVisibilityExtended,
+    RequeueReason,
 )
 from postroom.domain.policy import TopicPolicy
 
-OutcomeKind = Literal["acked", "nacked", "timed_out"]
+OutcomeKind = Literal["acked", "nacked", "released", "timed_out"]
+_REQUEUED: dict[RequeueReason, OutcomeKind] = {
+    "nacked": "nacked",
+    "released": "released",
+    "visibility_expired": "timed_out",
+}
 
 
 class LogPosition(msgspec.Struct, frozen=True, gc=False):
@@ -115,6 +122,15 @@ class DeadLettering(msgspec.Struct, frozen=True, gc=False):
     expires_at: int
 
 
+class Rescheduling(msgspec.Struct, frozen=True, gc=False):
+    """Change of the time from which a waiting message may be delivered; see `MessageRescheduled`."""
+
+    entry: LogPosition
+    due: int
+    expires_at: int
+    principal: str | None
+
+
 class Round(msgspec.Struct):
     """Period in the queue that starts when the message is sent or redriven; attempts count from 1.
 
@@ -128,15 +144,33 @@ class Round(msgspec.Struct):
     due: int
     expires_at: int
     deliveries: list[PastDelivery] = []
+    reschedulings: list[Rescheduling] = []
     dead_lettering: DeadLettering | None = None
     replacement: DeadLettering | None = None
 
+    @property
+    def available(self) -> int:
+        """Return the µs from which it may be delivered next."""
+        outcome = self.deliveries[-1].outcome if self.deliveries else None
+        due, set_at = (
+            (self.due, self.entry) if outcome is None or outcome.due is None else (outcome.due, outcome.entry)
+        )
+        changed = self.reschedulings[-1] if self.reschedulings else None
+        return changed.due if changed is not None and changed.entry.position > set_at.position else due
+
+    @property
+    def expiry(self) -> int:
+        """Return the µs at which it is dead-lettered if undelivered."""
+        return self.reschedulings[-1].expires_at if self.reschedulings else self.expires_at
+
 
 class Removal(msgspec.Struct, frozen=True, gc=False):
-    """Removal of an unsettled message."""
+    """Removal of an unsettled message; see `MessageExpired`."""
 
     entry: LogPosition
     reason: ExpiryReason
+    note: str | None = None
+    principal: str | None = None
 
 
 class MessageHistory(msgspec.Struct):
@@ -199,15 +233,13 @@ def follow(
     match event:
         case MessageReceived():
             current = history.rounds[-1]
-            before = current.deliveries[-1].outcome if current.deliveries else None
-            available = before.due if before is not None and before.due is not None else current.due
             visibility = event.due - event.at
             current.deliveries.append(
                 PastDelivery(
                     entry,
                     event.attempt,
                     event.consumer,
-                    available,
+                    current.available,
                     visibility,
                     event.due,
                     principal=event.principal,
@@ -225,14 +257,17 @@ def follow(
             else:
                 delivery.late_ack = entry
         case MessageRequeued():
-            kind: OutcomeKind = "nacked" if event.reason == "nacked" else "timed_out"
-            _latest(history).outcome = DeliveryOutcome(entry, kind, event.due, event.last_error, policy)
+            outcome = DeliveryOutcome(entry, _REQUEUED[event.reason], event.due, event.last_error, policy)
+            _latest(history).outcome = outcome
         case MessageDeadLettered():
             _dead_letter(history, event, entry, policy)
         case MessageRedriven():
             history.rounds.append(Round(entry, event.due, event.expires_at))
+        case MessageRescheduled():
+            rescheduling = Rescheduling(entry, event.due, event.expires_at, event.principal)
+            history.rounds[-1].reschedulings.append(rescheduling)
         case MessageExpired():
-            history.removal = Removal(entry, event.reason)
+            history.removal = Removal(entry, event.reason, event.note, event.principal)
 
 
 def take_over(history: MessageHistory, event: OwnershipTaken, position: int) -> None:
@@ -277,7 +312,8 @@ def _dead_letter(
     delivery = history.in_flight
     if delivery is not None:
         # The log does not record how the last attempt ended: at or after its deadline, it timed out.
-        kind: OutcomeKind = "timed_out" if event.at >= delivery.deadline else "nacked"
+        is_late = event.at >= delivery.deadline and event.reason != "rejected"
+        kind: OutcomeKind = "timed_out" if is_late else "nacked"
         delivery.outcome = DeliveryOutcome(entry, kind, None, event.last_error, policy)
     current, latest = (
         history.rounds[-1],

@@ -178,14 +178,13 @@ class _Replay:
         """Simulate one round in the queue; return when (µs) the message was dead-lettered, or None."""
         recorded = self.recorded_round
         began = ready_since = recorded.entry.at
-        available, attempt = recorded.due, 0
+        first = recorded.deliveries[0] if recorded.deliveries else recorded
+        available, attempt = first.available, 0
         last: PastDelivery | None = None
         late_ack: int | None = None
         while True:
             actual, received_at = self._next_delivery(available, last)
-            undelivered = self._leave_queue(
-                actual, received_at, ready_since, recorded.expires_at, late_ack, last
-            )
+            undelivered = self._leave_queue(actual, received_at, ready_since, recorded.expiry, late_ack, last)
             if undelivered is not None:
                 return self._finish(*undelivered, began)
             attempt += 1
@@ -201,10 +200,12 @@ class _Replay:
                 return self._finish("waiting", self.end, began)
             if end.kind == "acked":
                 return self._finish("settled", end.at, began)
-            if self._is_last(attempt, actual, end.kind):
+            if end.kind == "released":
+                attempt -= 1
+            elif self._is_last(attempt, actual, end.kind):
                 return self._finish("dead", end.at, began)
             ready_since, late_ack = end.at, end.late_ack
-            available = end.at + (self._pause(attempt, actual) if end.kind == "nacked" else 0)
+            available = end.at + (0 if end.kind == "timed_out" else self._pause(attempt, actual))
 
     def _finish(self, status: FinalStatus, at: int, began: int) -> int | None:
         if at > self.end:
@@ -313,7 +314,7 @@ class _Replay:
         duration = (last.outcome.entry.at if last.outcome is not None else self.end) - last.entry.at
         if self.optimistic:
             return _End("acked", at + min(duration, deadline))
-        if kind == "nacked" and duration < deadline:
+        if kind in ("nacked", "released") and duration < deadline:  # releases without end would never count
             return _End("nacked", at + duration)
         return _End("timed_out", at + deadline, at + duration if kind == "acked" else None)
 
@@ -344,12 +345,14 @@ class _Replay:
         return attempt >= self.policy.max_attempts
 
     def _pause(self, attempt: int, actual: PastDelivery | None) -> int:
-        """Return the delay (µs) after a nacked delivery."""
+        """Return the delay (µs) after a delivery that was nacked or released."""
         after = self.changes.apply(self.policy)
         outcome = actual.outcome if actual is not None else None
         if actual is None or outcome is None or outcome.due is None:
             return backoff_ms(after, attempt, _deterministic_jitter(self.history.stream, attempt)) * MS
         pause = outcome.due - outcome.entry.at
+        if outcome.kind == "released":
+            return pause
         ceiling = backoff_ms(self.policy, actual.attempt, 1.0) * MS
         if pause > ceiling:
             return pause
@@ -359,7 +362,7 @@ class _Replay:
 class _End(NamedTuple):
     """Outcome of a simulated delivery, and its time (µs); `open` means in flight."""
 
-    kind: Literal["acked", "nacked", "timed_out", "open"]
+    kind: Literal["acked", "nacked", "released", "timed_out", "open"]
     at: int
     late_ack: int | None = None
 

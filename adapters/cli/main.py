@@ -22,6 +22,8 @@ COMMANDS: Entries = {
     "ack": Command("messages:ack", MESSAGES),
     "nack": Command("messages:nack", MESSAGES),
     "extend": Command("messages:extend", MESSAGES),
+    "cancel": Command("messages:cancel", MESSAGES),
+    "reschedule": Command("messages:reschedule", MESSAGES),
     "import": Command("importer:import_file", MESSAGES),
     "ingest": Group(
         None,

@@ -24,12 +24,13 @@ from postroom.adapters.cli.values import (
 )
 from postroom.application.text import pluralize
 from postroom.domain.errors import Forbidden, InvalidRequest, Rejected
+from postroom.domain.message import NackAction
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES
 
 if TYPE_CHECKING:
     from postroom.application.messages import ReceivedMessage
     from postroom.application.operations.mailbox import Mailbox
-    from postroom.application.query_results import PeekedMessage
+    from postroom.application.query_results import ChangeOutcome, MessageChange, PeekedMessage
     from postroom.domain.message import Receipt
 
 Receipts = Annotated[
@@ -207,14 +208,20 @@ async def nack(
     delay: Annotated[
         str | None, Option(metavar="DURATION", help="Redeliver after exactly this time; default: backoff.")
     ] = None,
+    action: Annotated[
+        NackAction,
+        Option(help="retry; reject: dead-letter them at once; release: requeue them, no attempt counted."),
+    ] = "retry",
 ) -> int:
     """Return received messages for redelivery; after their last attempt they become dead letters."""
-    delay_ms = None if delay is None else parse_duration(delay)
+    from postroom.application.mailbox.settle import check_nack
+
+    options = check_nack(reason, None if delay is None else parse_duration(delay), action)._asdict()
     return await _settle(
         session,
         receipts,
-        "nacked",
-        lambda postroom, receipts: postroom.nack_messages(receipts, reason=reason, delay_ms=delay_ms),
+        {"retry": "nacked", "reject": "rejected", "release": "released"}[action],
+        lambda postroom, receipts: postroom.nack_messages(receipts, **options),
     )
 
 
@@ -250,6 +257,7 @@ async def _describe_receive(
 
 
 Settle = Callable[["Mailbox", Sequence["Receipt"]], Awaitable[list[Rejected | None]]]
+Change = Callable[["Mailbox", Sequence[str]], Awaitable[list["MessageChange"]]]
 
 
 async def _settle(session: Session, tokens: list[str], done: str, settle: Settle) -> int:
@@ -271,6 +279,63 @@ async def _settle(session: Session, tokens: list[str], done: str, settle: Settle
         for refusal in filter(None, refusals):
             session.out.error(describe(refusal))
     return max((exit_code(refusal) for refusal in refusals if refusal is not None), default=0)
+
+
+Ids = Annotated[list[str], Argument(metavar="ID...", help="Message ids; - reads them from stdin.")]
+
+
+async def cancel(
+    session: Session,
+    ids: Ids,
+    reason: Annotated[str | None, Option(help="Why, for the messages' history.")] = None,
+) -> int:
+    """Remove messages that are ready, delayed or in flight, for good; their receipts are stale then.
+
+    Dead letters are left alone: postroom dlq purge removes them.
+    """
+    return await _change(
+        session, ids, "cancelled", lambda postroom, some: postroom.cancel_messages(some, reason=reason)
+    )
+
+
+async def reschedule(
+    session: Session,
+    ids: Ids,
+    delay: Annotated[
+        str, Option(metavar="DURATION", help="Deliver them not before this time has passed.")
+    ] = "0",
+) -> int:
+    """Deliver waiting messages at once, or after a delay from now."""
+    deliver_after_ms = parse_duration(delay)
+    return await _change(
+        session,
+        ids,
+        "rescheduled",
+        lambda postroom, some: postroom.reschedule_messages(some, deliver_after_ms=deliver_after_ms),
+    )
+
+
+_LEFT_ALONE: "dict[ChangeOutcome, str]" = {
+    "in_flight": "is in flight: its consumer settles it, or postroom cancel removes it",
+    "dead": "is a dead letter: use postroom dlq redrive or postroom dlq purge",
+    "settled": "is settled",
+    "expires_first": "would become a dead letter before, as its time to live ends",
+    "unknown": "is unknown: check the id, and the mailbox it was sent to",
+}
+
+
+async def _change(session: Session, ids: list[str], done: str, change: Change) -> int:
+    """Change messages; the exit code is that of an unknown message unless all were changed."""
+    async with use_mailbox(session) as postroom:
+        changes = await change(postroom, read_words(ids, sys.stdin.buffer))
+    rest = [each for each in changes if each.outcome != "changed"]
+    if session.out.as_json:
+        session.out.json(changes)
+    else:
+        session.out.line(f"{pluralize(len(changes) - len(rest), 'message')} {done}")
+        for each in rest:
+            session.out.error({"message": f"Message {each.message_id} {_LEFT_ALONE[each.outcome]}."})
+    return NOTHING if rest else 0
 
 
 def _show_received_message(

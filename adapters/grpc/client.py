@@ -15,6 +15,7 @@ from postroom.adapters.grpc.operations import method_name, read_answer, write_re
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.adapters.sockets.address import check_socket_owner
 from postroom.adapters.sockets.tls import ClientFiles
+from postroom.application.mailbox.settle import NackOptions
 from postroom.application.mailbox_client import MailboxClient, MailboxTransport
 from postroom.application.messages import MessageDelivery, NewMessage, Sent, write_receipt
 from postroom.application.operations.operation import Arguments, Operation
@@ -165,10 +166,8 @@ class GrpcTransport(MailboxTransport):
     async def ack(self, receipts: Sequence[Receipt]) -> list[Rejected | None]:
         return await self._settle("ack", pb.AckRequest(receipts=_tokens(receipts)))
 
-    async def nack(
-        self, receipts: Sequence[Receipt], reason: str | None, delay_ms: int | None
-    ) -> list[Rejected | None]:
-        request = pb.NackRequest(receipts=_tokens(receipts), reason=reason, delay_ms=delay_ms)
+    async def nack(self, receipts: Sequence[Receipt], options: NackOptions) -> list[Rejected | None]:
+        request = pb.NackRequest(receipts=_tokens(receipts), **options._asdict())
         return await self._settle("nack", request)
 
     async def extend(self, receipts: Sequence[Receipt], visibility_ms: int) -> list[Rejected | None]:

@@ -74,6 +74,7 @@ _CODECS = {
         lambda field: messages.read_struct(field, SettingsChanges),
     ),
     "cursor": _Codec(_write_cursor, str),  # some are numbers in the contract
+    "ids": _Codec(lambda ids, request: request.ids.extend(ids), list),
     "message_ids": _Codec(_write_ids, lambda field: list(field.message_ids)),
     "policy": _Codec(_write_policy, messages.set_fields),
     "spec": _Codec(lambda spec, request: messages.write_result(spec, request.spec), messages.read_spec),

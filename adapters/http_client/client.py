@@ -17,6 +17,7 @@ from yarl import URL
 
 from postroom.adapters.sockets.address import check_socket_owner
 from postroom.adapters.sockets.tls import ClientFiles, explain_tls_failure, make_client_context
+from postroom.application.mailbox.settle import NackOptions
 from postroom.application.mailbox_client import MailboxClient, MailboxTransport
 from postroom.application.messages import MessageDelivery, NewMessage, Sent, write_receipt
 from postroom.application.operations import contract, query_contract
@@ -156,10 +157,8 @@ class HttpTransport(MailboxTransport):
     async def ack(self, receipts: Sequence[Receipt]) -> list[Rejected | None]:
         return await self._settle("/v1/ack", contract.AckMany(_tokens(receipts)))
 
-    async def nack(
-        self, receipts: Sequence[Receipt], reason: str | None, delay_ms: int | None
-    ) -> list[Rejected | None]:
-        return await self._settle("/v1/nack", contract.NackMany(_tokens(receipts), reason, delay_ms))
+    async def nack(self, receipts: Sequence[Receipt], options: NackOptions) -> list[Rejected | None]:
+        return await self._settle("/v1/nack", contract.NackMany(_tokens(receipts), *options))
 
     async def extend(self, receipts: Sequence[Receipt], visibility_ms: int) -> list[Rejected | None]:
         return await self._settle("/v1/extend", contract.ExtendMany(_tokens(receipts), visibility_ms))

@@ -5,6 +5,7 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from time import time_ns
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -13,7 +14,12 @@ from postroom.adapters.http_server.problems import DuplicateMessage
 from postroom.adapters.http_server.routes import Call, Reply, json_reply
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.application.caller import call_as
-from postroom.application.mailbox.settle import DeliveryWindow, extended_receipts, finished_receipts
+from postroom.application.mailbox.settle import (
+    DeliveryWindow,
+    NackOptions,
+    extended_receipts,
+    finished_receipts,
+)
 from postroom.application.messages import NewMessage, ReceivedMessage, Sent, read_receipt, rfc3339
 from postroom.application.operations import contract
 from postroom.application.operations.mailbox import Mailbox
@@ -220,7 +226,7 @@ class MessageHandlers:
     async def nack(self, call: Call) -> Reply:
         """Fail a delivery."""
         receipt, body = await self._receipt(call), call.body
-        answers = await call.mailbox.nack_messages([receipt], reason=body.reason, delay_ms=body.delay_ms)
+        answers = await call.mailbox.nack_messages([receipt], **_nack_options(body))
         _raise_refusal(answers)
         self._note([receipt])
         return json_reply(contract.Ok())
@@ -242,7 +248,7 @@ class MessageHandlers:
     async def nack_many(self, call: Call) -> Reply:
         """Fail deliveries."""
         receipts, body = [read_receipt(each) for each in call.body.receipts], call.body
-        answers = await call.mailbox.nack_messages(receipts, reason=body.reason, delay_ms=body.delay_ms)
+        answers = await call.mailbox.nack_messages(receipts, **_nack_options(body))
         self._note(finished_receipts(receipts, answers))
         return _settle_results(answers)
 
@@ -292,6 +298,10 @@ class MessageHandlers:
         if receipts:
             with suppress(PostroomError):  # their visibility timeout does it otherwise
                 await self._service.mailbox.nack_messages(receipts, reason="client disconnected", delay_ms=0)
+
+
+def _nack_options(body: contract.Nack | contract.NackMany) -> dict[str, Any]:
+    return {name: getattr(body, name) for name in NackOptions._fields}
 
 
 def _as_conflict(call: Call) -> bool:

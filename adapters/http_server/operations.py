@@ -46,6 +46,7 @@ _STATUSES = {"NotFound": 404, "IdempotencyConflict": 409}
 _JOB = "01890a5d-ac96-774b-bcce-b302099a8057"
 _SPEC: dict[str, Any] = {"topics": ["orders.*"], "reasons": ["max_attempts"], "rate": 100}
 _OK = {"ok": True}
+_CHANGED = {"messages": [{"message_id": _JOB, "outcome": "changed"}]}
 _EXAMPLES: dict[str, tuple[Any, Any]] = {
     "redrive_dead_letters": ({"topic": "orders", "limit": 100}, {"redriven": 3}),
     "set_topic_policy": ({"visibility_ms": 30_000, "max_attempts": 10}, _OK),
@@ -55,6 +56,8 @@ _EXAMPLES: dict[str, tuple[Any, Any]] = {
     "resume_topic": (None, _OK),
     "purge_topic": ({"dead": True}, {"removed": 3}),
     "delete_old_events": ({"older_than_us": 1_700_000_000_000_000}, {"removed": 1_200}),
+    "cancel_messages": ({"ids": [_JOB], "reason": "ordered twice"}, _CHANGED),
+    "reschedule_messages": ({"ids": [_JOB], "deliver_after_ms": 3_600_000}, _CHANGED),
     "preview_redrive": (_SPEC, None),
     "start_redrive": ({"job_id": _JOB, "spec": _SPEC}, None),
 }

@@ -162,8 +162,8 @@ def _check_send(send: Send) -> Send:
 def _check_nack(nack: Nack) -> Nack:
     if not 0 <= nack.jitter < 1:
         raise InvalidRequest(f"jitter must be at least 0 and below 1; it was {nack.jitter}.")
-    reason = check_nack(nack.reason, nack.delay_ms)
-    return Nack(check_receipt(nack.receipt), nack.jitter, reason, nack.delay_ms)
+    reason, delay_ms, action = check_nack(nack.reason, nack.delay_ms, nack.action)
+    return Nack(check_receipt(nack.receipt), nack.jitter, reason, delay_ms, action=action)
 
 
 def _check_chunk(command: Redrive | Purge) -> Redrive | Purge:

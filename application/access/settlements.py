@@ -9,16 +9,23 @@ import msgspec
 
 from postroom.application.access.audit import ALLOWED, Auditor, audit_refusals
 from postroom.application.access.guard import Deliveries, Guard
+from postroom.application.caller import Caller, call_as
 from postroom.application.mailbox.settle import DeliveryWindows
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation
 from postroom.application.page import Page
-from postroom.application.query_results import Outcome, RedriveMessage, RedrivePreview, RedriveReport
+from postroom.application.query_results import (
+    MessageChange,
+    Outcome,
+    RedriveMessage,
+    RedrivePreview,
+    RedriveReport,
+)
 from postroom.domain.arguments import check_items
 from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden, InvalidRequest, NotFound, Rejected, StaleReceipt
-from postroom.domain.message import Receipt, check_receipt
+from postroom.domain.message import NackAction, Receipt, check_receipt
 from postroom.domain.names import job_of_topics, message_id
 from postroom.domain.redrive.spec import JobAction, RedriveSpec
 
@@ -47,9 +54,15 @@ class AuthorizedSettlements(Mailbox):
 
     @audit_refusals(Right.NACK)
     async def nack_messages(
-        self, receipts: Sequence[Receipt], /, *, reason: str | None = None, delay_ms: int | None = None
+        self,
+        receipts: Sequence[Receipt],
+        /,
+        *,
+        reason: str | None = None,
+        delay_ms: int | None = None,
+        action: NackAction = "retry",
     ) -> list[Rejected | None]:
-        settle = partial(self._mailbox.nack_messages, reason=reason, delay_ms=delay_ms)
+        settle = partial(self._mailbox.nack_messages, reason=reason, delay_ms=delay_ms, action=action)
         return await self._settle(Right.NACK, receipts, settle)
 
     @audit_refusals(Right.EXTEND)
@@ -176,7 +189,7 @@ _NO_CRITERIA = ("action", "topics", "rate", "delay_ms", "limit")
 
 
 class AuthorizedRedrives(Mailbox):
-    """The redrive jobs of `AuthorizedMailbox`; each call but the lists is audited.
+    """The redrive jobs of `AuthorizedMailbox`, and its changes of messages; calls but lists are audited.
 
     Jobs that redrive need the right `redrive`, those that archive or purge `admin`. Criteria of headers need
     `read-headers`, and words, which may be in payloads, `read-payload`; those that send copies need `send`,
@@ -188,6 +201,7 @@ class AuthorizedRedrives(Mailbox):
     _mailbox: Mailbox
     _guard: Guard
     _auditor: Auditor
+    caller: Caller
 
     async def _preview_redrive(self, operation: Operation, arguments: Arguments) -> RedrivePreview:
         spec = arguments["spec"]
@@ -232,6 +246,33 @@ class AuthorizedRedrives(Mailbox):
         return await self._mailbox.list_redrive_messages(
             job_id, outcome=outcome, cursor=cursor, limit=self._guard.at_most(limit)
         )
+
+    async def _change_messages(self, operation: Operation, arguments: Arguments) -> list[MessageChange]:
+        """Change messages of covered topics by their ids; others are unknown to the capability."""
+        ids = arguments["ids"]
+
+        async def change() -> list[MessageChange]:
+            await self._guard.check(Right.ADMIN)
+            if (most := self._guard.at_most(len(ids))) < len(ids):
+                raise Forbidden(f"The capability covers {most} messages a call; change fewer.", "messages")
+            self._guard.charge(len(ids))
+            with call_as(self.caller):
+                return cast(
+                    list[MessageChange],
+                    await operation.ask(
+                        self._mailbox, {**arguments, "principal": self._guard.access.principal}
+                    ),
+                )
+
+        return await self._auditor.run(
+            Right.ADMIN,
+            change,
+            lambda changes: sum(each.outcome == "changed" for each in changes),
+            target=ids[0] if len(ids) == 1 else "",
+            criteria=(operation.name,),
+        )
+
+    _cancel_messages = _reschedule_messages = _change_messages
 
     async def _change_redrive(self, operation: Operation, arguments: Arguments) -> RedriveReport:
         job_id = arguments["job_id"]

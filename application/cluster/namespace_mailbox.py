@@ -27,15 +27,24 @@ from postroom.application.messages import NewMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation, derive
 from postroom.application.ports.control_plane import NamespaceDirectory
+from postroom.application.query_results import MessageChange
 from postroom.domain.arguments import check_items
 from postroom.domain.errors import InvalidRequest, NotFound, Rejected, StaleMembers, Unavailable
-from postroom.domain.message import Receipt, check_receipt
+from postroom.domain.message import NackAction, Receipt, check_receipt
 from postroom.domain.namespace.members import RESERVED_TOPIC, home_of
 from postroom.domain.policy import check_visibility
 
 T = TypeVar("T")
 
 STALE_PAUSE_SECONDS = 0.05
+
+
+def merge_changes(answers: Sequence[Sequence[MessageChange]]) -> list[MessageChange]:
+    """Return for each message the answer of the mailbox that knows it."""
+    return [
+        next((each for each in same if each.outcome != "unknown"), same[0])
+        for same in zip(*answers, strict=True)
+    ]
 
 
 READS_OF_MESSAGES = ("get_message", "explain_message")
@@ -48,6 +57,8 @@ MERGES: dict[str, Callable[[list[Any]], Any]] = {
     "list_topics": merge_topics,
     "preview_settings": merge_settings,
     "set_settings": any,
+    "cancel_messages": merge_changes,
+    "reschedule_messages": merge_changes,
 }
 """How the answers of the mailboxes become one, by operation; `merge_answers` is for others."""
 
@@ -193,13 +204,19 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
         return await self._settle(receipts, lambda mailbox, some: mailbox.ack_messages(some), self._end)
 
     async def nack_messages(
-        self, receipts: Sequence[Receipt], /, *, reason: str | None = None, delay_ms: int | None = None
+        self,
+        receipts: Sequence[Receipt],
+        /,
+        *,
+        reason: str | None = None,
+        delay_ms: int | None = None,
+        action: NackAction = "retry",
     ) -> list[Rejected | None]:
         """Fail deliveries; see `Mailbox.nack_messages`."""
-        check_nack(reason, delay_ms)
+        options = check_nack(reason, delay_ms, action)._asdict()
         return await self._settle(
             receipts,
-            lambda mailbox, some: mailbox.nack_messages(some, reason=reason, delay_ms=delay_ms),
+            lambda mailbox, some: mailbox.nack_messages(some, **options),
             self._end,
         )
 

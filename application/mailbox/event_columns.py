@@ -42,6 +42,7 @@ from postroom.domain.message import (
     MessageReceived,
     MessageRedriven,
     MessageRequeued,
+    MessageRescheduled,
     MessageSent,
     MessageVisibilityExtended,
 )
@@ -189,12 +190,24 @@ class RedrivenRun(Run, frozen=True, tag="MessageRedriven.1"):
     expires_at: Ints
 
 
+class RescheduledRun(Run, frozen=True, tag="MessageRescheduled.1"):
+    """Waiting messages that were rescheduled."""
+
+    event = MessageRescheduled
+
+    due: Ints
+    expires_at: Ints
+    principals: OptionalTexts
+
+
 class ExpiredRun(Run, frozen=True, tag="MessageExpired.1"):
     """Messages that were removed unsettled."""
 
     event = MessageExpired
 
     reasons: Texts
+    notes: OptionalTexts = None
+    principals: OptionalTexts = None
 
 
 class FirstCreatedRun(Run, frozen=True, tag="MailboxCreated.1"):
@@ -287,6 +300,7 @@ AnyRun = (
     | RequeuedRun
     | DeadLetteredRun
     | RedrivenRun
+    | RescheduledRun
     | ExpiredRun
     | FirstCreatedRun
     | CreatedRun

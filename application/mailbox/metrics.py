@@ -58,7 +58,7 @@ class ReorderDepth:
                 del positions[:-MAX_DEPTH]
 
     def _delivered_late(self, message: Message, positions: list[int]) -> None:
-        if message.reason == "nacked" or message.redriven or message.ready_at > message.sent_at:
+        if message.reason in ("nacked", "released") or message.redriven or message.ready_at > message.sent_at:
             return
         depth = min(len(positions) - bisect_right(positions, message.position), MAX_DEPTH)
         if depth > self.maximum[message.shard]:

@@ -11,9 +11,9 @@ from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.event_log import MailboxOwner
 from postroom.application.tracing import ACK, EXTEND, NACK, MessagingOperation, tracer
 from postroom.domain.arguments import check_any_text, check_int, check_items
-from postroom.domain.errors import NotFound, Rejected, StaleReceipt
+from postroom.domain.errors import InvalidRequest, NotFound, Rejected, StaleReceipt
 from postroom.domain.mailbox.commands import Ack, Command, Extend, Nack
-from postroom.domain.message import Receipt, check_receipt
+from postroom.domain.message import NACK_ACTIONS, NackAction, Receipt, check_receipt
 from postroom.domain.policy import MAX_DURATION_MS, check_visibility
 
 S = TypeVar("S")
@@ -197,23 +197,22 @@ class NackMessages:
         self._windows = windows or DeliveryWindows()
 
     async def __call__(
-        self, receipts: Sequence[Receipt], *, reason: str | None = None, delay_ms: int | None = None
+        self,
+        receipts: Sequence[Receipt],
+        *,
+        reason: str | None = None,
+        delay_ms: int | None = None,
+        action: NackAction = "retry",
     ) -> list[Rejected | None]:
-        """Nack deliveries by their receipts.
-
-        Arguments:
-            reason: the error, stored up to 1,000 characters; the dead letter's `last_error` if this was the
-                last attempt.
-            delay_ms: delay to use instead of the policy's backoff.
-
-        Returns, Raises: as `AckMessages`.
-        """
-        error = check_nack(reason, delay_ms)
+        """Give deliveries back by their receipts; see `Mailbox.nack_messages`."""
+        options = check_nack(reason, delay_ms, action)
         return await _settle(
             NACK,
             self._owner,
             receipts,
-            lambda receipt: Nack(receipt, self._jitter(), error, delay_ms),
+            lambda receipt: Nack(
+                receipt, self._jitter(), options.reason, options.delay_ms, action=options.action
+            ),
             self._windows.settle,
         )
 
@@ -256,11 +255,24 @@ def make_settler(owner: MailboxOwner, windows: DeliveryWindows) -> Settler:
     )
 
 
-def check_nack(reason: str | None, delay_ms: int | None) -> str | None:
-    """Return the reason of a NACK as it is stored, or raise InvalidRequest."""
+class NackOptions(NamedTuple):
+    """The arguments of a NACK besides its receipts; see `Mailbox.nack_messages`."""
+
+    reason: str | None = None
+    delay_ms: int | None = None
+    action: NackAction = "retry"
+
+
+def check_nack(reason: object = None, delay_ms: object = None, action: object = "retry") -> NackOptions:
+    """Return the arguments of a NACK, the reason as it is stored, or raise InvalidRequest."""
+    if type(action) is not str or action not in NACK_ACTIONS:
+        raise InvalidRequest(f"action must be one of {', '.join(NACK_ACTIONS)}.")
     if delay_ms is not None:
-        check_int("delay_ms", delay_ms, 0, MAX_DURATION_MS)
-    return None if reason is None else check_any_text("reason", reason)[:MAX_REASON_CHARS]
+        delay_ms = check_int("delay_ms", delay_ms, 0, MAX_DURATION_MS)
+        if action == "reject":
+            raise InvalidRequest("delay_ms must be absent with the action reject, as nothing is retried.")
+    stored = None if reason is None else check_any_text("reason", reason)[:MAX_REASON_CHARS]
+    return NackOptions(stored, delay_ms, action)
 
 
 async def _settle(

@@ -21,6 +21,7 @@ from postroom.application.messages import (
 from postroom.application.operations.mailbox import Position, Text
 from postroom.application.remote_errors import ProblemBrief
 from postroom.domain.errors import Rejected
+from postroom.domain.message import NackAction
 from postroom.domain.names import external_id
 from postroom.domain.policy import (
     DEFAULT_MAX_BYTES,
@@ -270,17 +271,19 @@ class Ack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     receipt: Name | None = None
 
 
-class Nack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Nack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The delivery that failed; without a receipt, the latest one.
 
     Arguments:
         reason: the error; its first 1,000 characters are stored.
-        delay_ms: delay before the next attempt, instead of the policy's backoff.
+        delay_ms: delay before the next attempt, instead of the policy's backoff, or of none after a release.
+        action: `retry`; `reject` dead-letters it at once; `release` requeues it and counts no attempt.
     """
 
     receipt: Name | None = None
     reason: str | None = None
     delay_ms: Duration | None = None
+    action: NackAction = "retry"
 
 
 class Extend(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -296,12 +299,13 @@ class AckMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     receipts: Receipts
 
 
-class NackMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NackMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Deliveries that failed; see `Nack`."""
 
     receipts: Receipts
     reason: str | None = None
     delay_ms: Duration | None = None
+    action: NackAction = "retry"
 
 
 class ExtendMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -28,6 +28,7 @@ from postroom.application.query_results import (
     Backlog,
     DeadLetter,
     Explanation,
+    MessageChange,
     MessageDetail,
     Outcome,
     PeekedMessage,
@@ -36,14 +37,14 @@ from postroom.application.query_results import (
     RedriveReport,
     check_moment,
 )
-from postroom.domain.arguments import MAX_INT, MAX_PAGE, MAX_TEXT_CHARS
+from postroom.domain.arguments import MAX_INT, MAX_PAGE, MAX_TEXT_CHARS, check_ids
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.mailbox.topic_decisions import SettingsPreview
-from postroom.domain.message import Receipt
+from postroom.domain.message import NackAction, Receipt
 from postroom.domain.names import check_topic, check_uuid
-from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy
+from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, MAX_DURATION_MS, TopicPolicy
 from postroom.domain.redrive.spec import JobAction, RedriveSpec, check_action, check_spec
 from postroom.domain.search import EventFilter, FoundMessage
 from postroom.domain.settings import (
@@ -62,6 +63,7 @@ MessageId = Annotated[
     Title("The message id"),
     SentAs("msg_id"),
 ]
+MessageIds = Annotated[Sequence[MessageId], Meta(max_length=MAX_PAGE), Check(partial(check_ids, "ids"))]
 Before = Annotated[int, Meta(ge=0, le=MAX_INT), SentAs("older_than_us")]
 JobId = Annotated[str, Check(partial(check_uuid, "The redrive job id"))]
 Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
@@ -167,14 +169,22 @@ class Mailbox:
 
     @operation(Right.NACK, "POST /v1/nack")
     async def nack_messages(
-        self, receipts: Sequence[Receipt], /, *, reason: str | None = None, delay_ms: int | None = None
+        self,
+        receipts: Sequence[Receipt],
+        /,
+        *,
+        reason: str | None = None,
+        delay_ms: int | None = None,
+        action: NackAction = "retry",
     ) -> list[Rejected | None]:
         """Fail deliveries: each is retried after a backoff, or dead-lettered (svc-mailbox P-7).
 
         Arguments:
             reason: the error, stored up to 1,000 characters; the dead letter's `last_error` if this was the
                 last attempt.
-            delay_ms: delay to use instead of the policy's backoff.
+            delay_ms: delay to use instead of the policy's backoff; with `release`, instead of none.
+            action: `retry`; `reject` dead-letters them at once, as no attempt can succeed; `release` requeues
+                them and counts no attempt, as the consumer did not try.
 
         Returns: as `ack_messages`.
         """
@@ -215,6 +225,42 @@ class Mailbox:
 
         Returns: number of removed messages.
         Raises: NotFound for an unknown topic.
+        """
+
+    @operation(Right.ADMIN, "POST /v1/messages/cancel", answer="messages")
+    async def cancel_messages(
+        self, ids: MessageIds, /, *, reason: Text | None = None, principal: Principal = None
+    ) -> list[MessageChange]:
+        """Remove messages that are ready, delayed or in flight; their receipts are stale then.
+
+        The log keeps that they were cancelled, by whom and why. Dead letters are left to `purge_topic` and
+        redrive jobs.
+
+        Arguments:
+            ids: up to 1,000 message ids.
+            principal: who cancels them, for the record; a server enters that of the caller's capability.
+
+        Returns: what became of each, in their order.
+        """
+
+    @operation(Right.ADMIN, "POST /v1/messages/reschedule", answer="messages")
+    async def reschedule_messages(
+        self,
+        ids: MessageIds,
+        /,
+        *,
+        deliver_after_ms: Annotated[int, Meta(ge=0, le=MAX_DURATION_MS)] = 0,
+        principal: Principal = None,
+    ) -> list[MessageChange]:
+        """Change when waiting messages may be delivered: at once, or `deliver_after_ms` from now.
+
+        Their retention begins anew when they are due; a time to live that their sender set stays.
+
+        Arguments:
+            ids: up to 1,000 message ids.
+            principal: as of `cancel_messages`.
+
+        Returns: what became of each, in their order.
         """
 
     @operation(Right.ADMIN, "PUT /v1/topics/{topic}/policy")

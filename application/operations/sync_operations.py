@@ -18,6 +18,7 @@ from postroom.application.operations.mailbox import (
     Limit,
     Mailbox,
     MessageId,
+    MessageIds,
     Policy,
     Principal,
     Spec,
@@ -29,6 +30,7 @@ from postroom.application.query_results import (
     Backlog,
     DeadLetter,
     Explanation,
+    MessageChange,
     MessageDetail,
     Outcome,
     PeekedMessage,
@@ -39,8 +41,8 @@ from postroom.application.query_results import (
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.mailbox.topic_decisions import SettingsPreview
-from postroom.domain.message import Receipt
-from postroom.domain.policy import TopicPolicy
+from postroom.domain.message import NackAction, Receipt
+from postroom.domain.policy import MAX_DURATION_MS, TopicPolicy
 from postroom.domain.search import EventFilter, FoundMessage
 from postroom.domain.settings import MailboxSettings
 
@@ -80,18 +82,26 @@ class SyncOperations(ABC):
         return self._run(self._open.ack_messages(receipts))
 
     def nack_messages(
-        self, receipts: Sequence[Receipt], /, *, reason: str | None = None, delay_ms: int | None = None
+        self,
+        receipts: Sequence[Receipt],
+        /,
+        *,
+        reason: str | None = None,
+        delay_ms: int | None = None,
+        action: NackAction = "retry",
     ) -> list[Rejected | None]:
         """Fail deliveries: each is retried after a backoff, or dead-lettered (svc-mailbox P-7).
 
         Arguments:
             reason: the error, stored up to 1,000 characters; the dead letter's `last_error` if this was the
                 last attempt.
-            delay_ms: delay to use instead of the policy's backoff.
+            delay_ms: delay to use instead of the policy's backoff; with `release`, instead of none.
+            action: `retry`; `reject` dead-letters them at once, as no attempt can succeed; `release` requeues
+                them and counts no attempt, as the consumer did not try.
 
         Returns: as `ack_messages`.
         """
-        return self._run(self._open.nack_messages(receipts, reason=reason, delay_ms=delay_ms))
+        return self._run(self._open.nack_messages(receipts, reason=reason, delay_ms=delay_ms, action=action))
 
     def extend_visibility(self, receipts: Sequence[Receipt], visibility_ms: int, /) -> list[Rejected | None]:
         """Hide received messages for `visibility_ms` from now on (svc-mailbox P-9).
@@ -130,6 +140,44 @@ class SyncOperations(ABC):
         Raises: NotFound for an unknown topic.
         """
         return self._run(self._open.purge_topic(topic, dead=dead, ready=ready))
+
+    def cancel_messages(
+        self, ids: MessageIds, /, *, reason: Text | None = None, principal: Principal = None
+    ) -> list[MessageChange]:
+        """Remove messages that are ready, delayed or in flight; their receipts are stale then.
+
+        The log keeps that they were cancelled, by whom and why. Dead letters are left to `purge_topic` and
+        redrive jobs.
+
+        Arguments:
+            ids: up to 1,000 message ids.
+            principal: who cancels them, for the record; a server enters that of the caller's capability.
+
+        Returns: what became of each, in their order.
+        """
+        return self._run(self._open.cancel_messages(ids, reason=reason, principal=principal))
+
+    def reschedule_messages(
+        self,
+        ids: MessageIds,
+        /,
+        *,
+        deliver_after_ms: Annotated[int, Meta(ge=0, le=MAX_DURATION_MS)] = 0,
+        principal: Principal = None,
+    ) -> list[MessageChange]:
+        """Change when waiting messages may be delivered: at once, or `deliver_after_ms` from now.
+
+        Their retention begins anew when they are due; a time to live that their sender set stays.
+
+        Arguments:
+            ids: up to 1,000 message ids.
+            principal: as of `cancel_messages`.
+
+        Returns: what became of each, in their order.
+        """
+        return self._run(
+            self._open.reschedule_messages(ids, deliver_after_ms=deliver_after_ms, principal=principal)
+        )
 
     def set_topic_policy(self, topic: Topic, policy: Policy, /) -> None:
         """Set the policy of a topic, in its own section; it applies from now on (svc-mailbox P-9).

@@ -1,6 +1,6 @@
 """`ExplainMessage`: the history and current state of a message as sentences, from the log."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import merge
 
 from postroom.application.mailbox.stored_snapshots import refuse_altered_records
@@ -18,7 +18,16 @@ from postroom.domain.message import (
     MessageEvent,
     MessageSent,
 )
-from postroom.domain.message_history import LogPosition, MessageHistory, PastDelivery, Round, Takeover, trace
+from postroom.domain.message_history import (
+    LogPosition,
+    MessageHistory,
+    PastDelivery,
+    Removal,
+    Rescheduling,
+    Round,
+    Takeover,
+    trace,
+)
 from postroom.domain.names import mailbox_stream, message_id
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.settings import resolve_policy
@@ -97,14 +106,16 @@ def _steps(sent: MessageSent, history: MessageHistory) -> Iterator[HistoryStep]:
                 "Redriven by an operator, with attempts counted from 1; it becomes a dead letter if it is "
                 f"not delivered by {rfc3339(each.expires_at)}.",
             )
+        steps = [_step(change.entry, _rescheduled(change)) for change in each.reschedulings]
         for delivery in each.deliveries:
-            yield from _delivery(delivery)
+            steps += _delivery(delivery)
+        yield from sorted(steps, key=lambda step: step.position)
         if each.dead_lettering is not None:
             yield _step(each.dead_lettering.entry, _dead_lettering(each))
         if each.replacement is not None:
             yield _step(each.replacement.entry, _DEAD_LETTERED[each.replacement.reason])
     if history.removal is not None:
-        yield _step(history.removal.entry, _REMOVED[history.removal.reason])
+        yield _step(history.removal.entry, _removed(history.removal))
 
 
 def _sent(sent: MessageSent) -> str:
@@ -149,6 +160,22 @@ def _delivery(delivery: PastDelivery) -> Iterator[HistoryStep]:
         )
 
 
+def _rescheduled(change: Rescheduling) -> str:
+    by = "an operator" if change.principal is None else change.principal
+    return (
+        f"Rescheduled by {by}: it may be delivered from {rfc3339(change.due)} on, and becomes a dead letter "
+        f"if it is not delivered by {rfc3339(change.expires_at)}."
+    )
+
+
+def _removed(removal: Removal) -> str:
+    if removal.reason != "cancelled":
+        return _REMOVED[removal.reason]
+    by = "an operator" if removal.principal is None else removal.principal
+    note = f": {removal.note}" if removal.note else ""
+    return f"Cancelled by {by}{note}."
+
+
 def _to(delivery: PastDelivery) -> str:
     name = f"to {delivery.consumer} " if delivery.consumer else ""
     if delivery.principal is None:
@@ -168,10 +195,13 @@ def _ended(delivery: PastDelivery) -> str:
     """Return how a delivery failed, as a sentence without the full stop."""
     outcome = delivery.outcome
     assert outcome is not None
+    duration = _span(outcome.entry.at - delivery.entry.at)
     if outcome.kind == "nacked":
-        duration = _span(outcome.entry.at - delivery.entry.at)
         reason = f": {outcome.error}" if outcome.error else ", without a reason"
         return f"Nacked by its consumer after {duration}{reason}"
+    if outcome.kind == "released":
+        reason = f": {outcome.error}" if outcome.error else ""
+        return f"Released by its consumer after {duration}, which counts no attempt{reason}"
     ended = f"Its visibility timeout ended at {rfc3339(delivery.deadline)} without ack, nack or extend"
     after = [each for each in delivery.takeovers if each.entry.at > delivery.deadline]
     if after:
@@ -214,7 +244,7 @@ _DEAD_LETTERED: dict[DeadReason, str] = {
     "integrity": "Its stored bytes no longer match their hash, so it was not delivered.",
     "replaced": "A redrive job sent a copy of it instead.",
 }
-_REMOVED: dict[ExpiryReason, str] = {
+_REMOVED: Mapping[ExpiryReason, str] = {
     "retention": "Removed: the retention of dead letters ended (dead_retention of the topic).",
     "capacity": "Removed: its topic had more dead letters than dead_capacity, and it was the oldest.",
     "purged": "Removed by an operator, who purged the topic.",
@@ -285,7 +315,7 @@ def _current_state(history: MessageHistory, now: int) -> str:
     if not history.rounds:
         return "It is archived: it is searchable and never delivered."
     if history.removal is not None:
-        return f"It was removed at {rfc3339(history.removal.entry.at)}. {_REMOVED[history.removal.reason]}"
+        return f"It was removed at {rfc3339(history.removal.entry.at)}. {_removed(history.removal)}"
     current = history.rounds[-1]
     end = current.dead_lettering
     if end is not None:
@@ -305,8 +335,7 @@ def _current_state(history: MessageHistory, now: int) -> str:
         return f"It is settled: its consumer acked it at {rfc3339(entry.at)}."
     if latest is not None and latest.outcome is None:
         return _in_flight(latest, now)
-    due = current.due if latest is None or latest.outcome is None else latest.outcome.due or current.due
-    return _waiting(due, current, latest, now)
+    return _waiting(current, latest, now)
 
 
 def _in_flight(latest: PastDelivery, now: int) -> str:
@@ -321,15 +350,18 @@ def _in_flight(latest: PastDelivery, now: int) -> str:
     return f"{where}, hidden until {rfc3339(latest.deadline)} unless it is acked, nacked or extended."
 
 
-def _waiting(due: int, current: Round, latest: PastDelivery | None, now: int) -> str:
-    after = f" after attempt {latest.attempt} failed" if latest is not None else ""
-    if current.expires_at <= now:
+def _waiting(current: Round, latest: PastDelivery | None, now: int) -> str:
+    due = current.available
+    after = "" if latest is None else f" after attempt {latest.attempt} failed"
+    if latest is not None and latest.outcome is not None and latest.outcome.kind == "released":
+        after = " since its consumer released it"
+    if current.expiry <= now:
         return (
-            f"It is waiting{after}, but its retention ended at {rfc3339(current.expires_at)}: it becomes a "
+            f"It is waiting{after}, but its retention ended at {rfc3339(current.expiry)}: it becomes a "
             "dead letter as soon as a process owns the mailbox."
         )
     if due > now:
-        why = after or " by its sender"
+        why = " by an operator" if current.reschedulings else after or " by its sender"
         return f"It is delayed{why}: it may be delivered from {rfc3339(due)} on."
     return f"It has been ready since {rfc3339(due)}{after}, and waits for a consumer to receive it."
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from postroom.application.caller import current_caller
+from postroom.application.caller import may_mean
 from postroom.application.erasure.erase_subject import as_stored
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.metrics import Metric
@@ -84,12 +84,12 @@ class OwnerQueries:
     async def get_message(self, id_: str) -> MessageDetail:
         """Return a message with its history; see `Mailbox.get_message`."""
         self._engine.check_process()
-        return await asyncio.to_thread(self._get_message, id_, _may_mean)
+        return await asyncio.to_thread(self._get_message, id_, may_mean)
 
     async def explain_message(self, id_: str) -> Explanation:
         """Return the explanation of a message; see `Mailbox.explain_message`."""
         self._engine.check_process()
-        return await asyncio.to_thread(self._explain_message, id_, _may_mean)
+        return await asyncio.to_thread(self._explain_message, id_, may_mean)
 
     async def get_backlog(self, topic: str | None = None, *, at: Moment | None = None) -> Backlog:
         """Count unsettled messages; see `Mailbox.get_backlog`."""
@@ -153,9 +153,3 @@ class OwnerQueries:
             return await self._now(query, *args, **kwargs)
         self._engine.check_process()
         return await asyncio.to_thread(query, *args, **kwargs)
-
-
-def _may_mean(topic: str) -> bool:
-    """Return whether the caller can mean this topic's message by an id."""
-    caller = current_caller()
-    return caller is None or caller.covers(topic)

@@ -24,7 +24,7 @@ from postroom.application.workers.handler import (
     Settlements,
     correlation_id_of,
 )
-from postroom.domain.errors import Fenced, MailboxClosed, Saturated, Unavailable
+from postroom.domain.errors import Fenced, MailboxClosed, PoisonMessage, Saturated, Unavailable
 from postroom.domain.message import Receipt
 from postroom.domain.policy import OutageBackoff, backoff_ms
 
@@ -168,7 +168,7 @@ class ConsumerRun:
         self._room.set()
 
     def abort(self) -> None:
-        """Cancel the handlers that run; their messages and those not yet handled are nacked."""
+        """Cancel the handlers that run; their messages and those not yet handled are released."""
         self.stop()
         self._aborting.set()
 
@@ -193,7 +193,7 @@ class ConsumerRun:
             await cancel_and_wait(handled)
             while not self._queue.empty():
                 if (message := self._queue.get_nowait()) is not None:
-                    self._settlements.nack(message, STOPPED, 0)
+                    self._settlements.nack(message, STOPPED, "release")
             await self._settlements.wait_until_flushed()
         finally:
             await self._end_slots()
@@ -228,7 +228,7 @@ class ConsumerRun:
             logger().error("worker.handlers_not_stopped", consumer=self._name, count=len(stuck))
             for handling in self._slots.values():
                 if handling is not None:
-                    self._settlements.nack(handling.message, STOPPED, 0)
+                    self._settlements.nack(handling.message, STOPPED, "release")
             self._slots.clear()
 
     # -- receiving ---
@@ -345,7 +345,7 @@ class ConsumerRun:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 if self._is_ending:
-                    self._settlements.nack(message, STOPPED, 0)
+                    self._settlements.nack(message, STOPPED, "release")
                 raise
             self._fail(
                 message,
@@ -365,7 +365,7 @@ class ConsumerRun:
             attempt=message.attempt,
             error=type(error).__qualname__,  # its text may quote the payload, and is the nack's reason
         )
-        self._settlements.nack(message, reason)
+        self._settlements.nack(message, reason, "reject" if isinstance(error, PoisonMessage) else "retry")
 
     # -- what is held ---
 

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple, get_type_hints
 import msgspec
 import msgspec.inspect
 
+from postroom.application.mailbox.settle import NackOptions
 from postroom.application.messages import ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import logger, summarize
 from postroom.domain.errors import Fenced, InvalidRequest, MailboxClosed, Rejected, Saturated, Unavailable
-from postroom.domain.message import Receipt
+from postroom.domain.message import NackAction, Receipt
 from postroom.domain.policy import OutageBackoff, backoff_ms
 
 Handle = Callable[[ReceivedMessage], Awaitable[Any]]
@@ -245,7 +246,7 @@ class Settlements:
         self._mailbox = mailbox
         self._on_settled = on_settled
         self._acks: list[ReceivedMessage] = []
-        self._nacks: dict[tuple[str, int | None], list[ReceivedMessage]] = {}
+        self._nacks: dict[NackOptions, list[ReceivedMessage]] = {}
         self._added = asyncio.Event()
         self._flushed = asyncio.Event()
         self._flushed.set()
@@ -255,9 +256,9 @@ class Settlements:
         self._acks.append(message)
         self._wake()
 
-    def nack(self, message: ReceivedMessage, reason: str, delay_ms: int | None = None) -> None:
-        """Fail a delivery; None delays the next by the policy's backoff."""
-        self._nacks.setdefault((reason, delay_ms), []).append(message)
+    def nack(self, message: ReceivedMessage, reason: str, action: NackAction = "retry") -> None:
+        """Give a delivery back; see `Mailbox.nack_messages`."""
+        self._nacks.setdefault(NackOptions(reason, action=action), []).append(message)
         self._wake()
 
     async def wait_until_flushed(self) -> None:
@@ -273,9 +274,8 @@ class Settlements:
             nacks, self._nacks = self._nacks, {}
             for n in range(0, len(acks), BATCH):
                 await self._settle(self._mailbox.ack_messages, acks[n : n + BATCH])
-            for (reason, delay_ms), messages in nacks.items():
-                nack = partial(self._mailbox.nack_messages, reason=reason, delay_ms=delay_ms)
-                await self._settle(nack, messages)
+            for options, messages in nacks.items():
+                await self._settle(partial(self._mailbox.nack_messages, **options._asdict()), messages)
             if not self._added.is_set():
                 self._flushed.set()
 

@@ -94,8 +94,9 @@ class Worker:
         """Register the decorated function as the handler of a topic's messages.
 
         A message is acked when the handler returns and nacked with the error when it raises; the topic's
-        policy sets the backoff and the number of attempts. Its visibility timeout is extended until then. A
-        function that is no coroutine function runs in a thread.
+        policy sets the backoff and the number of attempts. `PoisonMessage` makes it a dead letter at once.
+        Its visibility timeout is extended until then. A function that is no coroutine function runs in a
+        thread.
 
         Arguments:
             topic: name of a topic, or a pattern with `*`, `?` or `[...]`. A topic that several match goes to
@@ -135,7 +136,7 @@ class Worker:
         Arguments:
             once: return when no message is ready.
             stop_ms: how long handlers may continue after `stop`; then they are cancelled, and their messages
-                nacked.
+                released, which counts no attempt.
 
         Calls are repeated with a backoff while the mailbox is unavailable.
 

@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from postroom.domain.message import DEFAULT_PRIORITY, Headers, Message, Receipt
+from postroom.domain.message import DEFAULT_PRIORITY, Headers, Message, NackAction, Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Event
 from postroom.domain.redrive.job import RedriveCommand
@@ -183,12 +183,14 @@ class Ack(msgspec.Struct, frozen=True, gc=False):
 
 
 class Nack(msgspec.Struct, frozen=True, gc=False):
-    """Command to fail a delivery (svc-mailbox C-1 `NACK`).
+    """Command to give a delivery back (svc-mailbox C-1 `NACK`).
 
     Arguments:
+        action: `retry` fails the attempt, so that the message is delivered again or dead-lettered after the
+            last attempt; `reject` dead-letters it at once; `release` requeues it and counts no attempt.
         jitter: a uniform random number in [0, 1).
         reason: the consumer's reason.
-        delay_ms: time until the next delivery; None uses the policy's backoff.
+        delay_ms: time until the next delivery; None uses the policy's backoff, or no delay after a release.
         stored_message: see `Ack`.
     """
 
@@ -197,6 +199,7 @@ class Nack(msgspec.Struct, frozen=True, gc=False):
     reason: str | None = None
     delay_ms: int | None = None
     stored_message: Message | None = None
+    action: NackAction = "retry"
 
 
 class Extend(msgspec.Struct, frozen=True, gc=False):
@@ -238,6 +241,27 @@ class Erase(msgspec.Struct, frozen=True, gc=False):
     """
 
     messages: frozenset[bytes]
+
+
+class Cancel(msgspec.Struct, frozen=True, gc=False):
+    """Command to remove a message that is ready, delayed or in flight; no event for any other.
+
+    Arguments:
+        note: why.
+        principal: of the operator; see `MessageRescheduled`.
+    """
+
+    message: bytes
+    note: str | None = None
+    principal: str | None = None
+
+
+class Reschedule(msgspec.Struct, frozen=True, gc=False):
+    """Command to deliver a ready or delayed message `deliver_after_ms` from now; no event for any other."""
+
+    message: bytes
+    deliver_after_ms: int = 0
+    principal: str | None = None
 
 
 class SetPolicy(msgspec.Struct, frozen=True, gc=False):
@@ -314,6 +338,8 @@ Command = (
     | Redrive
     | Purge
     | Erase
+    | Cancel
+    | Reschedule
     | SetPolicy
     | SetSettings
     | Pause

@@ -10,6 +10,7 @@ from blake3 import blake3
 from postroom.domain.errors import FrameTooLarge, IdempotencyConflict, InvalidRequest, NotFound, Saturated
 from postroom.domain.mailbox.commands import (
     Ack,
+    Cancel,
     Command,
     Erase,
     Extend,
@@ -18,6 +19,7 @@ from postroom.domain.mailbox.commands import (
     Purge,
     Receive,
     Redrive,
+    Reschedule,
     Resume,
     Send,
     SetPolicy,
@@ -58,6 +60,7 @@ from postroom.domain.message_decisions import (
     nack,
     receive,
     redrive,
+    reschedule,
     time_out,
 )
 from postroom.domain.names import message_id
@@ -174,13 +177,14 @@ def _check_duplicate(command: Send) -> list[Event]:
 def _enqueue(command: Send, topic: Topic | None, mailbox: Mailbox, now: int) -> MessageSent:
     policy = mailbox.policy(command.topic) if topic is None else topic.policy
     shards = policy.shards if topic is None else topic.shard_count
-    ttl_ms = policy.ready_retention_ms
+    # The retention of a delayed message begins when it is due; its time to live, when it is sent.
+    kept_ms = command.deliver_after_ms + policy.ready_retention_ms
     if command.ttl_ms is not None:
-        ttl_ms = min(ttl_ms, command.ttl_ms)
-    if command.deliver_after_ms and command.deliver_after_ms >= ttl_ms:
+        kept_ms = min(kept_ms, command.ttl_ms)
+    if command.deliver_after_ms and command.deliver_after_ms >= kept_ms:
         raise InvalidRequest(
-            f"deliver_after_ms must be below the {ttl_ms} ms after which an undelivered message of topic "
-            f"{command.topic} is dead-lettered; it was {command.deliver_after_ms}."
+            f"deliver_after_ms must be below the {kept_ms} ms of ttl_seconds, after which an undelivered "
+            f"message is dead-lettered; it was {command.deliver_after_ms} for topic {command.topic}."
         )
     shard = shard_of(command.sticky_key or command.topic, shards)
     queue = topic.shards.get(shard) if topic is not None else None
@@ -190,7 +194,7 @@ def _enqueue(command: Send, topic: Topic | None, mailbox: Mailbox, now: int) -> 
             "retry later, receive faster, or raise shard_capacity in its policy.",
             SATURATED_RETRY_MS,
         )
-    return sent(command, shard, now + command.deliver_after_ms * MS, now + ttl_ms * MS, now)
+    return sent(command, shard, now + command.deliver_after_ms * MS, now + kept_ms * MS, now)
 
 
 def sent(command: Send, shard: int, due: int | None, expires_at: int, now: int) -> MessageSent:
@@ -271,6 +275,7 @@ def _nack(command: Nack, mailbox: Mailbox, now: int) -> list[MessageEvent]:
         reason=command.reason,
         delay_ms=command.delay_ms,
         jitter=command.jitter,
+        action=command.action,
     )
 
 
@@ -329,6 +334,21 @@ def _erase(command: Erase, mailbox: Mailbox, now: int) -> list[MessageEvent]:
     return [expire(message, "erased", now) for message in messages]
 
 
+def _cancel(command: Cancel, mailbox: Mailbox, now: int) -> list[MessageEvent]:
+    message = mailbox.messages.get(command.message)
+    if message is None or message.status == DEAD:
+        return []
+    return [expire(message, "cancelled", now, note=command.note, principal=command.principal)]
+
+
+def _reschedule(command: Reschedule, mailbox: Mailbox, now: int) -> list[MessageEvent]:
+    message = mailbox.messages.get(command.message)
+    if message is None or message.status != READY:
+        return []
+    policy = mailbox.policy(message.topic)
+    return [reschedule(message, command.deliver_after_ms, policy, now, command.principal)]
+
+
 def _sweep(command: Sweep, mailbox: Mailbox, now: int) -> list[MessageEvent]:
     events: list[MessageEvent] = []
     for message in mailbox.overdue(now, command.limit):
@@ -362,6 +382,8 @@ _DECIDE: dict[type, Callable[[Any, Mailbox, int], Sequence[Event]]] = {
     Redrive: _redrive,
     Purge: _purge,
     Erase: _erase,
+    Cancel: _cancel,
+    Reschedule: _reschedule,
     SetPolicy: set_policy,
     SetSettings: set_settings,
     Pause: pause,

@@ -28,6 +28,7 @@ from postroom.domain.message import (
     MessageReceived,
     MessageRedriven,
     MessageRequeued,
+    MessageRescheduled,
     MessageSent,
     MessageVisibilityExtended,
 )
@@ -87,13 +88,6 @@ def _extended(mailbox: Mailbox, event: MessageVisibilityExtended) -> None:
     mailbox.set_timer(evolve_message(mailbox.messages[event.stream], event, mailbox.position))
 
 
-def _requeued(mailbox: Mailbox, event: MessageRequeued) -> None:
-    message = _detach(mailbox, event.stream)
-    evolve_message(message, event, mailbox.position)
-    mailbox.topics[message.topic].shard(message.shard).enqueue(message, event.at)
-    mailbox.set_timer(message)
-
-
 def _settled(mailbox: Mailbox, event: MessageAcked | MessageExpired) -> None:
     message = _detach(mailbox, event.stream)
     evolve_message(message, event, mailbox.position)  # makes its timers and queue entries stale
@@ -114,7 +108,8 @@ def _dead_lettered(mailbox: Mailbox, event: MessageDeadLettered) -> None:
     mailbox.set_timer(message)
 
 
-def _redriven(mailbox: Mailbox, event: MessageRedriven) -> None:
+def _returned(mailbox: Mailbox, event: MessageRequeued | MessageRedriven | MessageRescheduled) -> None:
+    """Apply an event after which the message waits in the queue."""
     message = _detach(mailbox, event.stream)
     evolve_message(message, event, mailbox.position)
     mailbox.topics[message.topic].shard(message.shard).enqueue(message, event.at)
@@ -166,9 +161,10 @@ _EVOLVE: dict[type[Event], Callable[[Mailbox, Any], None]] = {
     MessageReceived: _received,
     MessageVisibilityExtended: _extended,
     MessageAcked: _settled,
-    MessageRequeued: _requeued,
+    MessageRequeued: _returned,
     MessageDeadLettered: _dead_lettered,
-    MessageRedriven: _redriven,
+    MessageRedriven: _returned,
+    MessageRescheduled: _returned,
     MessageExpired: _settled,
     MailboxCreated: _created,
     MailboxSettingsChanged: _settings_changed,

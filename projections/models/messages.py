@@ -40,6 +40,7 @@ STATUS_AFTER = {
     "MessageRequeued": MessageStatus.READY,
     "MessageDeadLettered": MessageStatus.DEAD,
     "MessageRedriven": MessageStatus.READY,
+    "MessageRescheduled": MessageStatus.READY,
     "MessageExpired": MessageStatus.EXPIRED,
 }
 """The status of a message after an event other than `MessageSent`."""

@@ -18,6 +18,7 @@ from postroom.domain.message import (
     MessageReceived,
     MessageRedriven,
     MessageRequeued,
+    MessageRescheduled,
     MessageSent,
     MessageVisibilityExtended,
 )
@@ -166,6 +167,8 @@ def _events(stream: bytes, rows: Iterable[EventRow]) -> Iterator[tuple[int, int,
                 message_event = MessageDeadLettered(*own, attempt, reason, None, expires_at)
             case "MessageRedriven":
                 message_event = MessageRedriven(*own, due, expires_at)
+            case "MessageRescheduled":
+                message_event = MessageRescheduled(*own, due, expires_at)
             case _:
                 message_event = MessageExpired(*own, reason)
         yield position, epoch, message_event

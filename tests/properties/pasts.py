@@ -14,6 +14,7 @@ from postroom.application.ports.event_log import EventLog
 from postroom.application.query_results import Backlog, DeadLetter
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.counts import TopicCount, count
+from postroom.domain.names import message_id
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from tests.support.stores import Place, message
 
@@ -95,13 +96,15 @@ sends = st.builds(
 receives = st.builds(Receive, _topics, st.sampled_from([None, None, 1_000]))
 settles = st.builds(
     Settle,
-    st.sampled_from(["ack", "nack", "nack", "extend"]),
+    st.sampled_from(["ack", "nack", "nack", "extend", "reject", "release"]),
     st.sampled_from([0, 0, 0, 1, 2, 3]),
     st.sampled_from([None, None, 0, 5_000]),
 )
 waits = st.builds(Wait, st.sampled_from([1, 100, 300, 2_000, 70_000]))
 restarts = st.builds(Reopen, st.booleans())
-operations = st.builds(Operate, st.sampled_from(["redrive", "purge", "policy"]), _topics)
+operations = st.builds(
+    Operate, st.sampled_from(["redrive", "purge", "policy", "cancel", "reschedule"]), _topics
+)
 steps: st.SearchStrategy[Step] = st.one_of(
     sends, sends, receives, receives, settles, settles, waits, restarts, operations, st.just(Retain())
 )
@@ -214,6 +217,10 @@ async def _take(mailbox: OwnedMailbox, place: Place, step: Step, received: list[
             receipt = received[-1 - which % len(received)].receipt
             if how == "ack":
                 await mailbox.ack_messages([receipt])
+            elif how == "reject":
+                await mailbox.nack_messages([receipt], reason=f"no {which}", action="reject")
+            elif how == "release":
+                await mailbox.nack_messages([receipt], delay_ms=delay_ms, action="release")
             elif how == "nack":
                 await mailbox.nack_messages([receipt], reason=f"no {which}", delay_ms=delay_ms)
             else:
@@ -222,5 +229,12 @@ async def _take(mailbox: OwnedMailbox, place: Place, step: Step, received: list[
             await mailbox.redrive_dead_letters(topic)
         case Operate("purge", topic):
             await mailbox.purge_topic(topic, ready=True)
+        case Operate("cancel" | "reschedule" as how, topic):
+            unsettled = [each for each in mailbox.engine.mailbox.messages.values() if each.topic == topic]
+            ids = [message_id(each.stream) for each in unsettled[:2]]
+            if how == "cancel":
+                await mailbox.cancel_messages(ids, reason="ordered twice", principal="ann")
+            else:
+                await mailbox.reschedule_messages(ids, deliver_after_ms=400)
         case Operate("policy", topic):
             await mailbox.set_topic_policy(topic, TopicPolicy(visibility_ms=300, max_attempts=2, shards=2))

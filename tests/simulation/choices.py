@@ -1,5 +1,6 @@
 """What the machine may choose from: small sets of values that meet at the limits."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -7,8 +8,19 @@ from uuid import UUID
 import msgspec
 from hypothesis import strategies as st
 
+from postroom.domain.message import NackAction
 from postroom.domain.policy import MailboxLimits, TopicPolicy
-from tests.simulation.operations import Ack, Extend, Nack, Operation, Receive, Send, SetPolicy
+from tests.simulation.operations import (
+    Ack,
+    Cancel,
+    Extend,
+    Nack,
+    Operation,
+    Receive,
+    Reschedule,
+    Send,
+    SetPolicy,
+)
 
 TOPICS = ("orders", "news")
 SHARDS = {2: {"orders": 0, "news": 1, "a": 1, "c": 0}, 3: {"orders": 1, "news": 1, "a": 0, "c": 0}}
@@ -114,7 +126,16 @@ class Choices:
         if kind == "extend":
             return Extend(number, data.draw(visibilities_ms, "visibility, ms"))
         reason = data.draw(st.sampled_from([None, "it broke"]), "reason")
-        return Nack(number, reason, data.draw(st.sampled_from([None, 0, 1_000]), "delay, ms"))
+        action: NackAction = data.draw(st.sampled_from(["retry", "retry", "reject", "release"]), "action")
+        delays = [None] if action == "reject" else [None, 0, 1_000]
+        return Nack(number, reason, data.draw(st.sampled_from(delays), "delay, ms"), action=action)
+
+    def change(self, data: st.DataObject, ids: Sequence[str]) -> Operation:
+        """Cancel or reschedule a message, or one that does not exist."""
+        id_ = data.draw(st.sampled_from([*ids[-8:], self._new_id()]), "message")
+        if data.draw(st.booleans(), "cancel"):
+            return Cancel(id_)
+        return Reschedule(id_, data.draw(st.sampled_from([0, 0, 500, 2_000, 30_000]), "deliver after, ms"))
 
     def policy(self, data: st.DataObject, topic: str) -> Operation:
         changes: dict[str, Any] = data.draw(policies, "policy")

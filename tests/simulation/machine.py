@@ -109,6 +109,10 @@ class MailboxMachine(RuleBasedStateMachine):
     def settle(self, data: st.DataObject) -> None:
         self._do([self.choose.settlement(data, len(self.model.delivered))])
 
+    @rule(data=st.data())
+    def change_a_message(self, data: st.DataObject) -> None:
+        self._do([self.choose.change(data, list(self.model.messages))])
+
     @rule(data=st.data(), topic=topics)
     def send_and_receive(self, data: st.DataObject, topic: str) -> None:
         self.send(data, topic)

@@ -123,7 +123,7 @@ class Model:
             return
         topic = self._topic(op.topic)
         policy = topic.policy
-        ttl = self._ttl_ms(op, policy)
+        ttl = self._kept_ms(op, policy)
         topic.shards_in_use = self._shard_count(op.topic)
         self.messages[op.id] = Message(
             op.id,
@@ -143,8 +143,10 @@ class Model:
             until = self.true + policy.replay_window_ms * MS
             topic.keys[op.idem_key] = Key(op.id, op.payload, self.now, until)
 
-    def _ttl_ms(self, op: Any, policy: Any) -> int:
-        return int(min(op.ttl_seconds * 1_000 or policy.ready_retention_ms, policy.ready_retention_ms))
+    def _kept_ms(self, op: Any, policy: Any) -> int:
+        """Return how long a message is kept: retention begins when it is due, a time to live when sent."""
+        retained = op.deliver_after_ms + policy.ready_retention_ms
+        return int(min(op.ttl_seconds * 1_000 or retained, retained))
 
     def _answers_to_send(self, op: Any) -> list[Any]:
         if op.id in self.messages:
@@ -159,7 +161,7 @@ class Model:
             as_new = ["Saturated"]
         elif len(held) >= policy.shard_capacity:  # what has just run out of time may or may not be gone
             as_new.append("Saturated")
-        if op.deliver_after_ms and op.deliver_after_ms >= self._ttl_ms(op, policy):
+        if op.deliver_after_ms and op.deliver_after_ms >= self._kept_ms(op, policy):
             as_new = ["InvalidRequest"]
         if topic is None or op.idem_key is None:
             return as_new
@@ -251,7 +253,15 @@ class Model:
             )
             return
         assert answer in (None, UNKNOWN), f"the nack of {message.id} was answered {answer}"
+        if op.action == "reject":
+            self._bury(message, "rejected", op.reason or message.last_error)
+            return
         if message.state == READY:
+            return
+        if op.action == "release":
+            message.state, message.delivery, message.attempt = READY, None, message.attempt - 1
+            message.due = self.now + (op.delay_ms or 0) * MS
+            message.hidden_until_true = 0
             return
         policy = self.topics[message.topic].policy
         if message.attempt >= policy.max_attempts:
@@ -323,6 +333,35 @@ class Model:
         assert answer in (len(doomed), UNKNOWN), f"{op} was answered {answer} instead of {len(doomed)}"
         for message in doomed:
             self._expire(message, "purged")
+
+    def cancel(self, op: Any, answer: Any) -> None:
+        message = self._changed(op, answer, (READY, IN_FLIGHT))
+        if message is not None:
+            self._expire(message, "cancelled")
+
+    def reschedule(self, op: Any, answer: Any) -> None:
+        message = self._changed(op, answer, (READY,))
+        if message is None:
+            return
+        message.due = self.now + op.deliver_after_ms * MS
+        if not message.has_ttl:
+            message.expires_at = message.due + self.topics[message.topic].policy.ready_retention_ms * MS
+        if not message.attempt:
+            message.ready_at = message.due
+
+    def _changed(self, op: Any, answer: Any, states: Collection[str]) -> Message | None:
+        """Return the message that was to be changed if it was."""
+        message = self.messages.get(op.id)
+        if message is None:
+            expected = "unknown"
+        elif message.state in states:
+            due = self.now + getattr(op, "deliver_after_ms", 0) * MS
+            is_late = states == (READY,) and message.has_ttl and due >= message.expires_at
+            expected = "expires_first" if is_late else "changed"
+        else:
+            expected = {IN_FLIGHT: "in_flight", DEAD: "dead"}.get(message.state, "settled")
+        assert answer in (expected, UNKNOWN), f"{op} was answered {answer} instead of {expected}"
+        return message if expected == "changed" else None
 
     def set_policy(self, op: Any, answer: Any) -> None:
         topic = self.topics.get(op.topic)

@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from postroom.application.mailbox.administer import (
+    ChangeMessages,
     PauseTopic,
     PurgeTopic,
     RedriveDeadLetters,
@@ -18,7 +19,7 @@ from postroom.application.mailbox.receive import ReceiveMessages
 from postroom.application.mailbox.send import SendMessage
 from postroom.application.mailbox.settle import AckMessages, ExtendVisibility, NackMessages
 from postroom.application.messages import NewMessage
-from postroom.domain.message import MessageReceived, Receipt
+from postroom.domain.message import MessageReceived, NackAction, Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Record
 from tests.simulation.model import Model
@@ -36,6 +37,7 @@ class Room:
         self.extend = ExtendVisibility(engine)
         self.redrive = RedriveDeadLetters(engine)
         self.purge = PurgeTopic(engine)
+        self.changes = ChangeMessages(engine)
         self.set_policy = SetTopicPolicy(engine)
         self.pause = PauseTopic(engine)
         self.resume = ResumeTopic(engine)
@@ -156,10 +158,12 @@ class Nack(Operation):
     reason: str | None = None
     delay_ms: int | None = None
     jitter: float = 0.5
+    action: NackAction = "retry"
 
     async def ask(self, room: Room, receipts: Receipts) -> Any:
         nack = NackMessages(room.engine, lambda: self.jitter)
-        (answer,) = await nack([receipts[self.number]], reason=self.reason, delay_ms=self.delay_ms)
+        options = {"reason": self.reason, "delay_ms": self.delay_ms, "action": self.action}
+        (answer,) = await nack([receipts[self.number]], **options)  # type: ignore[arg-type] # of several types
         return answer
 
     def tell(self, model: Model, answer: Any) -> None:
@@ -177,6 +181,31 @@ class Extend(Operation):
 
     def tell(self, model: Model, answer: Any) -> None:
         model.extend(self.number, self, answer)
+
+
+@dataclass(frozen=True)
+class Cancel(Operation):
+    id: str
+
+    async def ask(self, room: Room, receipts: Receipts) -> Any:
+        (change,) = await room.changes.cancel_messages([self.id], reason="a test")
+        return change.outcome
+
+    def tell(self, model: Model, answer: Any) -> None:
+        model.cancel(self, answer)
+
+
+@dataclass(frozen=True)
+class Reschedule(Operation):
+    id: str
+    deliver_after_ms: int
+
+    async def ask(self, room: Room, receipts: Receipts) -> Any:
+        (change,) = await room.changes.reschedule_messages([self.id], deliver_after_ms=self.deliver_after_ms)
+        return change.outcome
+
+    def tell(self, model: Model, answer: Any) -> None:
+        model.reschedule(self, answer)
 
 
 @dataclass(frozen=True)

@@ -194,14 +194,16 @@ class SettleResult(_message.Message):
     def __init__(self, error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class NackRequest(_message.Message):
-    __slots__ = ("receipts", "reason", "delay_ms")
+    __slots__ = ("receipts", "reason", "delay_ms", "action")
     RECEIPTS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
     receipts: _containers.RepeatedScalarFieldContainer[str]
     reason: str
     delay_ms: int
-    def __init__(self, receipts: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., delay_ms: _Optional[int] = ...) -> None: ...
+    action: str
+    def __init__(self, receipts: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., delay_ms: _Optional[int] = ..., action: _Optional[str] = ...) -> None: ...
 
 class NackResponse(_message.Message):
     __slots__ = ("results",)
@@ -702,6 +704,42 @@ class ChangeRedriveResponse(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     job: RedriveReport
     def __init__(self, job: _Optional[_Union[RedriveReport, _Mapping]] = ...) -> None: ...
+
+class CancelMessagesRequest(_message.Message):
+    __slots__ = ("ids", "reason")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    def __init__(self, ids: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class CancelMessagesResponse(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[MessageChange]
+    def __init__(self, messages: _Optional[_Iterable[_Union[MessageChange, _Mapping]]] = ...) -> None: ...
+
+class RescheduleMessagesRequest(_message.Message):
+    __slots__ = ("ids", "deliver_after_ms")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[str]
+    deliver_after_ms: int
+    def __init__(self, ids: _Optional[_Iterable[str]] = ..., deliver_after_ms: _Optional[int] = ...) -> None: ...
+
+class RescheduleMessagesResponse(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[MessageChange]
+    def __init__(self, messages: _Optional[_Iterable[_Union[MessageChange, _Mapping]]] = ...) -> None: ...
+
+class MessageChange(_message.Message):
+    __slots__ = ("message_id", "outcome")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    outcome: str
+    def __init__(self, message_id: _Optional[str] = ..., outcome: _Optional[str] = ...) -> None: ...
 
 class ListDeadLettersRequest(_message.Message):
     __slots__ = ("topic", "reason", "limit", "cursor", "at")

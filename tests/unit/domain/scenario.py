@@ -32,6 +32,7 @@ from postroom.domain.message import (
     MessageReceived,
     MessageRedriven,
     MessageRequeued,
+    MessageRescheduled,
     MessageSent,
     MessageVisibilityExtended,
     Receipt,
@@ -118,14 +119,15 @@ class Life:
         priority: int = DEFAULT_PRIORITY,
     ) -> MessageSent:
         """Return the event that the message was sent, to be delivered from `due` on."""
-        ttl = min(self.policy.ready_retention_ms, ttl if ttl is not None else self.policy.ready_retention_ms)
+        due = at if due is None else due
+        end = due + self.policy.ready_retention_ms
         command = self.send(payload)
         return MessageSent(
             *self._next(at),
             self.topic,
             shard_of(sticky_key or self.topic, self.policy.shards),
-            (at if due is None else due) * MS,
-            (at + ttl) * MS,
+            due * MS,
+            (end if ttl is None else min(end, at + ttl)) * MS,
             command.size,
             idem_key,
             command.payload_hash,
@@ -157,6 +159,7 @@ class Life:
         self, *, at: int, due: int, reason: RequeueReason = "nacked", error: str | None = None
     ) -> MessageRequeued:
         """Return the event that the message is to be delivered again from `due` on."""
+        self.attempt -= reason == "released"
         return MessageRequeued(*self._next(at), self.attempt, due * MS, reason, error)
 
     def timed_out(self, *, at: int) -> MessageRequeued:
@@ -175,9 +178,18 @@ class Life:
         self.attempt = 0
         return MessageRedriven(*self._next(at), at * MS, (at + self.policy.ready_retention_ms) * MS)
 
-    def expired(self, *, at: int, reason: ExpiryReason) -> MessageExpired:
+    def rescheduled(
+        self, *, at: int, due: int, expires: int | None = None, principal: str | None = None
+    ) -> MessageRescheduled:
+        """Return the event that an operator changed when the message may be delivered."""
+        end = due + self.policy.ready_retention_ms if expires is None else expires
+        return MessageRescheduled(*self._next(at), due * MS, end * MS, principal)
+
+    def expired(
+        self, *, at: int, reason: ExpiryReason, note: str | None = None, principal: str | None = None
+    ) -> MessageExpired:
         """Return the event that the message left unsettled."""
-        return MessageExpired(*self._next(at), reason)
+        return MessageExpired(*self._next(at), reason, note, principal)
 
     def _next(self, at: int) -> tuple[bytes, int, int]:
         self.version += 1

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from postroom.domain.errors import FrameTooLarge, IdempotencyConflict, InvalidRequest, Saturated
 from postroom.domain.integrity import payload_hash
-from postroom.domain.mailbox.commands import Purge
+from postroom.domain.mailbox.commands import Purge, Sweep
 from postroom.domain.mailbox.decide import shard_of
 from postroom.domain.message import MS, MessageSent
 from postroom.domain.policy import ARCHIVE_ROOM_BYTES, DAY_MS, MailboxLimits, TopicPolicy
@@ -253,17 +253,26 @@ def test_a_ttl_never_reaches_beyond_the_topics_retention() -> None:
     given(NOTHING, policy=policy).when(a.send(ttl_ms=DAY_MS), at=0).then([a.sent(at=0, ttl=1_000)])
 
 
-def test_a_delay_that_outlasts_the_message_is_refused() -> None:
+def test_a_delay_that_outlasts_the_ttl_is_refused() -> None:
     policy = TopicPolicy(ready_retention_ms=5_000)
     a = Life("a", policy=policy)
     empty = given(NOTHING, policy=policy)
-    empty.when(a.send(deliver_after_ms=5_000), at=0).then_rejected(
-        InvalidRequest, "deliver_after_ms must be below the 5000 ms .* it was 5000"
-    )
     empty.when(a.send(deliver_after_ms=2_000, ttl_ms=2_000), at=0).then_rejected(
-        InvalidRequest, "below the 2000 ms"
+        InvalidRequest, "deliver_after_ms must be below the 2000 ms .* it was 2000"
     )
-    empty.when(a.send(deliver_after_ms=4_999), at=0).then([a.sent(at=0, due=4_999)])
+    empty.when(a.send(deliver_after_ms=1_999, ttl_ms=2_000), at=0).then([a.sent(at=0, due=1_999, ttl=2_000)])
+
+
+def test_the_retention_of_a_delayed_message_begins_when_it_is_due() -> None:
+    policy = TopicPolicy(ready_retention_ms=5_000)
+    a = Life("a", policy=policy)
+    past = (
+        given(NOTHING, policy=policy)
+        .when(a.send(deliver_after_ms=9_000), at=1)
+        .then([a.sent(at=1, due=9_001)])
+    )
+    past.when(Sweep(), at=14_000).then_nothing_happens()
+    past.when(Sweep(), at=14_001).then([a.dead(at=14_001, reason="retention_expired")])
 
 
 def test_an_archive_stores_messages_and_never_delivers_them() -> None:
