@@ -33,7 +33,7 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             name (svc-mailbox P-6).
         attrs: custom headers; names and values together up to 64 KiB.
         message_id: the sender's own id, 1 to 255 characters, never reused; None generates a UUIDv7.
-        deliver_after_ms: delay before the first delivery; must be shorter than the message's TTL.
+        deliver_after_ms: delay before the first delivery; shorter than `ttl_seconds` if that is set.
         ttl_seconds: age at which it is dead-lettered if undelivered; 0 uses the topic's retention.
         published_at_us: µs since 1970 UTC; None is now.
         priority: 0 to 10, the most urgent; it changes the order of delivery only in topics whose policy has

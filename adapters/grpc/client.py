@@ -167,7 +167,10 @@ class GrpcTransport(MailboxTransport):
         return await self._settle("ack", pb.AckRequest(receipts=_tokens(receipts)))
 
     async def nack(self, receipts: Sequence[Receipt], options: NackOptions) -> list[Rejected | None]:
-        request = pb.NackRequest(receipts=_tokens(receipts), **options._asdict())
+        reason, delay_ms, action = options
+        request = pb.NackRequest(receipts=_tokens(receipts), reason=reason, delay_ms=delay_ms)
+        if action != "retry":  # servers refuse fields that they do not know
+            request.action = action
         return await self._settle("nack", request)
 
     async def extend(self, receipts: Sequence[Receipt], visibility_ms: int) -> list[Rejected | None]:

@@ -155,6 +155,8 @@ def http_cases(known: dict[str, Known]) -> Sequence[Case]:
     for verb, more in _VERBS:
         body = more | {"receipts": [write_receipt(each.receipt) for each in known.values()]}
         add(f"POST /v1/{verb}", (Right(verb),), [*known], body, alone=True)
+    add("POST /v1/messages/cancel", ADMIN, [], {"ids": [UNKNOWN]})  # what is of other topics is unknown, too
+    add("POST /v1/messages/reschedule", ADMIN, [], {"ids": [UNKNOWN]})
     add("GET /v1/backlog", HEADERS, [])
     add("GET /v1/dlq", HEADERS, [])
     add("GET /v1/dlq", HEADERS, [], at=4)
@@ -253,6 +255,8 @@ def grpc_cases(known: dict[str, Known]) -> Sequence[Case]:
     add("get_redrive", REDRIVE, [EVERYTHING], pb.GetRedriveRequest(job_id=JOB))
     add("list_redrive_messages", REDRIVE, [EVERYTHING], pb.ListRedriveMessagesRequest(job_id=JOB))
     add("change_redrive", REDRIVE, [EVERYTHING], pb.ChangeRedriveRequest(job_id=JOB, action="undo"))
+    add("cancel_messages", ADMIN, [], pb.CancelMessagesRequest(ids=[UNKNOWN]))
+    add("reschedule_messages", ADMIN, [], pb.RescheduleMessagesRequest(ids=[UNKNOWN]))
     add("backlog", HEADERS, [], pb.BacklogRequest())
     add("list_dead_letters", HEADERS, [], pb.ListDeadLettersRequest())
     add("list_dead_letters", HEADERS, [], pb.ListDeadLettersRequest(at=pb.Moment(position=4)))

@@ -127,6 +127,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "nack_messages": ([Receipt(bytes(16), 1, 1)],),
     "extend_visibility": ([Receipt(bytes(16), 1, 1)], 1_000),
     "redrive_dead_letters": (A,),
+    "cancel_messages": (["id"],),
+    "reschedule_messages": (["id"],),
     "purge_topic": (A,),
     "set_topic_policy": (A, TopicPolicy()),
     "pause_topic": (A,),
@@ -214,6 +216,31 @@ async def test_what_does_not_exist_looks_like_what_is_of_another_topic(place: Me
     assert len(set(errors)) == 1
     with pytest.raises(NotFound):
         await (await mailbox_of(place)).get_message("nobody")
+
+
+@pytest.mark.parametrize("name", ["cancel_messages", "reschedule_messages"])
+async def test_only_messages_of_covered_topics_are_changed(place: MemoryPlace, name: str) -> None:
+    """An id of another topic, of a message of whatever state, is as unknown as one that nobody has."""
+    names = [f"{topic} {kind}" for topic in (A, B) for kind in ("waits", "is settled", "is in flight")]
+    for each in names:
+        await place.mailbox.send_message(message(topic=each.split()[0], message_id=each))
+    for topic in (A, B):
+        waiting, settled, _ = await place.mailbox.receive_messages(topic)
+        await settled.ack()
+        await waiting.nack(delay_ms=0)
+    mailbox = await mailbox_of(place, topics=[A], operations=(Right.ADMIN,))
+    changes = await getattr(mailbox, name)([*names, "nobody"])
+    last = "changed" if name == "cancel_messages" else "in_flight"
+    assert [each.outcome for each in changes] == ["changed", "settled", last, *["unknown"] * 4]
+    entry = place.audit.entries[-1]
+    matches = 2 if last == "changed" else 1
+    assert (entry.operation, entry.matches, entry.criteria) == (Right.ADMIN, matches, (name,))
+    (event, *_) = (await place.mailbox.get_message(names[0])).history[::-1]
+    assert event.facts["principal"] == "tester"
+    other = await mailbox_of(place, operations=[each for each in Right if each != Right.ADMIN])
+    assert await reason_of(getattr(other, name)(names[:1])) == "operation"
+    few = await mailbox_of(place, MaxMessages(2), topics=[A])
+    assert await reason_of(getattr(few, name)(names[:3])) == "messages"
 
 
 async def test_the_topic_of_a_receipt_is_found_also_for_ids_of_senders(place: MemoryPlace) -> None:
