@@ -34,7 +34,7 @@ help: ## List the targets
 # Many tests wait for servers: four workers keep two cores busy.
 WORKERS ?= 4
 
-.PHONY: demo demo-cluster example test test-pythons bench bench-spark bench-cluster
+.PHONY: demo demo-cluster example test test-extended test-pythons bench bench-spark bench-cluster
 demo: .venv ## Send, receive, crash, rebuild, search and show the console; without Java, all but the search
 	@scripts/ensure-java.sh || true
 	@$(with_java) $(bin)/postroom demo
@@ -45,10 +45,15 @@ demo-cluster: .venv ## Kill the runner of a mailbox while messages flow: leases 
 example: .venv ## Place an order, crash, and see it shipped once: outbox and inbox on real servers
 	@$(bin)/python -m docs.examples.orders.run
 
+# Tests that are marked as extended run in test-extended only.
 # Files in the order of collection: xdist's own order, the number of tests, would start the slowest files last.
-test: .venv/spark-classes.jsa ## Run the whole test suite
+test: .venv/spark-classes.jsa ## Run the test suite
 	@scripts/ensure-programs.sh
 	@$(with_java) $(bin)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test-extended: .venv/spark-classes.jsa ## Run the tests that take long: long drills, Spark clusters, harnesses with defects put in
+	@scripts/ensure-programs.sh
+	@$(with_java) $(bin)/pytest -m extended -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Those that are not installed are skipped; scripts/test-pythons.sh names them.
 PYTHONS ?= 3.11 3.12 3.13 3.14

@@ -68,6 +68,7 @@ def test_a_folder_without_code_and_an_unknown_commit_are_refused(tmp_path: Path)
             pass
 
 
+@pytest.mark.extended
 def test_both_sides_are_measured_in_turns(tmp_path: Path) -> None:
     output = tmp_path / "bench.json"
     command = [sys.executable, "-m", "tests.benchmarks", "--against", str(ROOT), "--turns", "1"]

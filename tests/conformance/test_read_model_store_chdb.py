@@ -16,6 +16,7 @@ from tests.support.stores import copy_store
 
 if not IS_OWN_PROCESS:
 
+    @pytest.mark.extended
     def test_chdb_does_what_the_suite_says() -> None:
         run_own_process(__file__)
 

@@ -24,6 +24,7 @@ from tests.support.stores import copy_store
 
 if not IS_OWN_PROCESS:
 
+    @pytest.mark.extended
     def test_chdb_does_what_the_suites_say() -> None:
         run_own_process(__file__)
 

@@ -101,6 +101,7 @@ def added(postroom: Postroom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         sys.modules.pop(name, None)
 
 
+@pytest.mark.extended
 def test_an_added_projection_is_built_followed_and_verified(
     postroom: Postroom, store: Store, added: dict[str, Any]
 ) -> None:

@@ -8,6 +8,7 @@ from postroom.domain.errors import Unavailable
 from tests.integration.broker_drill import BROKERS, run
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["kafka", "redis"])
 async def test_kills_and_pauses_of_ingester_and_broker_lose_nothing_and_store_nothing_twice(
     kind: str, tmp_path: Path

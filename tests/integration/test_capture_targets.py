@@ -120,6 +120,7 @@ def database() -> Iterator[ServiceDatabase]:
         yield ServiceDatabase(url)
 
 
+@pytest.mark.extended
 def test_every_committed_row_is_published_in_order_while_target_and_capture_are_killed_and_paused(
     target: Target, database: ServiceDatabase, tmp_path: Path
 ) -> None:

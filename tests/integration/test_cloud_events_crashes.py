@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.domain.envelope.build import OpenedEnvelope
@@ -83,6 +84,7 @@ def read(event: MessageSent) -> tuple[str | None, str, str | None, object]:
     )
 
 
+@pytest.mark.extended
 def test_each_event_of_an_outbox_is_archived_once_as_the_same_cloud_event_through_kills(
     messaging_database: str, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ FAILURES = [("mailbox_v", "killed"), ("change", "paused"), ("commit", "paused"),
 
 if not IS_OWN_PROCESS:
 
+    @pytest.mark.extended
     def test_chdb_is_followed_as_the_suites_say() -> None:
         run_own_process(__file__)
 
@@ -103,6 +104,7 @@ if not IS_OWN_PROCESS:
             ):
                 assert sum(map(len, scan.pages)) == len(reference(store).rows["mailbox"])
 
+    @pytest.mark.extended
     def test_a_server_that_is_paused_or_killed_within_a_batch_delays_it_but_loses_and_doubles_no_row(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -138,7 +138,7 @@ class Load:
         }
 
 
-@pytest.mark.parametrize("seconds", [1, 4, 20, 60])
+@pytest.mark.parametrize("seconds", [1, 4, *(pytest.param(n, marks=pytest.mark.extended) for n in (20, 60))])
 async def test_after_a_pause_of_the_server_everything_published_is_dealt_with_once(
     server: NatsServer, messaging_database: str, tmp_path: Path, seconds: float
 ) -> None:

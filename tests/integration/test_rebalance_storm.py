@@ -9,6 +9,7 @@ from tests.integration.broker_drill import KafkaBroker
 from tests.integration.rebalance_storm import PARTITIONS, storm
 
 
+@pytest.mark.extended
 async def test_a_rebalance_storm_loses_nothing_and_stores_nothing_twice(tmp_path: Path) -> None:
     try:
         broker = KafkaBroker(tmp_path / "broker", PARTITIONS)

@@ -72,6 +72,7 @@ def test_users_of_the_readme_and_the_docs_import_from_postroom_alone() -> None:
     assert private == {}
 
 
+@pytest.mark.extended
 def test_strict_type_checks_pass_for_a_consumer_of_the_wheel_and_find_its_mistakes(
     consumer: Path, tmp_path: Path
 ) -> None:  # `make check` does so for the checkout, with tests/typing/api.py

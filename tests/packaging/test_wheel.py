@@ -7,6 +7,8 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from tests.packaging.conftest import ROOT, TIMEOUT_SECONDS, run
 
 IMPORT_EVERYTHING = """
@@ -54,6 +56,7 @@ def test_the_wheel_is_one_typed_package(wheel: Path) -> None:
     assert "postroom/__init__.py" in names
 
 
+@pytest.mark.extended
 def test_a_wheel_built_from_the_source_distribution_holds_the_same(
     wheel: Path, sdist: Path, tmp_path: Path
 ) -> None:
@@ -72,6 +75,7 @@ def test_the_wheel_carries_its_licence_and_its_command(wheel: Path) -> None:
     assert "postroom = postroom.adapters.cli.main:main" in archive.read(f"{info}/entry_points.txt").decode()
 
 
+@pytest.mark.extended
 def test_every_module_imports_from_the_wheel_beside_a_package_called_domain(consumer: Path) -> None:
     python = consumer / ".venv/bin/python"
     found = json.loads(run(python, "-W", "error", "-c", IMPORT_EVERYTHING, cwd=consumer))

@@ -14,13 +14,14 @@ from postroom.domain import message, message_decisions
 from postroom.domain.commit import Commit
 from postroom.domain.errors import BrokenLog, Unavailable
 from postroom.domain.mailbox import decide, evolve, snapshot, state, topic
-from postroom.domain.mailbox.commands import Receive
+from postroom.domain.mailbox.commands import Cancel, Receive
 from postroom.domain.mailbox.ownership import anchor
 from postroom.domain.mailbox.replay import ReplayWindow
 from postroom.domain.mailbox.topic import PriorityShard, Shard
 from postroom.domain.message import (
     MessageAcked,
     MessageRequeued,
+    MessageRescheduled,
     MessageVisibilityExtended,
 )
 from tests.simulation import world
@@ -37,12 +38,15 @@ DECIDERS: dict[Any, Any] = decide._DECIDE
 
 # Seeds with which a few examples show what takes hundreds with others; without them, it only takes longer.
 SEEDS = {
-    "a_key_that_is_forgotten_early": 18,
+    "a_key_that_is_forgotten_early": 1,
     "a_late_ack_that_is_refused": 8,
     "a_message_that_comes_again_after_its_ack": 0,
-    "a_replay_table_without_bounds": 1,
+    "a_priority_that_never_ages": 0,
+    "a_redelivery_that_starts_to_age_anew": 9,
+    "a_replay_table_without_bounds": 2,
     "a_window_that_a_jump_of_the_clock_shortens": 7,
-    "an_extension_that_a_reboot_forgets": 2,
+    "attempts_without_end": 2,
+    "an_extension_that_a_reboot_forgets": 4,
     "an_in_flight_ceiling_that_is_ignored": 1,
     "priorities_that_are_ignored": 21,
 }
@@ -368,3 +372,51 @@ def a_paused_topic_that_is_delivered(patch: Patch) -> None:
     deliverable = decide.deliverable
     patch.setattr(decide, "deliverable", lambda command, mailbox, now: deliverable(command, mailbox, now, ()))
     patch.setattr(command_enricher, "deliverable", decide.deliverable)
+
+
+@defect
+def a_release_that_counts_an_attempt(patch: Patch) -> None:
+    def counting(message: message.Message, event: MessageRequeued, epoch: int) -> None:
+        attempt = message.attempt
+        requeued(message, event, epoch)
+        message.attempt = attempt
+
+    requeued = MESSAGE_FOLD[MessageRequeued]
+    patch.setitem(MESSAGE_FOLD, MessageRequeued, counting)
+
+
+@defect
+def a_rejection_that_is_retried(patch: Patch) -> None:
+    def retried(*args: Any, action: str, **options: Any) -> Any:
+        return nack(*args, action="retry" if action == "reject" else action, **options)
+
+    nack = decide.nack
+    patch.setattr(decide, "nack", retried)
+
+
+@defect
+def a_cancelled_message_that_stays_in_flight(patch: Patch) -> None:
+    def stay(command: Any, mailbox: Any, now: int) -> Any:
+        found = mailbox.messages.get(command.message)
+        return (
+            [] if found is not None and found.status == message.IN_FLIGHT else cancel(command, mailbox, now)
+        )
+
+    cancel = DECIDERS[Cancel]
+    patch.setitem(DECIDERS, Cancel, stay)
+
+
+@defect
+def a_rescheduled_message_that_is_due_when_it_was(patch: Patch) -> None:
+    def kept(message: message.Message, event: MessageRescheduled, epoch: int) -> None:
+        message.expires_at = event.expires_at
+
+    patch.setitem(MESSAGE_FOLD, MessageRescheduled, kept)
+
+
+@defect
+def a_rescheduled_message_whose_retention_goes_on(patch: Patch) -> None:
+    def kept(message: message.Message, event: MessageRescheduled, epoch: int) -> None:
+        message.due = event.due
+
+    patch.setitem(MESSAGE_FOLD, MessageRescheduled, kept)

@@ -106,6 +106,7 @@ class Acknowledged(NamedTuple):
     event: StoredEvent
 
 
+@pytest.mark.extended
 def test_nothing_acknowledged_is_lost_or_stored_twice_when_servers_are_killed_and_paused(
     nats_cluster: NatsCluster, open_store: OpenLeaseStore, stream: str
 ) -> None:

@@ -73,6 +73,7 @@ async def fill(store: str) -> None:
                     await mailbox.ack_messages([each.receipt for each in received])
 
 
+@pytest.mark.extended
 def test_the_environment_of_the_bundle_has_no_postroom_but_what_its_code_needs(bundle: Bundle) -> None:
     def imports(module: str, *path: Path) -> subprocess.CompletedProcess[str]:
         script = f"import sys; sys.path += {[*map(str, path)]}; import {module}; print({module}.__file__)"
@@ -88,6 +89,7 @@ def test_the_environment_of_the_bundle_has_no_postroom_but_what_its_code_needs(b
     assert shipped.stdout.startswith(f"{bundle.code}/")
 
 
+@pytest.mark.extended
 def test_a_report_by_workers_that_have_only_the_bundle_is_that_of_one_process(
     past: Past, bundle: Bundle, cluster: SparkCluster, tmp_path: Path
 ) -> None:
@@ -102,6 +104,7 @@ def test_a_report_by_workers_that_have_only_the_bundle_is_that_of_one_process(
     assert rows_of_job == local.to_pylist() != []
 
 
+@pytest.mark.extended
 def test_workers_of_which_one_is_killed_build_what_one_process_builds_and_show_neither_rows_nor_password(
     past: Past, bundle: Bundle, cluster: SparkCluster, tmp_path: Path
 ) -> None:

@@ -28,6 +28,7 @@ def run(code: str, names: dict[str, Any]) -> str:
     return repeat_until_connected(execute)
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("spark")  # the session of this run, as `getOrCreate` returns it
 def test_each_cell_of_the_notebook_prints_what_is_stored_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(NOTEBOOK.parent)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from postroom import NewMessage, ReceivedMessage, Worker
+from postroom import NewMessage, PoisonMessage, ReceivedMessage, Worker
 from postroom.adapters.compose import OwnedMailbox
 from tests.support.waiting import SECONDS, until, until_answer
 from tests.support.worker_runs import running, send, unsettled
@@ -39,6 +39,26 @@ async def test_a_message_whose_handler_raises_is_retried_and_then_dead_lettered_
     assert await unsettled(mailbox) == {"dead": 1}
     (dead,) = (await mailbox.list_dead_letters()).items
     assert dead.last_error == "ValueError: no bad"
+
+
+async def test_a_message_that_its_handler_calls_poison_is_a_dead_letter_after_one_attempt(
+    mailbox: OwnedMailbox,
+) -> None:
+    worker, attempts = Worker(), []
+
+    @worker.consumer("orders")
+    async def handle(message: ReceivedMessage) -> None:
+        attempts.append(message.attempt)
+        raise PoisonMessage("no such customer")
+
+    await send(mailbox, b"bad")
+    async def is_dead() -> bool:
+        return await unsettled(mailbox) == {"dead": 1}
+
+    async with running(worker, mailbox):
+        await until_answer(is_dead)
+    (dead,) = (await mailbox.list_dead_letters()).items
+    assert (attempts, dead.reason, dead.last_error) == ([1], "rejected", "PoisonMessage: no such customer")
 
 
 class NoText(Exception):

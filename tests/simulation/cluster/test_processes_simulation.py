@@ -221,6 +221,7 @@ def test_admins_and_runners_keep_their_promises_and_recover() -> None:
     run_all(range(SEEDS))
 
 
+@pytest.mark.extended
 def test_an_expiry_without_the_grace_period_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     is_expired = LeaseObservations.is_expired
     monkeypatch.setattr(
@@ -232,6 +233,7 @@ def test_an_expiry_without_the_grace_period_is_found(monkeypatch: pytest.MonkeyP
         run_all(range(SEEDS_OF_DEFECTS))
 
 
+@pytest.mark.extended
 def test_a_deadline_that_is_counted_from_the_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     extend = HeldLease._extend
 

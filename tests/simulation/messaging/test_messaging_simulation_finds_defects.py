@@ -69,6 +69,7 @@ def test_the_simulation_sees(put_in: Defect, story: Story, servers: Servers, mon
         tell(story, servers)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("put_in", SEARCHED, ids=name)
 def test_the_simulation_finds(put_in: Defect, servers: Servers, monkeypatch: Patch) -> None:
     MessagingMachine.servers = servers
