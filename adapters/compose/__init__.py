@@ -25,7 +25,7 @@ from postroom.adapters.system.clock import SystemClock
 from postroom.application.erasure.erase_subject import ErasureSettings, as_stored
 from postroom.application.erasure.protection import MessageEncryption
 from postroom.application.extras import explain_missing_extra
-from postroom.application.mailbox.administer import ChangeMessages, CommandHandlers, EraseMessages
+from postroom.application.mailbox.administer import CommandHandlers, EraseMessages, MessageChanges
 from postroom.application.mailbox.command_enricher import CACHE_BYTES
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.owner_tasks import LeaseTerm, MemoryBound, own_by_lease, watch_ownership
@@ -55,7 +55,7 @@ from postroom.domain.settings import UNCHANGED, SettingsChanges
 OWNERSHIP_WAIT_MS = 2_000
 
 
-class OwnerHandlers(CommandHandlers, OwnerQueries):
+class OwnerHandlers(CommandHandlers, MessageChanges, OwnerQueries):
     """The handlers of all operations of a mailbox that this process owns."""
 
     def __init__(
@@ -71,9 +71,6 @@ class OwnerHandlers(CommandHandlers, OwnerQueries):
         self.retention = Retention(engine, archive)
         self.delete_old_events = DeleteOldEvents(self.retention)
         self.erase_messages = EraseMessages(engine)
-        self._changes = ChangeMessages(engine)
-        self.cancel_messages = self._changes.cancel_messages
-        self.reschedule_messages = self._changes.reschedule_messages
         self.redrives = RedriveJobs(engine, self.describe_dead_letters, uuid_utils.uuid7)
         self.preview_redrive = self.redrives.preview_redrive
         self.start_redrive = self.redrives.start_redrive

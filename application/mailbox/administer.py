@@ -200,11 +200,10 @@ async def _execute(owner: MailboxOwner, command: Command) -> int:
     return answer
 
 
-class ChangeMessages:
-    """Handlers that cancel and reschedule messages by their ids, for the owner."""
+class MessageChanges:
+    """The changes of single messages by their ids, for the owner."""
 
-    def __init__(self, engine: MailboxEngine) -> None:
-        self._engine = engine
+    _engine: MailboxEngine
 
     async def cancel_messages(
         self, ids: Sequence[str], *, reason: str | None = None, principal: str | None = None
@@ -223,15 +222,15 @@ class ChangeMessages:
     async def _change(self, ids: Sequence[str], command: Callable[[bytes], Command]) -> list[MessageChange]:
         checked = check_ids("ids", ids)
         streams = [await self._find(each) for each in checked]
-        known = [stream for stream in streams if stream is not None]
-        answers = iter(await self._engine.submit(list(map(command, known))) if known else ())
+        commands = [command(stream) for stream in streams if stream is not None]
+        answers = iter(await self._engine.submit(commands) if commands else ())
         return [
             MessageChange(id_, "unknown" if stream is None else self._outcome(stream, next(answers)))
             for id_, stream in zip(checked, streams, strict=True)
         ]
 
     async def _find(self, id_: str) -> bytes | None:
-        """Return the stream of the message that the caller means by an id; None if there is none."""
+        """Return the stream of the message that the caller means by an id, or None."""
         stream = message_stream(self._engine.name, id_)
         message = self._engine.mailbox.messages.get(stream)
         if message is not None and may_mean(message.topic):

@@ -227,7 +227,7 @@ class Mailbox:
         Raises: NotFound for an unknown topic.
         """
 
-    @operation(Right.ADMIN, "POST /v1/messages/cancel", answer="messages")
+    @operation(Right.ADMIN, "POST /v1/cancel", answer="messages")
     async def cancel_messages(
         self, ids: MessageIds, /, *, reason: Text | None = None, principal: Principal = None
     ) -> list[MessageChange]:
@@ -243,7 +243,7 @@ class Mailbox:
         Returns: what became of each, in their order.
         """
 
-    @operation(Right.ADMIN, "POST /v1/messages/reschedule", answer="messages")
+    @operation(Right.ADMIN, "POST /v1/reschedule", answer="messages")
     async def reschedule_messages(
         self,
         ids: MessageIds,

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from postroom.application.mailbox.administer import (
-    ChangeMessages,
+    MessageChanges,
     PauseTopic,
     PurgeTopic,
     RedriveDeadLetters,
@@ -26,6 +26,11 @@ from tests.simulation.model import Model
 from tests.simulation.model_state import UNKNOWN
 
 
+class Changes(MessageChanges):
+    def __init__(self, engine: MailboxEngine) -> None:
+        self._engine = engine
+
+
 class Room:
     """The handlers of one process, with everything random in the hands of the test."""
 
@@ -37,7 +42,7 @@ class Room:
         self.extend = ExtendVisibility(engine)
         self.redrive = RedriveDeadLetters(engine)
         self.purge = PurgeTopic(engine)
-        self.changes = ChangeMessages(engine)
+        self.changes = Changes(engine)
         self.set_policy = SetTopicPolicy(engine)
         self.pause = PauseTopic(engine)
         self.resume = ResumeTopic(engine)

@@ -387,10 +387,10 @@ def a_release_that_counts_an_attempt(patch: Patch) -> None:
 
 @defect
 def a_rejection_that_is_retried(patch: Patch) -> None:
-    def retried(*args: Any, action: str, **options: Any) -> Any:
+    def retried(*args: Any, action: Any, **options: Any) -> Any:
         return nack(*args, action="retry" if action == "reject" else action, **options)
 
-    nack = decide.nack
+    nack = message_decisions.nack
     patch.setattr(decide, "nack", retried)
 
 

@@ -155,8 +155,8 @@ def http_cases(known: dict[str, Known]) -> Sequence[Case]:
     for verb, more in _VERBS:
         body = more | {"receipts": [write_receipt(each.receipt) for each in known.values()]}
         add(f"POST /v1/{verb}", (Right(verb),), [*known], body, alone=True)
-    add("POST /v1/messages/cancel", ADMIN, [], {"ids": [UNKNOWN]})  # what is of other topics is unknown, too
-    add("POST /v1/messages/reschedule", ADMIN, [], {"ids": [UNKNOWN]})
+    add("POST /v1/cancel", ADMIN, [], {"ids": [UNKNOWN]})  # what is of other topics is unknown, too
+    add("POST /v1/reschedule", ADMIN, [], {"ids": [UNKNOWN]})
     add("GET /v1/backlog", HEADERS, [])
     add("GET /v1/dlq", HEADERS, [])
     add("GET /v1/dlq", HEADERS, [], at=4)

@@ -52,6 +52,7 @@ async def test_a_message_that_its_handler_calls_poison_is_a_dead_letter_after_on
         raise PoisonMessage("no such customer")
 
     await send(mailbox, b"bad")
+
     async def is_dead() -> bool:
         return await unsettled(mailbox) == {"dead": 1}
 

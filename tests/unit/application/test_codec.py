@@ -37,6 +37,7 @@ from postroom.domain.message import (
     MessageReceived,
     MessageRedriven,
     MessageRequeued,
+    MessageRescheduled,
     MessageSent,
     MessageVisibilityExtended,
 )
@@ -118,12 +119,22 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
     MessageVisibilityExtended: st.builds(MessageVisibilityExtended, *base, counts, times),
     MessageAcked: st.builds(MessageAcked, *base, counts),
     MessageRequeued: st.builds(
-        MessageRequeued, *base, counts, times, st.sampled_from(["nacked", "visibility_expired"]), optional
+        MessageRequeued,
+        *base,
+        counts,
+        times,
+        st.sampled_from(["nacked", "visibility_expired", "released"]),
+        optional,
     ),
     MessageDeadLettered: st.builds(MessageDeadLettered, *base, counts, dead_reasons, optional, times),
     MessageRedriven: st.builds(MessageRedriven, *base, times, times),
+    MessageRescheduled: st.builds(MessageRescheduled, *base, times, times, optional),
     MessageExpired: st.builds(
-        MessageExpired, *base, st.sampled_from(["retention", "capacity", "purged", "archived"])
+        MessageExpired,
+        *base,
+        st.sampled_from(["retention", "capacity", "purged", "archived", "cancelled"]),
+        optional,
+        optional,
     ),
     MailboxCreated: st.builds(
         MailboxCreated, *base, texts, st.sampled_from(["queue", "archive"]), st.none() | settings

@@ -80,6 +80,8 @@ CALLS: dict[str, Call] = {
     "list_redrives": lambda s, r: s.mailbox.list_redrives(),
     "get_redrive": lambda s, r: s.mailbox.get_redrive(JOB),
     "list_redrive_messages": lambda s, r: s.mailbox.list_redrive_messages(JOB),
+    "cancel_messages": lambda s, r: s.mailbox.cancel_messages([r.message_id]),
+    "reschedule_messages": lambda s, r: s.mailbox.reschedule_messages(["later"]),
     "purge_topic": lambda s, r: s.mailbox.purge_topic(A),
     "set_topic_policy": lambda s, r: s.mailbox.set_topic_policy(A, TopicPolicy(max_attempts=9)),
     "pause_topic": lambda s, r: s.mailbox.pause_topic(A),
@@ -110,7 +112,7 @@ async def prepare(place: MemoryPlace, call: str, session: Session) -> ReceivedMe
     await settled.ack()
     await place.clock.advance(1)
     await owner.set_topic_policy(A, TopicPolicy(max_attempts=1))
-    await owner.send_batch([message(), message(), message()])
+    await owner.send_batch([message(), message(), message(message_id="later")])
     (dead,) = await owner.receive_messages(A, max_messages=1)
     await dead.nack(reason="broken")
     await owner.set_topic_policy(A, TopicPolicy(max_attempts=5))
