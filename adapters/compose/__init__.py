@@ -25,7 +25,7 @@ from postroom.adapters.system.clock import SystemClock
 from postroom.application.erasure.erase_subject import ErasureSettings, as_stored
 from postroom.application.erasure.protection import MessageEncryption
 from postroom.application.extras import explain_missing_extra
-from postroom.application.mailbox.administer import CommandHandlers, EraseMessages, MessageChanges
+from postroom.application.mailbox.administer import CommandHandlers, EraseMessages
 from postroom.application.mailbox.command_enricher import CACHE_BYTES
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.owner_tasks import LeaseTerm, MemoryBound, own_by_lease, watch_ownership
@@ -35,6 +35,7 @@ from postroom.application.page import Page
 from postroom.application.ports.event_log import Clock, EventLog, LogArchive
 from postroom.application.queries.owner_queries import OwnerQueries
 from postroom.application.redrive.jobs import RedriveJobs
+from postroom.application.redrive.message_changes import MessageChanges
 from postroom.application.service import Search
 from postroom.application.threads import DaemonExecutor, background_task, in_query_thread
 from postroom.domain.arguments import (

@@ -6,7 +6,6 @@ from typing import Any
 from uuid import UUID
 
 from postroom.application.mailbox.administer import (
-    MessageChanges,
     PauseTopic,
     PurgeTopic,
     RedriveDeadLetters,
@@ -19,6 +18,7 @@ from postroom.application.mailbox.receive import ReceiveMessages
 from postroom.application.mailbox.send import SendMessage
 from postroom.application.mailbox.settle import AckMessages, ExtendVisibility, NackMessages
 from postroom.application.messages import NewMessage
+from postroom.application.redrive.message_changes import MessageChanges
 from postroom.domain.message import MessageReceived, NackAction, Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Record
