@@ -10,13 +10,13 @@ from postroom.domain.arguments import MAX_TEXT_CHARS, check_any_text, check_text
 from postroom.domain.errors import InvalidRequest
 
 _MAILBOX = re.compile(r"[^\s\x00-\x1f\x7f@/]{1,128}@[^\s\x00-\x1f\x7f@/]{1,128}\Z")
-_TOPIC = re.compile(r"[^\s\x00-\x1f\x7f*?\[\]]{1,255}\Z")
+TOPIC_TEXT = re.compile(r"[^\s\x00-\x1f\x7f*?\[\]]{1,255}\Z")
 _MEMBER = re.compile(r"[^\s\x00-\x1f\x7f@/]{1,128}\Z")
 _HOST = re.compile(
     r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?):([1-9][0-9]{0,4})\Z"
 )
 _SOCKET = re.compile(r"unix:/[^\s\x00-\x1f\x7f]{1,106}\Z")
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+UUID_TEXT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 _NAMES = UUID("6ad9bd0e-54c4-5d0b-9a39-0d9bb4ce1c4e").bytes  # the namespace of Postroom's name-based ids
 _AS_VERSION_5 = [bytes([byte & 0x0F | 0x50]) for byte in range(256)]
 _AS_VARIANT = [bytes([byte & 0x3F | 0x80]) for byte in range(256)]
@@ -83,7 +83,7 @@ def check_uuid(name: str, value: object) -> str:
         name: name of the argument, for the error.
     """
     text = check_any_text(name, value)
-    if not _UUID.match(text):
+    if not UUID_TEXT.match(text):
         raise InvalidRequest(f"{name} must be a UUID in lower case with hyphens; it was {text[:80]!r}.")
     return text
 
@@ -96,7 +96,7 @@ def is_mailbox(log: str) -> bool:
 def check_topic(name: object) -> str:
     """Return a topic name, or raise `InvalidRequest`; glob characters (`*?[]`) are reserved for searches."""
     text = check_any_text("The topic name", name)
-    if not _TOPIC.match(text):
+    if not TOPIC_TEXT.match(text):
         raise InvalidRequest(
             f"Topic name {text[:80]!r} must be 1 to {MAX_TEXT_CHARS} characters without spaces, control "
             "characters or any of * ? [ ]."
@@ -153,7 +153,9 @@ def message_stream(mailbox: str, message_id: object, topic: str | None = None) -
     Raises: InvalidRequest unless the id is text of 1 to 255 characters.
     """
     text = check_text("The message id", message_id, 1)
-    stream = bytes.fromhex(text.replace("-", "")) if _UUID.match(text) else _name_based(f"{mailbox}/{text}")
+    stream = (
+        bytes.fromhex(text.replace("-", "")) if UUID_TEXT.match(text) else _name_based(f"{mailbox}/{text}")
+    )
     if topic is None:
         return stream
     # Neither mailboxes nor topics have spaces, so no other topic and id have the same name.

@@ -43,7 +43,7 @@ from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.mailbox.topic_decisions import SettingsPreview
 from postroom.domain.message import NackAction, Receipt
-from postroom.domain.names import check_topic, check_uuid
+from postroom.domain.names import TOPIC_TEXT, UUID_TEXT, check_topic, check_uuid
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, MAX_DURATION_MS, TopicPolicy
 from postroom.domain.redrive.spec import JobAction, RedriveSpec, check_action, check_spec
 from postroom.domain.search import EventFilter, FoundMessage
@@ -55,7 +55,7 @@ from postroom.domain.settings import (
     check_policy_changes,
 )
 
-Topic = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT_CHARS), Check(check_topic)]
+Topic = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT_CHARS), Check(check_topic, TOPIC_TEXT)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 MessageId = Annotated[
     str,
@@ -65,7 +65,7 @@ MessageId = Annotated[
 ]
 MessageIds = Annotated[Sequence[MessageId], Meta(max_length=MAX_PAGE), Check(partial(check_ids, "ids"))]
 Before = Annotated[int, Meta(ge=0, le=MAX_INT), SentAs("older_than_us")]
-JobId = Annotated[str, Check(partial(check_uuid, "The redrive job id"))]
+JobId = Annotated[str, Check(partial(check_uuid, "The redrive job id"), UUID_TEXT)]
 Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 Position = Annotated[int, Meta(ge=0, le=MAX_INT)]
 At = Annotated[Position | datetime, Check(check_moment)]

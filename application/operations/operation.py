@@ -41,9 +41,11 @@ class Check(NamedTuple):
 
     Arguments:
         check: returns the value to use, or raises InvalidRequest.
+        pattern: what ASCII text matches that `check` returns unchanged.
     """
 
     check: Callable[[Any], Any]
+    pattern: re.Pattern[str] | None = None
 
 
 class Title(NamedTuple):
@@ -70,7 +72,8 @@ class Parameter(NamedTuple):
         default: `inspect.Parameter.empty` if it has none.
         is_sent: whether network clients send it; `sent_as` is its name there.
         check: returns the value to use, or raises InvalidRequest.
-        valid: an expression that is true for most values that `check` returns unchanged; "" for none.
+        valid: an expression that is true for most values that `check` returns unchanged; "" for none. It may
+            call `matches`, as `matches_{}` with the number of the parameter.
     """
 
     name: str
@@ -82,6 +85,7 @@ class Parameter(NamedTuple):
     sent_as: str
     check: Callable[[Any], Any]
     valid: str
+    matches: Callable[[str], object] | None
 
     @property
     def is_required(self) -> bool:
@@ -166,6 +170,7 @@ class Operation:
         signature = inspect.signature(self.method)
         parameters, values = [], list[str]()
         scope: dict[str, Any] = {"_type": type, "_int": int, "_str": str, "_len": len}
+        scope |= {f"matches_{number}": each.matches for number, each in enumerate(self.parameters)}
         for number, each in enumerate(self.parameters):
             default: Any = each.default
             if not each.is_required:
@@ -174,7 +179,7 @@ class Operation:
             kind = signature.parameters[each.name].kind
             parameters.append(inspect.Parameter(each.name, kind, default=default))
             scope[f"check_{number}"] = each.check
-            valid = [each.valid] if each.valid else []
+            valid = [each.valid.format(number)] if each.valid else []
             if not each.is_required and each.check(each.default) == each.default:  # most are left out
                 valid.insert(0, f"{each.name} is default_{number}")
             value = f"check_{number}({each.name})"
@@ -250,11 +255,16 @@ def _read_parameter(parameter: inspect.Parameter, hint: Any) -> Parameter:
         next((each.name for each in _metadata(hint) if isinstance(each, SentAs)), parameter.name),
         _check_of(parameter.name, hint),
         _valid(parameter.name, hint),
+        None if (pattern := _pattern(hint)) is None else pattern.match,
     )
 
 
 def _metadata(hint: Any) -> tuple[Any, ...]:
     return hint.__metadata__ if get_origin(hint) is Annotated else ()
+
+
+def _pattern(hint: Any) -> re.Pattern[str] | None:
+    return next((each.pattern for each in _metadata(hint) if isinstance(each, Check)), None)
 
 
 def _check_of(name: str, hint: Any) -> Callable[[Any], Any]:
@@ -286,6 +296,8 @@ def _valid(name: str, hint: Any) -> str:
     It saves the call of a function for nearly every value.
     """
     kind, metadata = get_args(hint)[0] if get_origin(hint) is Annotated else hint, _metadata(hint)
+    if _pattern(hint) is not None:
+        return f"_type({name}) is _str and {name}.isascii() and matches_{{}}({name})"
     if any(isinstance(each, Check) for each in metadata):
         return ""
     bounds = next((each for each in metadata if isinstance(each, msgspec.Meta)), msgspec.Meta())
