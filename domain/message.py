@@ -62,6 +62,7 @@ class MessageSent(Event, frozen=True, gc=False):
         payload_hash, hash_chain: 32-byte BLAKE3 digests (svc-mailbox I-7, I-12).
         envelope: the `PrismEnvelope` bytes as received, stored unchanged.
         priority: of the envelope, 0 to 10.
+        sticky_key: see `Send`; None also in logs from before it was stored.
     """
 
     topic: str
@@ -75,6 +76,7 @@ class MessageSent(Event, frozen=True, gc=False):
     headers: Headers
     envelope: bytes
     priority: int = DEFAULT_PRIORITY
+    sticky_key: str | None = None
 
 
 class MessageReceived(Event, frozen=True, gc=False):
@@ -202,6 +204,7 @@ class Message(msgspec.Struct, gc=False, array_like=True, eq=False):
         priority: 0 to 10; obeyed if the topic's policy asks for it.
         ready_at: µs from which it could first be delivered since it was sent or redriven.
         last: position of its latest event in the log.
+        key: its sticky key; see `MessageSent`.
     """
 
     stream: bytes
@@ -227,6 +230,7 @@ class Message(msgspec.Struct, gc=False, array_like=True, eq=False):
     priority: int = DEFAULT_PRIORITY
     ready_at: int = 0
     last: int = 0
+    key: str | None = None
 
     @property
     def receipt(self) -> Receipt:
@@ -297,6 +301,7 @@ def new_message(event: MessageSent, position: int) -> Message:
         priority=event.priority,
         ready_at=event.due or 0,
         last=position,
+        key=event.sticky_key,
     )
 
 

@@ -50,6 +50,10 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         dead_retention_ms, dead_capacity: maximum age and number of dead letters; the oldest expire first.
         priorities: whether shards deliver by priority instead of first in, first out (ADR 0048).
         priority_aging_ms: time for which a message must be ready to count as one priority higher.
+        ordered_keys: whether a message with a sticky key is delivered only after the earlier ones of its key
+            are settled, whatever fails (ADR 0115).
+        dead_letters_hold_keys: whether a dead letter holds the later messages of its ordered key, until it is
+            redriven or removed.
     """
 
     shards: int = 8
@@ -66,6 +70,8 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dead_capacity: int = 100_000
     priorities: bool = False
     priority_aging_ms: int = 600_000
+    ordered_keys: bool = False
+    dead_letters_hold_keys: bool = False
 
     def validate(self) -> "TopicPolicy":
         """Return this policy.
@@ -80,7 +86,10 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.backoff_max_ms < self.backoff_base_ms:
             raise InvalidRequest("Topic policy backoff_max_ms must not be below backoff_base_ms.")
-        check_type("Topic policy priorities", self.priorities, bool)
+        for name in _FLAGS:
+            check_type(f"Topic policy {name}", getattr(self, name), bool)
+        if self.dead_letters_hold_keys and not self.ordered_keys:
+            raise InvalidRequest("Topic policy dead_letters_hold_keys needs ordered_keys.")
         if self.priorities and self.priority_aging_ms * MAX_PRIORITY >= self.ready_retention_ms:
             raise InvalidRequest(
                 "Topic policy priority_aging_ms must be below a tenth of ready_retention_ms "
@@ -122,7 +131,8 @@ class MailboxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self
 
 
-_POLICY_BOUNDS = dict.fromkeys((n for n in TopicPolicy.__struct_fields__ if n != "priorities"), _COUNT) | {
+_FLAGS = ("priorities", "ordered_keys", "dead_letters_hold_keys")
+_POLICY_BOUNDS = dict.fromkeys((n for n in TopicPolicy.__struct_fields__ if n not in _FLAGS), _COUNT) | {
     "shards": (1, MAX_SHARDS),
     "visibility_ms": (MIN_VISIBILITY_MS, MAX_VISIBILITY_MS),
     "backoff_base_ms": _DURATION,

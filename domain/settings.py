@@ -29,6 +29,7 @@ _DEPENDENT = (
     ("visibility_ms", "replay_window_ms"),
     ("backoff_base_ms", "backoff_max_ms"),
     ("priorities", "priority_aging_ms", "ready_retention_ms"),
+    ("ordered_keys", "dead_letters_hold_keys"),
 )
 """Fields that `TopicPolicy.validate` compares with each other."""
 _COMMAND_LINE = "postroom "

@@ -266,6 +266,7 @@ def _add_topics(one: TopicSummary, other: TopicSummary) -> TopicSummary:
         _earliest(one.oldest_at, other.oldest_at),
         {r: one.dead_letterings.get(r, 0) + other.dead_letterings.get(r, 0) for r in sorted(reasons)},
         one.shards_in_use or other.shards_in_use,
+        one.held_keys + other.held_keys,
     )
 
 

@@ -80,6 +80,7 @@ class SentRun(Run, frozen=True, tag="MessageSent.1"):
     trace_ids: OptionalTexts
     span_ids: OptionalTexts
     custom_headers: dict[str, str] | list[dict[str, str] | None] | None
+    sticky_keys: OptionalTexts = None
 
     @classmethod
     def of(cls, events: Sequence[Event], distances: Sequence[int]) -> "SentRun":
@@ -99,12 +100,15 @@ class SentRun(Run, frozen=True, tag="MessageSent.1"):
             b"".join([blake3(each.envelope).digest() for each in sent]),
             column([each.priority for each in sent]),
             *_header_columns([each.headers for each in sent]),
+            column([each.sticky_key for each in sent]),
         )
         return cls(*columns)
 
     def events(self, at: int, envelopes: Iterator[bytes]) -> Iterable[Event]:
         """Return the `MessageSent` events with their envelopes; see `Run.events`."""
-        topics, shards, due, expires_at, sizes, idem_keys, _, _, _, priorities, *headers = self.columns()
+        topics, shards, due, expires_at, sizes, idem_keys, _, _, _, priorities, *headers, keys = (
+            self.columns()
+        )
         return map(
             MessageSent,
             *self.identity(at),
@@ -119,6 +123,7 @@ class SentRun(Run, frozen=True, tag="MessageSent.1"):
             map(Headers, *headers),
             envelopes,
             priorities,
+            keys,
         )
 
     def columns(self) -> Iterator[Iterable[Any]]:

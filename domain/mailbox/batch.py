@@ -150,8 +150,7 @@ def _received(mailbox: Mailbox, events: Sequence[MessageReceived]) -> bool:
         return False
     for (topic, number), group in groupby(messages, _shard_of):
         shard, some = mailbox.topics[topic].shards[number], list(group)
-        shard.dequeue_all(some)
-        shard.in_flight += len(some)
+        shard.deliver_all(some)
     mailbox.in_flight += len(events)
     evolve_all(messages, events, mailbox.position + 1, mailbox.epoch)
     mailbox.set_timers(messages)
@@ -169,7 +168,7 @@ def _acked(mailbox: Mailbox, events: Sequence[MessageAcked]) -> bool:
         if message.position <= changes.through:
             changes.settle(message.stream)
     for (topic, number), group in groupby(messages, _shard_of):
-        mailbox.topics[topic].shards[number].in_flight -= len(list(group))
+        mailbox.topics[topic].shards[number].land_all(list(group), events[0].at)
     mailbox.in_flight -= len(events)
     return True
 

@@ -51,6 +51,7 @@ class TopicSummary(msgspec.Struct, frozen=True):
         dead_letterings: number of its dead-letterings by reason, since the mailbox holds the topic.
         shards_in_use: number of shards that its messages are spread among, if its policy's number waits until
             there are none; None if it does not wait.
+        held_keys: number of ordered keys whose messages wait for a dead letter to be redriven or removed.
     """
 
     topic: str
@@ -63,6 +64,7 @@ class TopicSummary(msgspec.Struct, frozen=True):
     oldest_at: int | None
     dead_letterings: Mapping[str, int]
     shards_in_use: int | None = None
+    held_keys: int = 0
 
 
 def summarize_topics(mailbox: Mailbox, now: int) -> list[TopicSummary]:
@@ -85,6 +87,7 @@ def summarize_topics(mailbox: Mailbox, now: int) -> list[TopicSummary]:
                 min((row.oldest_at for row in rows if row.oldest_at is not None), default=None),
                 {} if topic is None else dict(topic.dead_letterings),
                 None if topic is None or topic.shard_count == topic.policy.shards else topic.shard_count,
+                0 if topic is None else topic.held_keys,
             )
         )
     return summaries

@@ -214,6 +214,7 @@ def sent(command: Send, shard: int, due: int | None, expires_at: int, now: int) 
         command.headers,
         command.envelope,
         command.priority,
+        command.sticky_key,
     )
 
 

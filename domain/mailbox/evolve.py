@@ -77,8 +77,7 @@ def _sent(mailbox: Mailbox, event: MessageSent) -> None:
 def _received(mailbox: Mailbox, event: MessageReceived) -> None:
     message = mailbox.messages[event.stream]
     shard = mailbox.topics[message.topic].shards[message.shard]
-    shard.dequeue(message)
-    shard.in_flight += 1
+    shard.deliver(message)
     mailbox.in_flight += 1
     evolve_message(message, event, mailbox.position, mailbox.epoch)
     mailbox.set_timer(message)
@@ -89,7 +88,7 @@ def _extended(mailbox: Mailbox, event: MessageVisibilityExtended) -> None:
 
 
 def _settled(mailbox: Mailbox, event: MessageAcked | MessageExpired) -> None:
-    message = _detach(mailbox, event.stream)
+    message = _detach(mailbox, event)
     evolve_message(message, event, mailbox.position)  # makes its timers and queue entries stale
     del mailbox.messages[event.stream]
     if message.position <= mailbox.changes.through:
@@ -97,12 +96,13 @@ def _settled(mailbox: Mailbox, event: MessageAcked | MessageExpired) -> None:
 
 
 def _dead_lettered(mailbox: Mailbox, event: MessageDeadLettered) -> None:
-    message = _detach(mailbox, event.stream)
+    message = _detach(mailbox, event)
     evolve_message(message, event, mailbox.position)
     topic = mailbox.topics[message.topic]
     topic.dead[event.stream] = message
     if event.reason != REPLACED:  # nothing failed
         topic.dead_letterings[event.reason] = topic.dead_letterings.get(event.reason, 0) + 1
+        topic.shard(message.shard).hold(message)
     if len(topic.dead) > topic.policy.dead_capacity:
         mailbox.over_capacity.add(topic.name)
     mailbox.set_timer(message)
@@ -110,23 +110,25 @@ def _dead_lettered(mailbox: Mailbox, event: MessageDeadLettered) -> None:
 
 def _returned(mailbox: Mailbox, event: MessageRequeued | MessageRedriven | MessageRescheduled) -> None:
     """Apply an event after which the message waits in the queue."""
-    message = _detach(mailbox, event.stream)
+    message = _detach(mailbox, event)
     evolve_message(message, event, mailbox.position)
     mailbox.topics[message.topic].shard(message.shard).enqueue(message, event.at)
     mailbox.set_timer(message)
 
 
-def _detach(mailbox: Mailbox, stream: bytes) -> Message:
+def _detach(mailbox: Mailbox, event: Event) -> Message:
     """Remove a message from its shard, the in-flight count or the dead letters, depending on its status."""
-    message = mailbox.messages[stream]
+    message = mailbox.messages[event.stream]
     topic = mailbox.topics[message.topic]
     if message.status == IN_FLIGHT:
-        topic.shards[message.shard].in_flight -= 1
+        topic.shards[message.shard].land(message, event.at)
         mailbox.in_flight -= 1
     elif message.status == READY:
-        topic.shards[message.shard].dequeue(message)
+        topic.shards[message.shard].dequeue(message, event.at)
     else:
-        del topic.dead[stream]
+        if message.reason != REPLACED:
+            topic.shard(message.shard).unhold(message, event.at)
+        del topic.dead[event.stream]
         if len(topic.dead) <= topic.policy.dead_capacity:
             mailbox.over_capacity.discard(topic.name)
     return message

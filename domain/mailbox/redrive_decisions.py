@@ -118,7 +118,7 @@ def _advance(command: AdvanceRedrive, mailbox: Mailbox, now: int) -> list[Event]
             break
         cursor, skips_before = message.last, len(skips)
         if isinstance(copy, Copy):
-            sends.append(_send(copy, shard, job.spec, mailbox, now))
+            sends.append(_send(copy, message.key, shard, job.spec, mailbox, now))
         changes.append(_change(message, job.spec, mailbox, now))
     if is_stopped:
         del skips[skips_before:]  # they come again, with the message that has no room
@@ -177,7 +177,9 @@ def _take_room(room: dict[tuple[str, int], int], name: str, number: int, mailbox
     return room[name, number] >= 0
 
 
-def _send(copy: Copy, shard: int, spec: RedriveSpec, mailbox: Mailbox, now: int) -> MessageSent:
+def _send(
+    copy: Copy, key: str | None, shard: int, spec: RedriveSpec, mailbox: Mailbox, now: int
+) -> MessageSent:
     """Send a copy as a sender would, but without an idempotency key, which is the original's."""
     retention_ms = mailbox.policy(copy.topic).ready_retention_ms
     ttl_ms = retention_ms if copy.ttl_ms is None else min(retention_ms, copy.ttl_ms)
@@ -197,6 +199,7 @@ def _send(copy: Copy, shard: int, spec: RedriveSpec, mailbox: Mailbox, now: int)
         copy.headers,
         copy.envelope,
         copy.priority,
+        key,
     )
 
 

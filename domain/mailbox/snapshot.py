@@ -17,9 +17,9 @@ from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.job import RedriveJob
 from postroom.domain.settings import settings_before
 
-VERSION = 6
+VERSION = 7
 """Increment when fields of these structs or `Message` change."""
-READABLE = (5, VERSION)
+READABLE = (5, 6, VERSION)
 """Versions that can be restored, as retention may have removed the events; others are ignored."""
 ROW_BYTES = 1 << 20
 """Bytes of chunks in a row; encoding and storing one holds the interpreter for about a millisecond."""
@@ -242,9 +242,10 @@ def _restore_messages(mailbox: Mailbox, by_stream: dict[bytes, Message]) -> None
         if message.status == READY:
             ready[message.topic, message.shard].append(message)
         elif message.status == IN_FLIGHT:
-            mailbox.topic(message.topic).shard(message.shard).in_flight += 1
+            mailbox.topic(message.topic).restore(message)
             mailbox.in_flight += 1
         elif message.status == DEAD:
+            mailbox.topic(message.topic).restore(message)
             dead.append(message)
     for (name, number), some in ready.items():
         mailbox.topic(name).shard(number).restore(some, mailbox.at)

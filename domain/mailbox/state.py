@@ -1,6 +1,8 @@
 """State of a mailbox, which `evolve` changes by its events."""
 
-from collections.abc import Iterator, Sequence
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from postroom.domain.mailbox.commands import (
@@ -9,7 +11,7 @@ from postroom.domain.mailbox.commands import (
     StoredSettings,
 )
 from postroom.domain.mailbox.replay import ReplayWindow
-from postroom.domain.mailbox.topic import Changes, Timers, Topic, aging_of
+from postroom.domain.mailbox.topic import Topic, queue_of
 from postroom.domain.message import (
     DEAD,
     IN_FLIGHT,
@@ -26,6 +28,113 @@ _EXPIRING = (READY, DEAD)
 TIMERS_BETWEEN_REBUILDS = 1_024
 MAX_RESOLVED = 1_024
 """Policies of topics without messages that are kept resolved."""
+
+
+class Timers:
+    """Timers of messages, one per message.
+
+    `time_of` returns when a message's current timer fires, or None; entries with another time are stale and
+    skipped. Timers that are set in order, as the timers of one policy are, go to a deque, others to a heap.
+    Both are rebuilt before stale entries outnumber the live ones.
+    """
+
+    __slots__ = ("_heap", "_ordered", "_time_of")
+
+    def __init__(self, time_of: Callable[[Message], int | None]) -> None:
+        self._time_of = time_of
+        self._ordered: deque[tuple[int, int, Message]] = deque()
+        self._heap: list[tuple[int, int, Message]] = []
+
+    def __len__(self) -> int:
+        return len(self._ordered) + len(self._heap)
+
+    def set(self, at: int, message: Message) -> None:
+        """Set the message's timer to fire at `at` (µs)."""
+        ordered = self._ordered
+        if not ordered or ordered[-1][0] <= at:
+            ordered.append((at, message.position, message))
+        else:
+            heapq.heappush(self._heap, (at, message.position, message))
+
+    def set_all(self, timers: list[tuple[int, int, Message]]) -> None:
+        """Set timers: each the time (µs) at which it fires, the message's position, and the message."""
+        ordered = self._ordered
+        if (not ordered or ordered[-1][0] <= timers[0][0]) and timers == sorted(timers):
+            ordered.extend(timers)
+            return
+        for at, _, message in timers:
+            self.set(at, message)
+
+    def next(self) -> int | None:
+        """Return when the next timer fires (µs), or None."""
+        time_of, ordered, heap = self._time_of, self._ordered, self._heap
+        while ordered and time_of(ordered[0][2]) != ordered[0][0]:
+            ordered.popleft()
+        while heap and time_of(heap[0][2]) != heap[0][0]:
+            heapq.heappop(heap)
+        if ordered and heap:
+            return min(ordered[0][0], heap[0][0])
+        return ordered[0][0] if ordered else heap[0][0] if heap else None
+
+    def due(self, now: int, limit: int) -> list[Message]:
+        """Return up to `limit` messages whose timers are due at `now` (µs), without removing the timers."""
+        fired: dict[bytes, Message] = {}
+        for at, _, message in self._ordered:
+            if at > now or len(fired) >= limit:
+                break
+            if self._time_of(message) == at:
+                fired[message.stream] = message
+        heap = self._heap
+        pending = [0] if heap else []
+        while pending and len(fired) < limit:  # descend the heap as far as timers are due
+            index = pending.pop()
+            at, _, message = heap[index]
+            if at > now:
+                continue
+            if self._time_of(message) == at:
+                fired[message.stream] = message
+            pending += [child for child in (2 * index + 1, 2 * index + 2) if child < len(heap)]
+        return list(fired.values())
+
+    def rebuild(self, messages: Iterable[Message]) -> None:
+        """Drop the stale entries."""
+        live = [(at, m.position, m) for m in messages if (at := self._time_of(m)) is not None]
+        live.sort()  # never compares messages, whose positions differ
+        self._ordered = deque(live)
+        self._heap = []
+
+
+class Changes:
+    """Messages that changed since they were collected.
+
+    Messages sent after `through` are not tracked one by one: they are the last ones of the mailbox. So a
+    message that settles soon after it was sent costs a comparison.
+
+    Arguments:
+        through: position up to which messages that are sent have been collected.
+        changed: streams of messages that changed since, and are unsettled.
+        settled: streams of messages that settled since.
+    """
+
+    __slots__ = ("changed", "settled", "through")
+
+    def __init__(self, through: int = 0) -> None:
+        self.through = through
+        self.changed: set[bytes] = set()
+        self.settled: set[bytes] = set()
+
+    def settle(self, stream: bytes) -> None:
+        """Note that one of the messages up to `through` is settled."""
+        self.changed.discard(stream)
+        self.settled.add(stream)
+
+    def take(self, through: int) -> tuple[list[bytes], list[bytes]]:
+        """Return the streams that changed and those that settled, and restart at position `through`."""
+        taken = list(self.changed), list(self.settled)
+        self.through = through
+        self.changed.clear()
+        self.settled.clear()
+        return taken
 
 
 class Mailbox:
@@ -118,7 +227,7 @@ class Mailbox:
         # Before the new policy applies: a longer window must not revive expired keys.
         topic.window.drop_until(at - topic.policy.replay_window_ms * MS)
         previous, topic.policy = topic.policy, policy
-        if aging_of(previous) != aging_of(policy):
+        if queue_of(previous) != queue_of(policy):
             topic.reorder(self.messages.values(), at)
         if len(topic.dead) > policy.dead_capacity:
             self.over_capacity.add(topic.name)

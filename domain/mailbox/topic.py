@@ -1,130 +1,70 @@
 """Topics of a mailbox: shards, priorities, and timers of visibility timeouts and expiry."""
 
 import heapq
+from abc import abstractmethod
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
 from operator import attrgetter
 from typing import Any
 
+from postroom.domain.mailbox.keyed_shard import KeyedShard
 from postroom.domain.mailbox.replay import ReplayWindow
-from postroom.domain.message import MS, READY, Message
+from postroom.domain.message import DEAD, IN_FLIGHT, MS, READY, REPLACED, Message
 from postroom.domain.policy import TopicPolicy
-
-
-class Timers:
-    """Timers of messages, one per message.
-
-    `time_of` returns when a message's current timer fires, or None; entries with another time are stale and
-    skipped. Timers that are set in order, as the timers of one policy are, go to a deque, others to a heap.
-    Both are rebuilt before stale entries outnumber the live ones.
-    """
-
-    __slots__ = ("_heap", "_ordered", "_time_of")
-
-    def __init__(self, time_of: Callable[[Message], int | None]) -> None:
-        self._time_of = time_of
-        self._ordered: deque[tuple[int, int, Message]] = deque()
-        self._heap: list[tuple[int, int, Message]] = []
-
-    def __len__(self) -> int:
-        return len(self._ordered) + len(self._heap)
-
-    def set(self, at: int, message: Message) -> None:
-        """Set the message's timer to fire at `at` (µs)."""
-        ordered = self._ordered
-        if not ordered or ordered[-1][0] <= at:
-            ordered.append((at, message.position, message))
-        else:
-            heapq.heappush(self._heap, (at, message.position, message))
-
-    def set_all(self, timers: list[tuple[int, int, Message]]) -> None:
-        """Set timers: each the time (µs) at which it fires, the message's position, and the message."""
-        ordered = self._ordered
-        if (not ordered or ordered[-1][0] <= timers[0][0]) and timers == sorted(timers):
-            ordered.extend(timers)
-            return
-        for at, _, message in timers:
-            self.set(at, message)
-
-    def next(self) -> int | None:
-        """Return when the next timer fires (µs), or None."""
-        time_of, ordered, heap = self._time_of, self._ordered, self._heap
-        while ordered and time_of(ordered[0][2]) != ordered[0][0]:
-            ordered.popleft()
-        while heap and time_of(heap[0][2]) != heap[0][0]:
-            heapq.heappop(heap)
-        if ordered and heap:
-            return min(ordered[0][0], heap[0][0])
-        return ordered[0][0] if ordered else heap[0][0] if heap else None
-
-    def due(self, now: int, limit: int) -> list[Message]:
-        """Return up to `limit` messages whose timers are due at `now` (µs), without removing the timers."""
-        fired: dict[bytes, Message] = {}
-        for at, _, message in self._ordered:
-            if at > now or len(fired) >= limit:
-                break
-            if self._time_of(message) == at:
-                fired[message.stream] = message
-        heap = self._heap
-        pending = [0] if heap else []
-        while pending and len(fired) < limit:  # descend the heap as far as timers are due
-            index = pending.pop()
-            at, _, message = heap[index]
-            if at > now:
-                continue
-            if self._time_of(message) == at:
-                fired[message.stream] = message
-            pending += [child for child in (2 * index + 1, 2 * index + 2) if child < len(heap)]
-        return list(fired.values())
-
-    def rebuild(self, messages: Iterable[Message]) -> None:
-        """Drop the stale entries."""
-        live = [(at, m.position, m) for m in messages if (at := self._time_of(m)) is not None]
-        live.sort()  # never compares messages, whose positions differ
-        self._ordered = deque(live)
-        self._heap = []
-
-
-class Changes:
-    """Messages that changed since they were collected.
-
-    Messages sent after `through` are not tracked one by one: they are the last ones of the mailbox. So a
-    message that settles soon after it was sent costs a comparison.
-
-    Arguments:
-        through: position up to which messages that are sent have been collected.
-        changed: streams of messages that changed since, and are unsettled.
-        settled: streams of messages that settled since.
-    """
-
-    __slots__ = ("changed", "settled", "through")
-
-    def __init__(self, through: int = 0) -> None:
-        self.through = through
-        self.changed: set[bytes] = set()
-        self.settled: set[bytes] = set()
-
-    def settle(self, stream: bytes) -> None:
-        """Note that one of the messages up to `through` is settled."""
-        self.changed.discard(stream)
-        self.settled.add(stream)
-
-    def take(self, through: int) -> tuple[list[bytes], list[bytes]]:
-        """Return the streams that changed and those that settled, and restart at position `through`."""
-        taken = list(self.changed), list(self.settled)
-        self.through = through
-        self.changed.clear()
-        self.settled.clear()
-        return taken
-
 
 _by_position, _by_stream = attrgetter("position"), attrgetter("stream")
 
 
-class Shard:
+class UnkeyedShard:
+    """Base of the shards: what they have in common is the number of messages in flight."""
+
+    __slots__ = ("in_flight",)
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+
+    def deliver(self, message: Message) -> None:
+        """Remove a waiting message, which is in flight from now on."""
+        self.dequeue(message, 0)
+        self.in_flight += 1
+
+    def deliver_all(self, messages: Sequence[Message]) -> None:
+        """Remove waiting messages, which are in flight from now on."""
+        for message in messages:
+            self.deliver(message)
+
+    def restore_in_flight(self, message: Message) -> None:
+        """Count a message in flight, before the waiting messages are restored."""
+        self.in_flight += 1
+
+    def land(self, message: Message, now: int) -> None:
+        """End a delivery at `now` (µs)."""
+        self.in_flight -= 1
+
+    def land_all(self, messages: Sequence[Message], now: int) -> None:
+        """End deliveries at `now` (µs)."""
+        self.in_flight -= len(messages)
+
+    def hold(self, message: Message) -> None:
+        """Note a dead letter, which may hold the messages of its key."""
+
+    def unhold(self, message: Message, now: int) -> None:
+        """Note that a message is no dead letter any more, at `now` (µs)."""
+
+    @property
+    def held_keys(self) -> Collection[str]:
+        """Return the keys whose messages wait for a dead letter to be redriven or removed."""
+        return ()
+
+    @abstractmethod
+    def dequeue(self, message: Message, now: int) -> None:
+        """Remove a waiting message at `now` (µs)."""
+
+
+class Shard(UnkeyedShard):
     """FIFO queue of ready and delayed messages, in send order.
 
     New messages are appended to `_fresh`, which is in log order. Requeued and redriven messages, and those
@@ -133,7 +73,7 @@ class Shard:
     future `due` are in the heap `_delayed`.
     """
 
-    __slots__ = ("_delayed", "_fresh", "_order", "_returned", "_waiting", "in_flight")
+    __slots__ = ("_delayed", "_fresh", "_order", "_returned", "_waiting")
 
     def __init__(self, order: Callable[[Message], Any] = _by_position) -> None:
         """Initialise with the sort key of the messages; undelayed messages must be sent in its order."""
@@ -143,7 +83,7 @@ class Shard:
         self._delayed: list[tuple[int, int, Message]] = []
         # The queue with a message's live entry, by stream id; entries in other queues are stale and skipped.
         self._waiting: dict[bytes, object] = {}
-        self.in_flight = 0
+        super().__init__()
 
     @property
     def size(self) -> int:
@@ -186,7 +126,7 @@ class Shard:
         heapq.heapify(self._delayed)
         self._waiting |= dict.fromkeys(map(_by_stream, delayed), self._delayed)
 
-    def dequeue(self, message: Message) -> None:
+    def dequeue(self, message: Message, now: int) -> None:
         """Remove a waiting message; in the middle of `_fresh` or `_delayed`, its entry becomes stale."""
         queue = self._waiting.pop(message.stream)
         if queue is self._fresh:
@@ -196,15 +136,15 @@ class Shard:
             order = self._order
             del self._returned[bisect_left(self._returned, order(message), key=order)]
 
-    def dequeue_all(self, messages: Sequence[Message]) -> None:
-        """Remove waiting messages; see `dequeue`."""
+    def deliver_all(self, messages: Sequence[Message]) -> None:
         fresh = self._fresh
         for message in messages:
             if fresh and fresh[0] is message and self._waiting[message.stream] is fresh:
                 del self._waiting[message.stream]
                 fresh.popleft()
             else:
-                self.dequeue(message)
+                self.dequeue(message, 0)
+        self.in_flight += len(messages)
 
     def ready(self, now: int) -> Iterator[Message]:
         """Yield the messages that may be delivered at `now` (µs), oldest first, without removing them."""
@@ -252,7 +192,7 @@ class Shard:
 _by_ready_time = attrgetter("ready_at", "position")
 
 
-class PriorityShard:
+class PriorityShard(UnkeyedShard):
     """Queue of a topic with priorities: a FIFO queue for each priority in use, at most eleven.
 
     A message counts one priority higher for each `aging` that it has been ready. As all messages age alike,
@@ -260,13 +200,13 @@ class PriorityShard:
     for each of its priorities, and nothing that becomes ready later than that passes it (ADR 0048).
     """
 
-    __slots__ = ("_aging", "_queues", "in_flight")
+    __slots__ = ("_aging", "_queues")
 
     def __init__(self, aging: int) -> None:
         """Initialise with the time (µs) that counts as one priority."""
         self._aging = aging
         self._queues: dict[int, Shard] = {}
-        self.in_flight = 0
+        super().__init__()
 
     @property
     def size(self) -> int:
@@ -290,14 +230,8 @@ class PriorityShard:
         for priority, some in by_priority.items():
             self._queue(priority).restore(some, now)
 
-    def dequeue(self, message: Message) -> None:
-        """Remove a waiting message."""
-        self._queues[message.priority].dequeue(message)
-
-    def dequeue_all(self, messages: Sequence[Message]) -> None:
-        """Remove waiting messages."""
-        for message in messages:
-            self.dequeue(message)
+    def dequeue(self, message: Message, now: int) -> None:
+        self._queues[message.priority].dequeue(message, now)
 
     def ready(self, now: int) -> Iterator[Message]:
         """Yield the messages that may be delivered at `now` (µs), most urgent first; remove none."""
@@ -318,18 +252,24 @@ class PriorityShard:
         return message.ready_at - message.priority * self._aging, message.position
 
 
-AnyShard = Shard | PriorityShard
+AnyShard = Shard | PriorityShard | KeyedShard
 
 
-def aging_of(policy: TopicPolicy) -> int | None:
-    """Return the time (µs) that counts as one priority, or None if the shards of the topic are FIFO."""
-    return policy.priority_aging_ms * MS if policy.priorities else None
+def queue_of(policy: TopicPolicy) -> tuple[int | None, bool, bool]:
+    """Return what the policy says about the order of the shards.
+
+    Returns: the time (µs) that counts as one priority, or None without priorities; whether keys are ordered,
+        and whether dead letters hold them.
+    """
+    aging = policy.priority_aging_ms * MS if policy.priorities else None
+    return aging, policy.ordered_keys, policy.ordered_keys and policy.dead_letters_hold_keys
 
 
 def create_shard(policy: TopicPolicy) -> AnyShard:
     """Return an empty shard in the order that the policy asks for."""
-    aging = aging_of(policy)
-    return Shard() if aging is None else PriorityShard(aging)
+    aging, is_ordered, holds = queue_of(policy)
+    queue = Shard() if aging is None else PriorityShard(aging)
+    return KeyedShard(queue, holds=holds) if is_ordered else queue
 
 
 class Topic:
@@ -372,12 +312,29 @@ class Topic:
 
     def reorder(self, messages: Iterable[Message], now: int) -> None:
         """Build the shards again, as the policy orders the messages of the mailbox at `now` (µs)."""
-        shards, self.shards = self.shards, {}
-        for number, shard in shards.items():
-            self.shard(number).in_flight = shard.in_flight
+        self.shards = {}
+        waiting: defaultdict[int, list[Message]] = defaultdict(list)
         for message in messages:
-            if message.topic == self.name and message.status == READY:
-                self.shard(message.shard).enqueue(message, now)
+            if message.topic != self.name:
+                continue
+            if message.status == READY:
+                waiting[message.shard].append(message)
+            else:
+                self.restore(message)
+        for number, some in waiting.items():
+            self.shard(number).restore(some, now)
+
+    def restore(self, message: Message) -> None:
+        """Count a message in flight or a dead letter, before the waiting messages are restored."""
+        if message.status == IN_FLIGHT:
+            self.shard(message.shard).restore_in_flight(message)
+        elif message.status == DEAD and message.reason != REPLACED:
+            self.shard(message.shard).hold(message)
+
+    @property
+    def held_keys(self) -> int:
+        """Return how many keys are held by dead letters."""
+        return sum(len(shard.held_keys) for shard in self.shards.values())
 
     def count_deliverable(self, now: int, limit: int) -> int:
         """Return how many messages could be delivered at `now` (µs), counted up to `limit`."""

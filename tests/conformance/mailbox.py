@@ -145,6 +145,37 @@ class MailboxConformance(MailboxStreamConformance, MailboxRefusalConformance):
         assert [each.payload for each in received] == payloads
         assert len({each.shard for each in received}) == 1
 
+    async def test_a_message_that_fails_is_delivered_again_before_later_ones_of_its_ordered_key(
+        self, mailbox: Mailbox
+    ) -> None:
+        await mailbox.set_topic_policy("orders", {"ordered_keys": True})
+        await mailbox.send_batch([message(b"%d" % n, sticky_key="customer 7") for n in range(1, 6)])
+        await mailbox.send_batch([message(b"other", sticky_key="customer 8"), message(b"none")])
+        others = await mailbox.receive_messages("orders", max_messages=9)
+        assert {each.payload for each in others} == {b"1", b"other", b"none"}
+        handled = []
+        for received in others:
+            while received.payload.isdigit():
+                handled.append(received.payload)
+                if handled == [b"1", b"2"]:
+                    await received.nack(delay_ms=0)
+                else:
+                    await received.ack()
+                if received.payload == b"5":
+                    break
+                received = await receive_one(mailbox)
+        assert handled == [b"1", b"2", b"2", b"3", b"4", b"5"]
+
+    async def test_a_dead_letter_holds_its_ordered_key_until_it_is_purged(self, mailbox: Mailbox) -> None:
+        policy = {"ordered_keys": True, "dead_letters_hold_keys": True}
+        await mailbox.set_topic_policy("orders", policy)
+        await mailbox.send_batch([message(b"%d" % n, sticky_key="customer 7") for n in range(2)])
+        await (await receive_one(mailbox)).reject("no such customer")
+        assert await mailbox.receive_messages("orders") == []
+        assert [each.held_keys for each in await mailbox.list_topics()] == [1]
+        await mailbox.purge_topic("orders")
+        assert (await receive_one(mailbox)).payload == b"1"
+
     async def test_a_full_shard_refuses_with_a_retry_time(self, mailbox: Mailbox) -> None:
         await mailbox.set_topic_policy("orders", TopicPolicy(shard_capacity=1))
         await mailbox.send_message(message())

@@ -67,6 +67,9 @@ policies = st.fixed_dictionaries(
         "priority_aging_ms": st.sampled_from([100, 500, 1_999]),
     },
 )
+UNORDERED = {"ordered_keys": False, "dead_letters_hold_keys": False}
+ORDERED = {"ordered_keys": True, "dead_letters_hold_keys": False}
+HOLDING = {"ordered_keys": True, "dead_letters_hold_keys": True}
 keys = st.sampled_from(["k1", "k2", "k3", "k4"])
 priorities = st.sampled_from([5, 5, 5, 4, 0, 10])
 sticky_keys = st.sampled_from([None, None, "a", "c"])
@@ -76,7 +79,8 @@ own_ids = st.sampled_from([str(UUID(int=n)) for n in (1, 2)])
 class Choices:
     """Make operations, each message with an id and each receiver with a name of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: TopicPolicy = POLICY) -> None:
+        self._policy = policy
         self._names = 0
         self.with_key: list[Send] = []
 
@@ -139,7 +143,9 @@ class Choices:
 
     def policy(self, data: st.DataObject, topic: str) -> Operation:
         changes: dict[str, Any] = data.draw(policies, "policy")
-        return SetPolicy(topic, msgspec.structs.replace(POLICY, **changes))
+        if self._policy.ordered_keys:
+            changes |= data.draw(st.sampled_from([HOLDING, HOLDING, ORDERED, UNORDERED]), "order of keys")
+        return SetPolicy(topic, msgspec.structs.replace(self._policy, **changes))
 
     def group(
         self, data: st.DataObject, topic: str, deliveries: int, *, may_set_policy: bool = True

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -57,14 +58,17 @@ STATES = {Status.READY: READY, Status.IN_FLIGHT: IN_FLIGHT, Status.DEAD: DEAD}
 class MailboxMachine(RuleBasedStateMachine):
     """Drive one mailbox through its handlers, and compare it with the model after every step."""
 
+    policy = POLICY
+    """Default policy of the topics."""
+
     def __init__(self) -> None:
         super().__init__()
         self.clock = SimulatedClock()
         self.loop = SimulatedLoop(self.clock)
         self.disk = Disk(MAILBOX)
-        self.model = Model(POLICY, LIMITS, SHARDS)
+        self.model = Model(self.policy, LIMITS, SHARDS)
         self.receipts = Receipts()
-        self.choose = Choices()
+        self.choose = Choices(self.policy)
         self.boot = ""
         self.is_sound = False
         self.folded: tuple[int, list[Mailbox]] = (-1, [])
@@ -406,7 +410,7 @@ class MailboxMachine(RuleBasedStateMachine):
         self.engine = MailboxEngine(self.handle, self.clock)
         self.room = Room(self.engine, self.clock.wall)
         self.boot = self.clock.boot()
-        self.loop.play(self.engine.open("the simulation", settings=SettingsChanges.of(LIMITS, POLICY)))
+        self.loop.play(self.engine.open("the simulation", settings=SettingsChanges.of(LIMITS, self.policy)))
 
     def _kill(self) -> None:
         self.handle.kill()
@@ -458,3 +462,9 @@ class MailboxMachine(RuleBasedStateMachine):
 async def _turns(count: int) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+class OrderedKeysMachine(MailboxMachine):
+    """The same of a mailbox whose topics have ordered keys, which dead letters hold."""
+
+    policy = msgspec.structs.replace(POLICY, ordered_keys=True, dead_letters_hold_keys=True)

@@ -80,7 +80,22 @@ class Model:
                 self._expire(topic.dead[0], "capacity")
 
     def _is_deliverable(self, message: Message) -> bool:
-        return message.state == READY and message.due <= self.now and not self._is_overdue(message)
+        is_ready = message.state == READY and message.due <= self.now and not self._is_overdue(message)
+        return is_ready and self._has_turn(message)
+
+    def _has_turn(self, message: Message) -> bool:
+        """Return whether a message is the oldest of its ordered key, and none of the key blocks it."""
+        policy = self.topics[message.topic].policy
+        if not policy.ordered_keys or message.sticky_key is None:
+            return True
+        holding = (IN_FLIGHT, DEAD) if policy.dead_letters_hold_keys else (IN_FLIGHT,)
+        return not any(
+            other.state in holding or (other.state == READY and other.rank < message.rank)
+            for other in self.messages.values()
+            if other.sticky_key == message.sticky_key
+            and other.topic == message.topic
+            and other is not message
+        )
 
     def _has_run_out(self, message: Message) -> bool:
         expiry_pauses = message.state != IN_FLIGHT and self.now < self.expiry_resumes_at
@@ -138,6 +153,7 @@ class Model:
             has_ttl=ttl < policy.ready_retention_ms,
             priority=op.priority,
             ready_at=self.now + op.deliver_after_ms * MS,
+            sticky_key=op.sticky_key,
         )
         if op.idem_key is not None:
             until = self.true + policy.replay_window_ms * MS
@@ -198,6 +214,7 @@ class Model:
             assert not self._is_overdue(message), f"{id_} was delivered after its time"
             assert message.due <= self.now, f"{id_} was delivered {message.due - self.now} µs early"
             assert message.hidden_until_true <= self.true, f"{id_} reappeared before its visibility ended"
+            assert self._has_turn(message), f"{id_} was delivered before its turn"
             assert attempt == message.attempt + 1
             assert attempt <= topic.largest["max_attempts"], f"{id_} was delivered {attempt} times"
             assert (payload, shard) == (message.payload, message.shard)

@@ -38,6 +38,7 @@ class Message:
     reason: str | None = None
     last_error: str | None = None
     redriven: int = 0
+    sticky_key: str | None = None
 
 
 @dataclass

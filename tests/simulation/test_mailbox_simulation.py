@@ -2,10 +2,15 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.simulation.machine import MailboxMachine
+from tests.simulation.machine import MailboxMachine, OrderedKeysMachine
 
 
 @pytest.mark.timeout(3600)  # half a minute of CPU, but far longer on a machine that is shared with many
 def test_whatever_happens_the_mailbox_does_what_the_model_says() -> None:
     chosen = settings()
     run_state_machine_as_test(MailboxMachine, settings=settings(chosen, max_examples=2 * chosen.max_examples))
+
+
+@pytest.mark.timeout(3600)  # as above
+def test_whatever_happens_messages_of_an_ordered_key_are_delivered_in_their_order() -> None:
+    run_state_machine_as_test(OrderedKeysMachine, settings=settings())

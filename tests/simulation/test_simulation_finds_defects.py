@@ -15,6 +15,7 @@ from postroom.domain.commit import Commit
 from postroom.domain.errors import BrokenLog, Unavailable
 from postroom.domain.mailbox import decide, evolve, snapshot, state, topic
 from postroom.domain.mailbox.commands import Cancel, Receive
+from postroom.domain.mailbox.keyed_shard import KeyedShard
 from postroom.domain.mailbox.ownership import anchor
 from postroom.domain.mailbox.replay import ReplayWindow
 from postroom.domain.mailbox.topic import PriorityShard, Shard
@@ -25,11 +26,13 @@ from postroom.domain.message import (
     MessageVisibilityExtended,
 )
 from tests.simulation import world
-from tests.simulation.machine import MailboxMachine
+from tests.simulation.machine import MailboxMachine, OrderedKeysMachine
 
 Patch = pytest.MonkeyPatch
 Defect = Callable[[Patch], None]
 DEFECTS: list[Defect] = []
+ORDERED: list[Defect] = []
+"""Those that mailboxes with ordered keys show."""
 # What a defect puts in need not take every kind of event or command.
 MAILBOX_FOLD: dict[Any, Any] = evolve._EVOLVE
 MESSAGE_FOLD: dict[Any, Any] = message._EVOLVE
@@ -38,6 +41,14 @@ DECIDERS: dict[Any, Any] = decide._DECIDE
 
 # Seeds with which a few examples show what takes hundreds with others; without them, it only takes longer.
 SEEDS = {
+    "a_cancelled_message_that_stays_in_flight": 2,
+    "a_dead_letter_that_does_not_hold_its_key": 3,
+    "a_release_that_counts_an_attempt": 4,
+    "a_rescheduled_message_that_is_due_when_it_was": 0,
+    "a_rescheduled_message_whose_retention_goes_on": 0,
+    "a_snapshot_that_forgets_pauses": 0,
+    "an_ordered_key_that_never_goes_on": 3,
+    "an_ordered_key_with_two_messages_in_flight": 2,
     "a_key_that_is_forgotten_early": 1,
     "a_late_ack_that_is_refused": 8,
     "a_message_that_comes_again_after_its_ack": 0,
@@ -57,13 +68,18 @@ def defect(put_in: Defect) -> Defect:
     return put_in
 
 
+def defect_of_ordered_keys(put_in: Defect) -> Defect:
+    ORDERED.append(put_in)
+    return defect(put_in)
+
+
 @pytest.mark.parametrize("put_in", DEFECTS, ids=lambda put_in: put_in.__name__)
 def test_the_simulation_finds(put_in: Defect, monkeypatch: Patch) -> None:
     put_in(monkeypatch)
-    machine: type[MailboxMachine] = MailboxMachine
+    machine = OrderedKeysMachine if put_in in ORDERED else MailboxMachine
     if put_in.__name__ in SEEDS:
 
-        class SeededMachine(MailboxMachine): ...
+        class SeededMachine(machine): ...  # type: ignore[misc, valid-type] # it is one of two classes
 
         machine = seed(SEEDS[put_in.__name__])(SeededMachine)
     # A defect may also void the state of the mailbox, or leave a log that can't be read.
@@ -420,3 +436,40 @@ def a_rescheduled_message_whose_retention_goes_on(patch: Patch) -> None:
         message.due = event.due
 
     patch.setitem(MESSAGE_FOLD, MessageRescheduled, kept)
+
+
+@defect_of_ordered_keys
+def an_ordered_key_with_two_messages_in_flight(patch: Patch) -> None:
+    patch.setattr(KeyedShard, "_is_blocked", lambda self, key: key in self._held)
+
+
+@defect_of_ordered_keys
+def an_ordered_key_that_never_goes_on(patch: Patch) -> None:
+    patch.setattr(KeyedShard, "_advance", lambda self, key, now: None)
+
+
+@defect_of_ordered_keys
+def a_retry_that_later_messages_of_its_key_pass(patch: Patch) -> None:
+    def enqueue(self: KeyedShard, waiting: message.Message, now: int) -> None:
+        if waiting.due > now:
+            self._queue.enqueue(waiting, now)
+            waiting.key = None
+        else:
+            put(self, waiting, now)
+
+    put = KeyedShard.enqueue
+    patch.setattr(KeyedShard, "enqueue", enqueue)
+
+
+@defect_of_ordered_keys
+def a_dead_letter_that_does_not_hold_its_key(patch: Patch) -> None:
+    patch.setattr(KeyedShard, "hold", lambda self, message: None)
+    patch.setattr(KeyedShard, "unhold", lambda self, message, now: None)
+
+
+@defect_of_ordered_keys
+def a_snapshot_that_forgets_which_keys_are_in_flight(patch: Patch) -> None:
+    def restore_in_flight(self: KeyedShard, message: message.Message) -> None:
+        self.in_flight += 1
+
+    patch.setattr(KeyedShard, "restore_in_flight", restore_in_flight)

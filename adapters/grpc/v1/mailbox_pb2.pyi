@@ -973,7 +973,7 @@ class SetSettingsResponse(_message.Message):
     def __init__(self, changed: _Optional[bool] = ...) -> None: ...
 
 class TopicPolicy(_message.Message):
-    __slots__ = ("shards", "shard_capacity", "visibility_ms", "max_attempts", "backoff_base_ms", "backoff_max_ms", "replay_window_ms", "replay_capacity", "ready_retention_ms", "in_flight_retention_visibilities", "dead_retention_ms", "dead_capacity", "priorities", "priority_aging_ms")
+    __slots__ = ("shards", "shard_capacity", "visibility_ms", "max_attempts", "backoff_base_ms", "backoff_max_ms", "replay_window_ms", "replay_capacity", "ready_retention_ms", "in_flight_retention_visibilities", "dead_retention_ms", "dead_capacity", "priorities", "priority_aging_ms", "ordered_keys", "dead_letters_hold_keys")
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     SHARD_CAPACITY_FIELD_NUMBER: _ClassVar[int]
     VISIBILITY_MS_FIELD_NUMBER: _ClassVar[int]
@@ -988,6 +988,8 @@ class TopicPolicy(_message.Message):
     DEAD_CAPACITY_FIELD_NUMBER: _ClassVar[int]
     PRIORITIES_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_AGING_MS_FIELD_NUMBER: _ClassVar[int]
+    ORDERED_KEYS_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTERS_HOLD_KEYS_FIELD_NUMBER: _ClassVar[int]
     shards: int
     shard_capacity: int
     visibility_ms: int
@@ -1002,7 +1004,9 @@ class TopicPolicy(_message.Message):
     dead_capacity: int
     priorities: bool
     priority_aging_ms: int
-    def __init__(self, shards: _Optional[int] = ..., shard_capacity: _Optional[int] = ..., visibility_ms: _Optional[int] = ..., max_attempts: _Optional[int] = ..., backoff_base_ms: _Optional[int] = ..., backoff_max_ms: _Optional[int] = ..., replay_window_ms: _Optional[int] = ..., replay_capacity: _Optional[int] = ..., ready_retention_ms: _Optional[int] = ..., in_flight_retention_visibilities: _Optional[int] = ..., dead_retention_ms: _Optional[int] = ..., dead_capacity: _Optional[int] = ..., priorities: _Optional[bool] = ..., priority_aging_ms: _Optional[int] = ...) -> None: ...
+    ordered_keys: bool
+    dead_letters_hold_keys: bool
+    def __init__(self, shards: _Optional[int] = ..., shard_capacity: _Optional[int] = ..., visibility_ms: _Optional[int] = ..., max_attempts: _Optional[int] = ..., backoff_base_ms: _Optional[int] = ..., backoff_max_ms: _Optional[int] = ..., replay_window_ms: _Optional[int] = ..., replay_capacity: _Optional[int] = ..., ready_retention_ms: _Optional[int] = ..., in_flight_retention_visibilities: _Optional[int] = ..., dead_retention_ms: _Optional[int] = ..., dead_capacity: _Optional[int] = ..., priorities: _Optional[bool] = ..., priority_aging_ms: _Optional[int] = ..., ordered_keys: _Optional[bool] = ..., dead_letters_hold_keys: _Optional[bool] = ...) -> None: ...
 
 class ListTopicsRequest(_message.Message):
     __slots__ = ()
@@ -1015,7 +1019,7 @@ class ListTopicsResponse(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[_Union[TopicSummary, _Mapping]]] = ...) -> None: ...
 
 class TopicSummary(_message.Message):
-    __slots__ = ("topic", "paused", "policy", "ready", "in_flight", "delayed", "dead", "oldest_at", "dead_letterings", "shards_in_use")
+    __slots__ = ("topic", "paused", "policy", "ready", "in_flight", "delayed", "dead", "oldest_at", "dead_letterings", "shards_in_use", "held_keys")
     class DeadLetteringsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1033,6 +1037,7 @@ class TopicSummary(_message.Message):
     OLDEST_AT_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTERINGS_FIELD_NUMBER: _ClassVar[int]
     SHARDS_IN_USE_FIELD_NUMBER: _ClassVar[int]
+    HELD_KEYS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     paused: bool
     policy: TopicPolicy
@@ -1043,7 +1048,8 @@ class TopicSummary(_message.Message):
     oldest_at: int
     dead_letterings: _containers.ScalarMap[str, int]
     shards_in_use: int
-    def __init__(self, topic: _Optional[str] = ..., paused: _Optional[bool] = ..., policy: _Optional[_Union[TopicPolicy, _Mapping]] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., delayed: _Optional[int] = ..., dead: _Optional[int] = ..., oldest_at: _Optional[int] = ..., dead_letterings: _Optional[_Mapping[str, int]] = ..., shards_in_use: _Optional[int] = ...) -> None: ...
+    held_keys: int
+    def __init__(self, topic: _Optional[str] = ..., paused: _Optional[bool] = ..., policy: _Optional[_Union[TopicPolicy, _Mapping]] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., delayed: _Optional[int] = ..., dead: _Optional[int] = ..., oldest_at: _Optional[int] = ..., dead_letterings: _Optional[_Mapping[str, int]] = ..., shards_in_use: _Optional[int] = ..., held_keys: _Optional[int] = ...) -> None: ...
 
 class PauseTopicRequest(_message.Message):
     __slots__ = ("topic",)

@@ -76,7 +76,7 @@ headers = st.builds(
 policies = st.builds(
     TopicPolicy,
     **{
-        name: st.booleans() if name == "priorities" else st.integers(1, 2**40)
+        name: st.booleans() if type(getattr(TopicPolicy(), name)) is bool else st.integers(1, 2**40)
         for name in TopicPolicy.__struct_fields__
     },
 )
@@ -114,6 +114,7 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
         headers,
         st.binary(min_size=1, max_size=200),
         st.integers(0, 10),
+        optional,
     ),
     MessageReceived: st.builds(MessageReceived, *base, counts, times, optional),
     MessageVisibilityExtended: st.builds(MessageVisibilityExtended, *base, counts, times),

@@ -135,6 +135,7 @@ class Life:
             command.headers,
             command.envelope,
             priority,
+            sticky_key,
         )
 
     def received(

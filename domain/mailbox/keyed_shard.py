@@ -1,0 +1,205 @@
+"""Shard of a topic with ordered keys."""
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Sequence
+from operator import attrgetter
+from typing import Protocol
+
+from postroom.domain.message import Message
+
+_by_position = attrgetter("position")
+
+
+class Queue(Protocol):
+    """A shard that knows no keys; times in µs."""
+
+    @property
+    def size(self) -> int:
+        """Count its messages."""
+
+    def enqueue(self, message: Message, now: int) -> None:
+        """Add a message."""
+
+    def enqueue_new(self, messages: Sequence[Message], now: int) -> None:
+        """Add messages that were just sent without delay."""
+
+    def restore(self, messages: Sequence[Message], now: int) -> None:
+        """Add messages to an empty queue."""
+
+    def dequeue(self, message: Message, now: int) -> None:
+        """Remove a waiting message."""
+
+    def ready(self, now: int) -> Iterator[Message]:
+        """Yield the messages that may be delivered."""
+
+    def next_due(self) -> int | None:
+        """Return when the first delayed message becomes ready."""
+
+
+class KeyedShard:
+    """Queue of a topic with ordered keys: of each key, only its oldest message may be delivered (ADR 0115).
+
+    The oldest message of each key waits in the queue that the topic would have without ordered keys, unless a
+    message of the key is in flight or, if dead letters hold their keys, dead. The others wait behind it.
+
+    Arguments:
+        heads: the queue of the oldest messages, and of those without a key.
+        holds: whether a dead letter holds its key.
+    """
+
+    __slots__ = ("_behind", "_behind_size", "_heads", "_held", "_holds", "_in_flight", "_queue", "in_flight")
+
+    def __init__(self, heads: Queue, *, holds: bool) -> None:
+        self.in_flight = 0
+        self._queue = heads
+        self._holds = holds
+        self._heads: dict[str, Message] = {}
+        self._behind: dict[str, deque[Message]] = {}
+        self._behind_size = 0
+        self._in_flight: Counter[str] = Counter()
+        self._held: Counter[str] = Counter()
+
+    @property
+    def size(self) -> int:
+        """Count the messages that `shard_capacity` bounds: ready, delayed and in flight (svc-mailbox I-5)."""
+        return self.in_flight + self._queue.size + self._behind_size
+
+    @property
+    def held_keys(self) -> Collection[str]:
+        """Return the keys whose messages wait for a dead letter to be redriven or removed."""
+        return self._held.keys()
+
+    def enqueue(self, message: Message, now: int) -> None:
+        """Add a message to the queue, delayed if its `due` is after `now` (µs)."""
+        key = message.key
+        if key is None:
+            self._queue.enqueue(message, now)
+            return
+        head = self._heads.get(key)
+        if self._is_blocked(key) or (head is not None and head.position < message.position):
+            self._wait(message, key)
+            return
+        if head is not None:
+            self._queue.dequeue(head, now)
+            self._wait(head, key)
+        self._heads[key] = message
+        self._queue.enqueue(message, now)
+
+    def enqueue_new(self, messages: Sequence[Message], now: int) -> None:
+        """Add messages that were just sent without delay, in the order of their positions."""
+        self._queue.enqueue_new(list(filter(self._is_first, messages)), now)
+
+    def restore(self, messages: Sequence[Message], now: int) -> None:
+        """Add messages, in the order of their positions, to an empty queue as `enqueue` does one by one."""
+        self._queue.restore(list(filter(self._is_first, messages)), now)
+
+    def dequeue(self, message: Message, now: int) -> None:
+        """Remove a waiting message at `now` (µs)."""
+        key = message.key
+        if key is None or self._heads.get(key) is message:
+            self._queue.dequeue(message, now)
+            if key is not None:
+                del self._heads[key]
+                self._advance(key, now)
+            return
+        waiting = self._behind[key]
+        del waiting[bisect_left(waiting, message.position, key=_by_position)]
+        self._behind_size -= 1
+        if not waiting:
+            del self._behind[key]
+
+    def deliver(self, message: Message) -> None:
+        """Remove a waiting message, which is in flight from now on."""
+        key = message.key
+        if key is not None:
+            self._in_flight[key] += 1  # before the next message of the key would follow
+        self.dequeue(message, 0)
+        self.in_flight += 1
+
+    def deliver_all(self, messages: Sequence[Message]) -> None:
+        """Remove waiting messages, which are in flight from now on."""
+        for message in messages:
+            self.deliver(message)
+
+    def restore_in_flight(self, message: Message) -> None:
+        """Count a message in flight, before the waiting messages are restored."""
+        self.in_flight += 1
+        if message.key is not None:
+            self._in_flight[message.key] += 1
+
+    def land(self, message: Message, now: int) -> None:
+        """End a delivery at `now` (µs)."""
+        self.in_flight -= 1
+        if message.key is not None:
+            self._unblock(self._in_flight, message.key, now)
+
+    def land_all(self, messages: Sequence[Message], now: int) -> None:
+        """End deliveries at `now` (µs)."""
+        for message in messages:
+            self.land(message, now)
+
+    def hold(self, message: Message) -> None:
+        """Note a dead letter, which may hold the messages of its key."""
+        key = message.key
+        if key is None or not self._holds:
+            return
+        self._held[key] += 1
+        head = self._heads.pop(key, None)
+        if head is not None:
+            self._queue.dequeue(head, 0)
+            self._wait(head, key)
+
+    def unhold(self, message: Message, now: int) -> None:
+        """Note that a message is no dead letter any more, at `now` (µs)."""
+        if message.key is not None and self._holds:
+            self._unblock(self._held, message.key, now)
+
+    def ready(self, now: int) -> Iterator[Message]:
+        """Yield the messages that may be delivered at `now` (µs), in their order; remove none."""
+        return self._queue.ready(now)
+
+    def next_due(self) -> int | None:
+        """Return the µs at which the first delayed message becomes ready, or None."""
+        return self._queue.next_due()
+
+    def _is_blocked(self, key: str) -> bool:
+        return key in self._in_flight or key in self._held
+
+    def _is_first(self, message: Message) -> bool:
+        """Return whether a message, newer than all others, is the oldest of its key; else it waits."""
+        key = message.key
+        if key is None:
+            return True
+        if key in self._heads or self._is_blocked(key):
+            self._wait(message, key)
+            return False
+        self._heads[key] = message
+        return True
+
+    def _wait(self, message: Message, key: str) -> None:
+        self._behind_size += 1
+        waiting = self._behind.get(key)
+        if waiting is None:
+            self._behind[key] = deque((message,))
+        elif waiting[-1].position < message.position:
+            waiting.append(message)
+        else:
+            waiting.insert(bisect_left(waiting, message.position, key=_by_position), message)
+
+    def _unblock(self, counts: Counter[str], key: str, now: int) -> None:
+        counts[key] -= 1
+        if not counts[key]:
+            del counts[key]
+        self._advance(key, now)
+
+    def _advance(self, key: str, now: int) -> None:
+        """Have the next message of a key wait for its delivery, unless the key is blocked."""
+        if key not in self._behind or key in self._heads or self._is_blocked(key):
+            return
+        waiting = self._behind[key]
+        head = self._heads[key] = waiting.popleft()
+        self._behind_size -= 1
+        if not waiting:
+            del self._behind[key]
+        self._queue.enqueue(head, now)

@@ -1,0 +1,50 @@
+"""Messages of an ordered key are handled in their order, by however many processes."""
+
+import signal
+import time
+
+import pytest
+
+from tests.e2e.conftest import TIMEOUT_SECONDS, Postroom
+
+KEYS, MESSAGES = 6, 5
+HANDLERS = """
+import os
+from postroom import ReceivedMessage, Worker
+
+worker = Worker()
+
+@worker.consumer("steps", concurrency=8)
+def handle(message: ReceivedMessage) -> None:
+    with open("handled", "a") as file:
+        file.write(f"{message.payload.decode()} {os.getpid()}\\n")
+    if message.payload.endswith(b"-2") and message.attempt == 1:
+        raise ValueError("it fails once")
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_a_message_that_fails_once_is_handled_again_before_later_ones_of_its_key(
+    postroom: Postroom, processes: int
+) -> None:
+    postroom.ok("topic", "policy", "steps", "ordered_keys=true")
+    for number in range(1, MESSAGES + 1):
+        for key in range(KEYS):
+            postroom.ok("send", "steps", f"{key}-{number}", "--key", f"key {key}")
+    (postroom.folder / "handlers.py").write_text(HANDLERS)
+    handled = postroom.folder / "handled"
+    handled.touch()
+    workers = [postroom.start("work", "handlers:worker") for _ in range(processes)]
+    try:
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while len(handled.read_text().splitlines()) < KEYS * (MESSAGES + 1):
+            assert time.monotonic() < deadline, handled.read_text()
+            time.sleep(0.02)
+    finally:
+        for each in workers:
+            each.send_signal(signal.SIGTERM)
+            each.communicate(timeout=TIMEOUT_SECONDS)
+    lines = [line.split()[0] for line in handled.read_text().splitlines()]
+    for key in range(KEYS):
+        own = [line.partition("-")[2] for line in lines if line.startswith(f"{key}-")]
+        assert own == ["1", "2", "2", "3", "4", "5"]
