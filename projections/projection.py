@@ -46,6 +46,8 @@ EVENT_COLUMNS: dict[str, pa.DataType] = {
     "priority": LONG,
     "size": LONG,
     "idem_key": TEXT,
+    "sticky_key": TEXT,
+    "note": TEXT,
     "payload_hash": BYTES,
     "hash_chain": BYTES,
     "envelope_hash": BYTES,

@@ -252,7 +252,7 @@ def _new_compressor() -> zstandard.ZstdCompressor:
     return zstandard.ZstdCompressor(LEVEL)
 
 
-FORMAT = 2
+FORMAT = 3
 """Number of the format of tables and events that this version writes.
 
 It grows by one when a former version could not use records of this one: with a new type of event, a new
@@ -260,6 +260,7 @@ version of one, or a change of the tables that a former version does not know. A
 of the tests then, and SQLite and PostgreSQL have a migration to the new format.
 
 1: commits (since 23 November 2026). 2: the format is recorded in the store, and settings are events.
+3: messages have their sticky keys, by which they may be ordered, and are rescheduled.
 """
 RECORDS = 0
 """The format before commits, which `postroom import-store` reads."""

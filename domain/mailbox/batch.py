@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from postroom.domain.mailbox.commands import Ack, Command, Send
 from postroom.domain.mailbox.decide import sent, shard_of
 from postroom.domain.mailbox.evolve import evolve
+from postroom.domain.mailbox.keyed_shard import KeyedShard
 from postroom.domain.mailbox.replay import ReplayEntry
 from postroom.domain.mailbox.snapshot import VERSION, Chunk, Head, SnapshotPart, encode_chunk
 from postroom.domain.mailbox.state import Mailbox
@@ -150,7 +151,11 @@ def _received(mailbox: Mailbox, events: Sequence[MessageReceived]) -> bool:
         return False
     for (topic, number), group in groupby(messages, _shard_of):
         shard, some = mailbox.topics[topic].shards[number], list(group)
-        shard.deliver_all(some)
+        if isinstance(shard, KeyedShard):
+            shard.deliver_all(some)
+            continue
+        shard.dequeue_all(some)
+        shard.in_flight += len(some)
     mailbox.in_flight += len(events)
     evolve_all(messages, events, mailbox.position + 1, mailbox.epoch)
     mailbox.set_timers(messages)
@@ -168,7 +173,11 @@ def _acked(mailbox: Mailbox, events: Sequence[MessageAcked]) -> bool:
         if message.position <= changes.through:
             changes.settle(message.stream)
     for (topic, number), group in groupby(messages, _shard_of):
-        mailbox.topics[topic].shards[number].land_all(list(group), events[0].at)
+        shard, some = mailbox.topics[topic].shards[number], list(group)
+        if isinstance(shard, KeyedShard):
+            shard.land_all(some, events[0].at)
+        else:
+            shard.in_flight -= len(some)
     mailbox.in_flight -= len(events)
     return True
 

@@ -12,6 +12,7 @@ from postroom.domain.mailbox.commands import (
     TopicPolicySet,
     TopicResumed,
 )
+from postroom.domain.mailbox.keyed_shard import KeyedShard
 from postroom.domain.mailbox.ownership import owner_changed, truncated
 from postroom.domain.mailbox.replay import ReplayEntry
 from postroom.domain.mailbox.state import Mailbox
@@ -77,7 +78,11 @@ def _sent(mailbox: Mailbox, event: MessageSent) -> None:
 def _received(mailbox: Mailbox, event: MessageReceived) -> None:
     message = mailbox.messages[event.stream]
     shard = mailbox.topics[message.topic].shards[message.shard]
-    shard.deliver(message)
+    if isinstance(shard, KeyedShard):
+        shard.deliver(message)
+    else:
+        shard.dequeue(message)
+        shard.in_flight += 1
     mailbox.in_flight += 1
     evolve_message(message, event, mailbox.position, mailbox.epoch)
     mailbox.set_timer(message)
@@ -102,7 +107,7 @@ def _dead_lettered(mailbox: Mailbox, event: MessageDeadLettered) -> None:
     topic.dead[event.stream] = message
     if event.reason != REPLACED:  # nothing failed
         topic.dead_letterings[event.reason] = topic.dead_letterings.get(event.reason, 0) + 1
-        topic.shard(message.shard).hold(message)
+        topic.hold(message)
     if len(topic.dead) > topic.policy.dead_capacity:
         mailbox.over_capacity.add(topic.name)
     mailbox.set_timer(message)
@@ -121,13 +126,21 @@ def _detach(mailbox: Mailbox, event: Event) -> Message:
     message = mailbox.messages[event.stream]
     topic = mailbox.topics[message.topic]
     if message.status == IN_FLIGHT:
-        topic.shards[message.shard].land(message, event.at)
+        shard = topic.shards[message.shard]
+        if isinstance(shard, KeyedShard):
+            shard.land(message, event.at)
+        else:
+            shard.in_flight -= 1
         mailbox.in_flight -= 1
     elif message.status == READY:
-        topic.shards[message.shard].dequeue(message, event.at)
+        shard = topic.shards[message.shard]
+        if isinstance(shard, KeyedShard):
+            shard.dequeue(message, event.at)
+        else:
+            shard.dequeue(message)
     else:
         if message.reason != REPLACED:
-            topic.shard(message.shard).unhold(message, event.at)
+            topic.unhold(message, event.at)
         del topic.dead[event.stream]
         if len(topic.dead) <= topic.policy.dead_capacity:
             mailbox.over_capacity.discard(topic.name)

@@ -27,7 +27,7 @@ class Queue(Protocol):
     def restore(self, messages: Sequence[Message], now: int) -> None:
         """Add messages to an empty queue."""
 
-    def dequeue(self, message: Message, now: int) -> None:
+    def dequeue(self, message: Message) -> None:
         """Remove a waiting message."""
 
     def ready(self, now: int) -> Iterator[Message]:
@@ -45,15 +45,13 @@ class KeyedShard:
 
     Arguments:
         heads: the queue of the oldest messages, and of those without a key.
-        holds: whether a dead letter holds its key.
     """
 
-    __slots__ = ("_behind", "_behind_size", "_heads", "_held", "_holds", "_in_flight", "_queue", "in_flight")
+    __slots__ = ("_behind", "_behind_size", "_heads", "_held", "_in_flight", "_queue", "in_flight")
 
-    def __init__(self, heads: Queue, *, holds: bool) -> None:
+    def __init__(self, heads: Queue) -> None:
         self.in_flight = 0
         self._queue = heads
-        self._holds = holds
         self._heads: dict[str, Message] = {}
         self._behind: dict[str, deque[Message]] = {}
         self._behind_size = 0
@@ -81,7 +79,7 @@ class KeyedShard:
             self._wait(message, key)
             return
         if head is not None:
-            self._queue.dequeue(head, now)
+            self._queue.dequeue(head)
             self._wait(head, key)
         self._heads[key] = message
         self._queue.enqueue(message, now)
@@ -98,7 +96,7 @@ class KeyedShard:
         """Remove a waiting message at `now` (µs)."""
         key = message.key
         if key is None or self._heads.get(key) is message:
-            self._queue.dequeue(message, now)
+            self._queue.dequeue(message)
             if key is not None:
                 del self._heads[key]
                 self._advance(key, now)
@@ -140,19 +138,19 @@ class KeyedShard:
             self.land(message, now)
 
     def hold(self, message: Message) -> None:
-        """Note a dead letter, which may hold the messages of its key."""
+        """Hold the messages of a dead letter's key."""
         key = message.key
-        if key is None or not self._holds:
+        if key is None:
             return
         self._held[key] += 1
         head = self._heads.pop(key, None)
         if head is not None:
-            self._queue.dequeue(head, 0)
+            self._queue.dequeue(head)
             self._wait(head, key)
 
     def unhold(self, message: Message, now: int) -> None:
-        """Note that a message is no dead letter any more, at `now` (µs)."""
-        if message.key is not None and self._holds:
+        """Hold the messages of a key no longer for this one, which was a dead letter, at `now` (µs)."""
+        if message.key is not None:
             self._unblock(self._held, message.key, now)
 
     def ready(self, now: int) -> Iterator[Message]:

@@ -1,10 +1,9 @@
 """Topics of a mailbox: shards, priorities, and timers of visibility timeouts and expiry."""
 
 import heapq
-from abc import abstractmethod
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
 from operator import attrgetter
@@ -18,53 +17,7 @@ from postroom.domain.policy import TopicPolicy
 _by_position, _by_stream = attrgetter("position"), attrgetter("stream")
 
 
-class UnkeyedShard:
-    """Base of the shards: what they have in common is the number of messages in flight."""
-
-    __slots__ = ("in_flight",)
-
-    def __init__(self) -> None:
-        self.in_flight = 0
-
-    def deliver(self, message: Message) -> None:
-        """Remove a waiting message, which is in flight from now on."""
-        self.dequeue(message, 0)
-        self.in_flight += 1
-
-    def deliver_all(self, messages: Sequence[Message]) -> None:
-        """Remove waiting messages, which are in flight from now on."""
-        for message in messages:
-            self.deliver(message)
-
-    def restore_in_flight(self, message: Message) -> None:
-        """Count a message in flight, before the waiting messages are restored."""
-        self.in_flight += 1
-
-    def land(self, message: Message, now: int) -> None:
-        """End a delivery at `now` (µs)."""
-        self.in_flight -= 1
-
-    def land_all(self, messages: Sequence[Message], now: int) -> None:
-        """End deliveries at `now` (µs)."""
-        self.in_flight -= len(messages)
-
-    def hold(self, message: Message) -> None:
-        """Note a dead letter, which may hold the messages of its key."""
-
-    def unhold(self, message: Message, now: int) -> None:
-        """Note that a message is no dead letter any more, at `now` (µs)."""
-
-    @property
-    def held_keys(self) -> Collection[str]:
-        """Return the keys whose messages wait for a dead letter to be redriven or removed."""
-        return ()
-
-    @abstractmethod
-    def dequeue(self, message: Message, now: int) -> None:
-        """Remove a waiting message at `now` (µs)."""
-
-
-class Shard(UnkeyedShard):
+class Shard:
     """FIFO queue of ready and delayed messages, in send order.
 
     New messages are appended to `_fresh`, which is in log order. Requeued and redriven messages, and those
@@ -73,7 +26,7 @@ class Shard(UnkeyedShard):
     future `due` are in the heap `_delayed`.
     """
 
-    __slots__ = ("_delayed", "_fresh", "_order", "_returned", "_waiting")
+    __slots__ = ("_delayed", "_fresh", "_order", "_returned", "_waiting", "in_flight")
 
     def __init__(self, order: Callable[[Message], Any] = _by_position) -> None:
         """Initialise with the sort key of the messages; undelayed messages must be sent in its order."""
@@ -83,7 +36,7 @@ class Shard(UnkeyedShard):
         self._delayed: list[tuple[int, int, Message]] = []
         # The queue with a message's live entry, by stream id; entries in other queues are stale and skipped.
         self._waiting: dict[bytes, object] = {}
-        super().__init__()
+        self.in_flight = 0
 
     @property
     def size(self) -> int:
@@ -126,7 +79,7 @@ class Shard(UnkeyedShard):
         heapq.heapify(self._delayed)
         self._waiting |= dict.fromkeys(map(_by_stream, delayed), self._delayed)
 
-    def dequeue(self, message: Message, now: int) -> None:
+    def dequeue(self, message: Message) -> None:
         """Remove a waiting message; in the middle of `_fresh` or `_delayed`, its entry becomes stale."""
         queue = self._waiting.pop(message.stream)
         if queue is self._fresh:
@@ -136,15 +89,15 @@ class Shard(UnkeyedShard):
             order = self._order
             del self._returned[bisect_left(self._returned, order(message), key=order)]
 
-    def deliver_all(self, messages: Sequence[Message]) -> None:
+    def dequeue_all(self, messages: Sequence[Message]) -> None:
+        """Remove waiting messages; see `dequeue`."""
         fresh = self._fresh
         for message in messages:
             if fresh and fresh[0] is message and self._waiting[message.stream] is fresh:
                 del self._waiting[message.stream]
                 fresh.popleft()
             else:
-                self.dequeue(message, 0)
-        self.in_flight += len(messages)
+                self.dequeue(message)
 
     def ready(self, now: int) -> Iterator[Message]:
         """Yield the messages that may be delivered at `now` (µs), oldest first, without removing them."""
@@ -192,7 +145,7 @@ class Shard(UnkeyedShard):
 _by_ready_time = attrgetter("ready_at", "position")
 
 
-class PriorityShard(UnkeyedShard):
+class PriorityShard:
     """Queue of a topic with priorities: a FIFO queue for each priority in use, at most eleven.
 
     A message counts one priority higher for each `aging` that it has been ready. As all messages age alike,
@@ -200,13 +153,13 @@ class PriorityShard(UnkeyedShard):
     for each of its priorities, and nothing that becomes ready later than that passes it (ADR 0048).
     """
 
-    __slots__ = ("_aging", "_queues")
+    __slots__ = ("_aging", "_queues", "in_flight")
 
     def __init__(self, aging: int) -> None:
         """Initialise with the time (µs) that counts as one priority."""
         self._aging = aging
         self._queues: dict[int, Shard] = {}
-        super().__init__()
+        self.in_flight = 0
 
     @property
     def size(self) -> int:
@@ -230,8 +183,14 @@ class PriorityShard(UnkeyedShard):
         for priority, some in by_priority.items():
             self._queue(priority).restore(some, now)
 
-    def dequeue(self, message: Message, now: int) -> None:
-        self._queues[message.priority].dequeue(message, now)
+    def dequeue(self, message: Message) -> None:
+        """Remove a waiting message."""
+        self._queues[message.priority].dequeue(message)
+
+    def dequeue_all(self, messages: Sequence[Message]) -> None:
+        """Remove waiting messages."""
+        for message in messages:
+            self.dequeue(message)
 
     def ready(self, now: int) -> Iterator[Message]:
         """Yield the messages that may be delivered at `now` (µs), most urgent first; remove none."""
@@ -267,9 +226,9 @@ def queue_of(policy: TopicPolicy) -> tuple[int | None, bool, bool]:
 
 def create_shard(policy: TopicPolicy) -> AnyShard:
     """Return an empty shard in the order that the policy asks for."""
-    aging, is_ordered, holds = queue_of(policy)
+    aging, is_ordered, _ = queue_of(policy)
     queue = Shard() if aging is None else PriorityShard(aging)
-    return KeyedShard(queue, holds=holds) if is_ordered else queue
+    return KeyedShard(queue) if is_ordered else queue
 
 
 class Topic:
@@ -327,14 +286,28 @@ class Topic:
     def restore(self, message: Message) -> None:
         """Count a message in flight or a dead letter, before the waiting messages are restored."""
         if message.status == IN_FLIGHT:
-            self.shard(message.shard).restore_in_flight(message)
+            shard = self.shard(message.shard)
+            if isinstance(shard, KeyedShard):
+                shard.restore_in_flight(message)
+            else:
+                shard.in_flight += 1
         elif message.status == DEAD and message.reason != REPLACED:
-            self.shard(message.shard).hold(message)
+            self.hold(message)
+
+    def hold(self, message: Message) -> None:
+        """Note a dead letter, which may hold the messages of its key."""
+        if self.policy.dead_letters_hold_keys and isinstance(shard := self.shard(message.shard), KeyedShard):
+            shard.hold(message)
+
+    def unhold(self, message: Message, now: int) -> None:
+        """Note that a message is no dead letter any more, at `now` (µs)."""
+        if self.policy.dead_letters_hold_keys and isinstance(shard := self.shard(message.shard), KeyedShard):
+            shard.unhold(message, now)
 
     @property
     def held_keys(self) -> int:
         """Return how many keys are held by dead letters."""
-        return sum(len(shard.held_keys) for shard in self.shards.values())
+        return sum(len(shard.held_keys) for shard in self.shards.values() if isinstance(shard, KeyedShard))
 
     def count_deliverable(self, now: int, limit: int) -> int:
         """Return how many messages could be delivered at `now` (µs), counted up to `limit`."""

@@ -101,6 +101,8 @@ EVENTS = (
     SourceColumn("priority", "number", "Urgency of the message, 0 to 10."),
     SourceColumn("size", "number", "Size of the payload in bytes."),
     SourceColumn("idem_key", "text", "The sender's idempotency key."),
+    SourceColumn("sticky_key", "text", "The sender's sticky key; null in logs from before it was stored."),
+    SourceColumn("note", "text", "Why an operator cancelled the message."),
     *HEADERS,
     SourceColumn("version", "number", "Number of the event in its message's history.", required=True),
     SourceColumn("epoch", "number", "Epoch of the mailbox's owner.", required=True),

@@ -169,6 +169,8 @@ COMMANDS = {
     "ack": "ack r.AAAA",
     "nack": "nack r.AAAA",
     "extend": "extend r.AAAA --visibility 5s",
+    "cancel": f"cancel unknown --reason {PAYLOAD}",
+    "reschedule": "reschedule unknown",
     "work": "work tasks:worker --once",
     "ingest": "ingest --once --subject orders.> --durable archive",
     "ingest dlq list": "ingest dlq list --dlq dead.orders",

@@ -47,6 +47,9 @@ MAILBOX_EVENTS = {
 EVENTS = {
     1: MESSAGE_EVENTS | MAILBOX_EVENTS,
     2: MESSAGE_EVENTS | MAILBOX_EVENTS | {"MailboxCreated.2", "MailboxSettingsChanged.1"},
+    3: MESSAGE_EVENTS
+    | MAILBOX_EVENTS
+    | {"MailboxCreated.2", "MailboxSettingsChanged.1", "MessageRescheduled.1"},
 }
 """Types and versions of the events that a version may write, by its format."""
 

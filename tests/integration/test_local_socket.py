@@ -204,6 +204,8 @@ QUERIES: dict[str, Callable[[Any, str], Any]] = {
     "get_redrive": lambda mailbox, _: mailbox.get_redrive(JOB_ID),
     "list_redrive_messages": lambda mailbox, _: mailbox.list_redrive_messages(JOB_ID),
     "change_redrive": lambda mailbox, _: mailbox.change_redrive(JOB_ID, "cancel"),
+    "cancel_messages": lambda mailbox, _: mailbox.cancel_messages(["unknown"]),
+    "reschedule_messages": lambda mailbox, _: mailbox.reschedule_messages(["unknown"]),
     "get_settings": lambda mailbox, _: mailbox.get_settings(),
     "preview_settings": lambda mailbox, _: mailbox.preview_settings(SettingsChanges()),
     "delete_old_events": lambda mailbox, _: mailbox.delete_old_events(1),

@@ -22,7 +22,7 @@ _FIELDS: tuple[str, ...] = (
     "consumer",
     "priority",
 )
-_FIELDS += ("size", "idem_key", "payload_hash", "hash_chain", "envelope")
+_FIELDS += ("size", "idem_key", "sticky_key", "note", "payload_hash", "hash_chain", "envelope")
 
 
 def log_row(extent: LogExtent, record: Record) -> Row:

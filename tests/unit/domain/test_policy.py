@@ -11,7 +11,8 @@ from postroom.domain.message import MS, MessageSent
 from postroom.domain.policy import DAY_MS, MailboxLimits, TopicPolicy
 from tests.unit.domain.scenario import NOTHING, POLICY, TOPIC, Life, given, policy_set
 
-NUMBERS = [name for name in TopicPolicy.__struct_fields__ if name != "priorities"]
+FLAGS = ("priorities", "ordered_keys", "dead_letters_hold_keys")
+NUMBERS = [name for name in TopicPolicy.__struct_fields__ if name not in FLAGS]
 
 
 def test_the_defaults_are_those_of_the_specification() -> None:
@@ -51,9 +52,10 @@ def test_every_number_is_an_int(field: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("value", [1, 0, "true", None])
-def test_priorities_are_on_or_off(value: object) -> None:
-    policy = msgspec.structs.replace(TopicPolicy(), priorities=value)
-    with pytest.raises(InvalidRequest, match="Topic policy priorities must be of type bool, not "):
+@pytest.mark.parametrize("name", FLAGS)
+def test_priorities_and_ordered_keys_are_on_or_off(name: str, value: object) -> None:
+    policy = msgspec.structs.replace(TopicPolicy(), **{name: value})
+    with pytest.raises(InvalidRequest, match=f"Topic policy {name} must be of type bool, not "):
         policy.validate()
 
 
