@@ -115,12 +115,7 @@ def _topics(mailbox: Mailbox) -> Iterable[Metric]:
     samples = [({"topic": name}, number) for name, number in sorted(dead.items())]
     yield Metric("postroom_dead_letters", "gauge", "Dead letters.", samples)
     held = [({"topic": topic.name}, float(topic.held_keys)) for topic in topics if topic.name in named]
-    yield Metric(
-        "postroom_held_keys",
-        "gauge",
-        "Ordered keys that wait for a dead letter.",
-        [(labels, number) for labels, number in held if number],
-    )
+    yield Metric("postroom_held_keys", "gauge", "Ordered keys that wait for a dead letter.", held)
     yield Metric(
         "postroom_dlq",
         "counter",
