@@ -52,7 +52,7 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         priority_aging_ms: time for which a message must be ready to count as one priority higher.
         ordered_keys: whether a message with a sticky key is delivered only after the earlier ones of its key
             are settled, whatever fails (ADR 0115).
-        dead_letters_hold_keys: whether a dead letter holds the later messages of its ordered key, until it is
+        dead_letters_hold_keys: whether a dead letter holds the messages of its ordered key, until it is
             redriven or removed.
     """
 

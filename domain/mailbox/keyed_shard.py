@@ -182,6 +182,8 @@ class KeyedShard:
             self._behind[key] = deque((message,))
         elif waiting[-1].position < message.position:
             waiting.append(message)
+        elif message.position < waiting[0].position:
+            waiting.appendleft(message)
         else:
             waiting.insert(bisect_left(waiting, message.position, key=_by_position), message)
 

@@ -73,6 +73,7 @@ def defect_of_ordered_keys(put_in: Defect) -> Defect:
     return defect(put_in)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("put_in", DEFECTS, ids=lambda put_in: put_in.__name__)
 def test_the_simulation_finds(put_in: Defect, monkeypatch: Patch) -> None:
     put_in(monkeypatch)
