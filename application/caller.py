@@ -76,7 +76,7 @@ def read_bearer(values: Sequence[str]) -> str | None:
     return match[1]
 
 
-def may_mean(topic: str) -> bool:
-    """Return whether the current caller can mean this topic's message by an id."""
+def caller_covers(topic: str) -> bool:
+    """Return whether the capability of the current caller covers a topic; True without a caller."""
     caller = current_caller()
     return caller is None or caller.covers(topic)

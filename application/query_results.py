@@ -201,12 +201,12 @@ ChangeOutcome = Literal["changed", "in_flight", "dead", "settled", "expires_firs
 
 
 class MessageChange(msgspec.Struct, frozen=True):
-    """What became of a message that was to be changed.
+    """The outcome of a change of a message by its id.
 
     Arguments:
         message_id: as the caller named it.
-        outcome: `changed`, or why it was left alone: it is in flight, a dead letter, settled, unknown, or
-            its time to live ends first.
+        outcome: `changed`, or why the mailbox did not change it: it is in flight, a dead letter, settled or
+            unknown, or `expires_first`: its time to live ends before it would be due.
     """
 
     message_id: str

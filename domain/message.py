@@ -21,7 +21,7 @@ MAX_EPOCH = (1 << 48) - 1
 RequeueReason = Literal["nacked", "visibility_expired", "released"]
 NackAction = Literal["retry", "reject", "release"]
 NACK_ACTIONS: tuple[NackAction, ...] = ("retry", "reject", "release")
-"""What becomes of a delivery that its consumer gives back; see `Nack`."""
+"""What a nack does with its delivery; see `Nack`."""
 DeadReason = Literal["max_attempts", "rejected", "ttl_expired", "retention_expired", "integrity", "replaced"]
 ExpiryReason = Literal["retention", "capacity", "purged", "archived", "undone", "erased", "cancelled"]
 REPLACED: DeadReason = "replaced"
@@ -204,7 +204,7 @@ class Message(msgspec.Struct, gc=False, array_like=True, eq=False):
         priority: 0 to 10; obeyed if the topic's policy asks for it.
         ready_at: µs from which it could first be delivered since it was sent or redriven.
         last: position of its latest event in the log.
-        key: its sticky key; see `MessageSent`.
+        sticky_key: see `MessageSent`.
     """
 
     stream: bytes
@@ -230,7 +230,7 @@ class Message(msgspec.Struct, gc=False, array_like=True, eq=False):
     priority: int = DEFAULT_PRIORITY
     ready_at: int = 0
     last: int = 0
-    key: str | None = None
+    sticky_key: str | None = None
 
     @property
     def receipt(self) -> Receipt:
@@ -301,7 +301,7 @@ def new_message(event: MessageSent, position: int) -> Message:
         priority=event.priority,
         ready_at=event.due or 0,
         last=position,
-        key=event.sticky_key,
+        sticky_key=event.sticky_key,
     )
 
 

@@ -149,14 +149,19 @@ class Round(msgspec.Struct):
     replacement: DeadLettering | None = None
 
     @property
+    def rescheduling(self) -> Rescheduling | None:
+        """Return the latest rescheduling since the latest delivery, if any."""
+        latest = self.reschedulings[-1] if self.reschedulings else None
+        since = self.deliveries[-1].entry if self.deliveries else self.entry
+        return latest if latest is not None and latest.entry.position > since.position else None
+
+    @property
     def available(self) -> int:
         """Return the µs from which it may be delivered next."""
+        if self.rescheduling is not None:
+            return self.rescheduling.due
         outcome = self.deliveries[-1].outcome if self.deliveries else None
-        due, set_at = (
-            (self.due, self.entry) if outcome is None or outcome.due is None else (outcome.due, outcome.entry)
-        )
-        changed = self.reschedulings[-1] if self.reschedulings else None
-        return changed.due if changed is not None and changed.entry.position > set_at.position else due
+        return self.due if outcome is None or outcome.due is None else outcome.due
 
     @property
     def expiry(self) -> int:

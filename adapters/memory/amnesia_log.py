@@ -17,6 +17,7 @@ from postroom.domain.message import (
     MessageExpired,
     MessageReceived,
     MessageRedriven,
+    MessageRescheduled,
     MessageSent,
 )
 from postroom.domain.record import Event, Record
@@ -160,14 +161,15 @@ class AmnesiaEventLog(MemoryEventLog, VolatileLog):
             self._index.pop(stream, None)
 
     def _needed(self, positions: Sequence[int]) -> set[int]:
-        """Return the send of an unsettled message and the first and last event of its latest delivery.
+        """Return the send of an unsettled message, and what suffices to fold its latest delivery.
 
-        An extension replaces those before it, so two events of a delivery suffice to fold the message.
+        These are the first and the last event of the delivery, as an extension replaces those before it, and
+        the last event of all, which reschedules the message if it is another one.
         """
-        begins = [
-            each for each in positions if isinstance(self._records[each].event, _DELIVERY_BEGINS)
-        ] or positions
-        return {positions[0], begins[-1], positions[-1]}
+        events = {each: self._records[each].event for each in positions}
+        begins = [each for each, event in events.items() if isinstance(event, _DELIVERY_BEGINS)] or positions
+        ends = [each for each, event in events.items() if not isinstance(event, MessageRescheduled)]
+        return {positions[0], begins[-1], ends[-1], positions[-1]}
 
     def _release(self, stream: bytes) -> None:
         """Replace the record of a message by one without headers and envelope."""

@@ -240,7 +240,7 @@ class Mailbox:
             ids: up to 1,000 message ids.
             principal: who cancels them, for the record; a server enters that of the caller's capability.
 
-        Returns: what became of each, in their order.
+        Returns: the outcome of each, in their order.
         """
 
     @operation(Right.ADMIN, "POST /v1/reschedule", answer="messages")
@@ -260,7 +260,7 @@ class Mailbox:
             ids: up to 1,000 message ids.
             principal: as of `cancel_messages`.
 
-        Returns: what became of each, in their order.
+        Returns: the outcome of each, in their order.
         """
 
     @operation(Right.ADMIN, "PUT /v1/topics/{topic}/policy")

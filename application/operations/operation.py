@@ -72,8 +72,8 @@ class Parameter(NamedTuple):
         default: `inspect.Parameter.empty` if it has none.
         is_sent: whether network clients send it; `sent_as` is its name there.
         check: returns the value to use, or raises InvalidRequest.
-        valid: an expression that is true for most values that `check` returns unchanged; "" for none. It may
-            call `matches`, as `matches_{}` with the number of the parameter.
+        valid: an expression that is true for most values that `check` returns unchanged; "" for none.
+        matches: what the expression calls as `matches_` and the name of the parameter; None for nothing.
     """
 
     name: str
@@ -170,7 +170,7 @@ class Operation:
         signature = inspect.signature(self.method)
         parameters, values = [], list[str]()
         scope: dict[str, Any] = {"_type": type, "_int": int, "_str": str, "_len": len}
-        scope |= {f"matches_{number}": each.matches for number, each in enumerate(self.parameters)}
+        scope |= {f"matches_{each.name}": each.matches for each in self.parameters}
         for number, each in enumerate(self.parameters):
             default: Any = each.default
             if not each.is_required:
@@ -179,7 +179,7 @@ class Operation:
             kind = signature.parameters[each.name].kind
             parameters.append(inspect.Parameter(each.name, kind, default=default))
             scope[f"check_{number}"] = each.check
-            valid = [each.valid.format(number)] if each.valid else []
+            valid = [each.valid] if each.valid else []
             if not each.is_required and each.check(each.default) == each.default:  # most are left out
                 valid.insert(0, f"{each.name} is default_{number}")
             value = f"check_{number}({each.name})"
@@ -297,7 +297,7 @@ def _valid(name: str, hint: Any) -> str:
     """
     kind, metadata = get_args(hint)[0] if get_origin(hint) is Annotated else hint, _metadata(hint)
     if _pattern(hint) is not None:
-        return f"_type({name}) is _str and {name}.isascii() and matches_{{}}({name})"
+        return f"_type({name}) is _str and {name}.isascii() and matches_{name}({name})"
     if any(isinstance(each, Check) for each in metadata):
         return ""
     bounds = next((each for each in metadata if isinstance(each, msgspec.Meta)), msgspec.Meta())

@@ -153,7 +153,7 @@ class SyncOperations(ABC):
             ids: up to 1,000 message ids.
             principal: who cancels them, for the record; a server enters that of the caller's capability.
 
-        Returns: what became of each, in their order.
+        Returns: the outcome of each, in their order.
         """
         return self._run(self._open.cancel_messages(ids, reason=reason, principal=principal))
 
@@ -173,7 +173,7 @@ class SyncOperations(ABC):
             ids: up to 1,000 message ids.
             principal: as of `cancel_messages`.
 
-        Returns: what became of each, in their order.
+        Returns: the outcome of each, in their order.
         """
         return self._run(
             self._open.reschedule_messages(ids, deliver_after_ms=deliver_after_ms, principal=principal)

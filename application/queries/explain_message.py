@@ -161,19 +161,21 @@ def _delivery(delivery: PastDelivery) -> Iterator[HistoryStep]:
 
 
 def _rescheduled(change: Rescheduling) -> str:
-    by = "an operator" if change.principal is None else change.principal
     return (
-        f"Rescheduled by {by}: it may be delivered from {rfc3339(change.due)} on, and becomes a dead letter "
-        f"if it is not delivered by {rfc3339(change.expires_at)}."
+        f"Rescheduled by {_operator(change)}: it may be delivered from {rfc3339(change.due)} on, and becomes "
+        f"a dead letter if it is not delivered by {rfc3339(change.expires_at)}."
     )
 
 
 def _removed(removal: Removal) -> str:
     if removal.reason != "cancelled":
         return _REMOVED[removal.reason]
-    by = "an operator" if removal.principal is None else removal.principal
     note = f": {removal.note}" if removal.note else ""
-    return f"Cancelled by {by}{note}."
+    return f"Cancelled by {_operator(removal)}{note}."
+
+
+def _operator(change: Rescheduling | Removal) -> str:
+    return "an operator" if change.principal is None else change.principal
 
 
 def _to(delivery: PastDelivery) -> str:
@@ -361,7 +363,8 @@ def _waiting(current: Round, latest: PastDelivery | None, now: int) -> str:
             "dead letter as soon as a process owns the mailbox."
         )
     if due > now:
-        why = " by an operator" if current.reschedulings else after or " by its sender"
+        change = current.rescheduling
+        why = f" by {_operator(change)}" if change is not None else after or " by its sender"
         return f"It is delayed{why}: it may be delivered from {rfc3339(due)} on."
     return f"It has been ready since {rfc3339(due)}{after}, and waits for a consumer to receive it."
 

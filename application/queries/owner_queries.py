@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from postroom.application.caller import may_mean
+from postroom.application.caller import caller_covers
 from postroom.application.erasure.erase_subject import as_stored
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.metrics import Metric
@@ -84,12 +84,12 @@ class OwnerQueries:
     async def get_message(self, id_: str) -> MessageDetail:
         """Return a message with its history; see `Mailbox.get_message`."""
         self._engine.check_process()
-        return await asyncio.to_thread(self._get_message, id_, may_mean)
+        return await asyncio.to_thread(self._get_message, id_, caller_covers)
 
     async def explain_message(self, id_: str) -> Explanation:
         """Return the explanation of a message; see `Mailbox.explain_message`."""
         self._engine.check_process()
-        return await asyncio.to_thread(self._explain_message, id_, may_mean)
+        return await asyncio.to_thread(self._explain_message, id_, caller_covers)
 
     async def get_backlog(self, topic: str | None = None, *, at: Moment | None = None) -> Backlog:
         """Count unsettled messages; see `Mailbox.get_backlog`."""

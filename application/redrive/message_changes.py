@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from postroom.application.caller import may_mean
+from postroom.application.caller import caller_covers
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.ports.event_log import Answer
 from postroom.application.queries.get_message import read_message
@@ -49,10 +49,10 @@ class MessageChanges:
         """Return the stream of the message that the caller means by an id, or None."""
         stream = message_stream(self._engine.name, id_)
         message = self._engine.mailbox.messages.get(stream)
-        if message is not None and may_mean(message.topic):
+        if message is not None and caller_covers(message.topic):
             return stream
         try:
-            sent, _ = await asyncio.to_thread(read_message, self._engine.log, id_, may_mean)
+            sent, _ = await asyncio.to_thread(read_message, self._engine.log, id_, caller_covers)
         except NotFound:
             return None
         return sent.stream

@@ -175,7 +175,7 @@ def _acked(mailbox: Mailbox, events: Sequence[MessageAcked]) -> bool:
     for (topic, number), group in groupby(messages, _shard_of):
         shard, some = mailbox.topics[topic].shards[number], list(group)
         if isinstance(shard, KeyedShard):
-            shard.land_all(some, events[0].at)
+            shard.end_deliveries(some, events[0].at)
         else:
             shard.in_flight -= len(some)
     mailbox.in_flight -= len(events)

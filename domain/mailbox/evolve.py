@@ -105,9 +105,9 @@ def _dead_lettered(mailbox: Mailbox, event: MessageDeadLettered) -> None:
     evolve_message(message, event, mailbox.position)
     topic = mailbox.topics[message.topic]
     topic.dead[event.stream] = message
+    topic.hold(message)
     if event.reason != REPLACED:  # nothing failed
         topic.dead_letterings[event.reason] = topic.dead_letterings.get(event.reason, 0) + 1
-        topic.hold(message)
     if len(topic.dead) > topic.policy.dead_capacity:
         mailbox.over_capacity.add(topic.name)
     mailbox.set_timer(message)
@@ -128,7 +128,7 @@ def _detach(mailbox: Mailbox, event: Event) -> Message:
     if message.status == IN_FLIGHT:
         shard = topic.shards[message.shard]
         if isinstance(shard, KeyedShard):
-            shard.land(message, event.at)
+            shard.end_delivery(message, event.at)
         else:
             shard.in_flight -= 1
         mailbox.in_flight -= 1
@@ -139,8 +139,7 @@ def _detach(mailbox: Mailbox, event: Event) -> Message:
         else:
             shard.dequeue(message)
     else:
-        if message.reason != REPLACED:
-            topic.unhold(message, event.at)
+        topic.unhold(message, event.at)
         del topic.dead[event.stream]
         if len(topic.dead) <= topic.policy.dead_capacity:
             mailbox.over_capacity.discard(topic.name)

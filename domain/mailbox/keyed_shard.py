@@ -70,7 +70,7 @@ class KeyedShard:
 
     def enqueue(self, message: Message, now: int) -> None:
         """Add a message to the queue, delayed if its `due` is after `now` (µs)."""
-        key = message.key
+        key = message.sticky_key
         if key is None:
             self._queue.enqueue(message, now)
             return
@@ -94,26 +94,14 @@ class KeyedShard:
 
     def dequeue(self, message: Message, now: int) -> None:
         """Remove a waiting message at `now` (µs)."""
-        key = message.key
-        if key is None or self._heads.get(key) is message:
-            self._queue.dequeue(message)
-            if key is not None:
-                del self._heads[key]
-                self._advance(key, now)
-            return
-        waiting = self._behind[key]
-        del waiting[bisect_left(waiting, message.position, key=_by_position)]
-        self._behind_size -= 1
-        if not waiting:
-            del self._behind[key]
+        self._remove(message)
+        if message.sticky_key is not None:
+            self._advance(message.sticky_key, now)
 
     def deliver(self, message: Message) -> None:
         """Remove a waiting message, which is in flight from now on."""
-        key = message.key
-        if key is not None:
-            self._in_flight[key] += 1  # before the next message of the key would follow
-        self.dequeue(message, 0)
-        self.in_flight += 1
+        self._remove(message)
+        self.restore_in_flight(message)
 
     def deliver_all(self, messages: Sequence[Message]) -> None:
         """Remove waiting messages, which are in flight from now on."""
@@ -121,25 +109,25 @@ class KeyedShard:
             self.deliver(message)
 
     def restore_in_flight(self, message: Message) -> None:
-        """Count a message in flight, before the waiting messages are restored."""
+        """Count a message in flight that does not wait."""
         self.in_flight += 1
-        if message.key is not None:
-            self._in_flight[message.key] += 1
+        if message.sticky_key is not None:
+            self._in_flight[message.sticky_key] += 1
 
-    def land(self, message: Message, now: int) -> None:
+    def end_delivery(self, message: Message, now: int) -> None:
         """End a delivery at `now` (µs)."""
         self.in_flight -= 1
-        if message.key is not None:
-            self._unblock(self._in_flight, message.key, now)
+        if message.sticky_key is not None:
+            self._unblock(self._in_flight, message.sticky_key, now)
 
-    def land_all(self, messages: Sequence[Message], now: int) -> None:
+    def end_deliveries(self, messages: Sequence[Message], now: int) -> None:
         """End deliveries at `now` (µs)."""
         for message in messages:
-            self.land(message, now)
+            self.end_delivery(message, now)
 
     def hold(self, message: Message) -> None:
         """Hold the messages of a dead letter's key."""
-        key = message.key
+        key = message.sticky_key
         if key is None:
             return
         self._held[key] += 1
@@ -150,8 +138,8 @@ class KeyedShard:
 
     def unhold(self, message: Message, now: int) -> None:
         """Hold the messages of a key no longer for this one, which was a dead letter, at `now` (µs)."""
-        if message.key is not None:
-            self._unblock(self._held, message.key, now)
+        if message.sticky_key is not None:
+            self._unblock(self._held, message.sticky_key, now)
 
     def ready(self, now: int) -> Iterator[Message]:
         """Yield the messages that may be delivered at `now` (µs), in their order; remove none."""
@@ -161,12 +149,26 @@ class KeyedShard:
         """Return the µs at which the first delayed message becomes ready, or None."""
         return self._queue.next_due()
 
+    def _remove(self, message: Message) -> None:
+        key = message.sticky_key
+        if key is None:
+            self._queue.dequeue(message)
+        elif self._heads.get(key) is message:
+            del self._heads[key]
+            self._queue.dequeue(message)
+        else:
+            waiting = self._behind[key]
+            del waiting[bisect_left(waiting, message.position, key=_by_position)]
+            self._behind_size -= 1
+            if not waiting:
+                del self._behind[key]
+
     def _is_blocked(self, key: str) -> bool:
         return key in self._in_flight or key in self._held
 
     def _is_first(self, message: Message) -> bool:
         """Return whether a message, newer than all others, is the oldest of its key; else it waits."""
-        key = message.key
+        key = message.sticky_key
         if key is None:
             return True
         if key in self._heads or self._is_blocked(key):

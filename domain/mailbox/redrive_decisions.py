@@ -118,7 +118,7 @@ def _advance(command: AdvanceRedrive, mailbox: Mailbox, now: int) -> list[Event]
             break
         cursor, skips_before = message.last, len(skips)
         if isinstance(copy, Copy):
-            sends.append(_send(copy, message.key, shard, job.spec, mailbox, now))
+            sends.append(_send(copy, message.sticky_key, shard, job.spec, mailbox, now))
         changes.append(_change(message, job.spec, mailbox, now))
     if is_stopped:
         del skips[skips_before:]  # they come again, with the message that has no room

@@ -129,7 +129,7 @@ class Changes:
         self.settled.add(stream)
 
     def take(self, through: int) -> tuple[list[bytes], list[bytes]]:
-        """Return the streams that changed and those that settled, and restart at position `through`."""
+        """Return the streams in `changed` and in `settled`, and restart at position `through`."""
         taken = list(self.changed), list(self.settled)
         self.through = through
         self.changed.clear()

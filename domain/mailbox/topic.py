@@ -291,18 +291,25 @@ class Topic:
                 shard.restore_in_flight(message)
             else:
                 shard.in_flight += 1
-        elif message.status == DEAD and message.reason != REPLACED:
+        elif message.status == DEAD:
             self.hold(message)
 
     def hold(self, message: Message) -> None:
-        """Note a dead letter, which may hold the messages of its key."""
-        if self.policy.dead_letters_hold_keys and isinstance(shard := self.shard(message.shard), KeyedShard):
+        """Have a dead letter hold the messages of its key, if the policy says so."""
+        if (shard := self._held_by(message)) is not None:
             shard.hold(message)
 
     def unhold(self, message: Message, now: int) -> None:
-        """Note that a message is no dead letter any more, at `now` (µs)."""
-        if self.policy.dead_letters_hold_keys and isinstance(shard := self.shard(message.shard), KeyedShard):
+        """Undo `hold` for a message that is no dead letter any more, at `now` (µs)."""
+        if (shard := self._held_by(message)) is not None:
             shard.unhold(message, now)
+
+    def _held_by(self, message: Message) -> KeyedShard | None:
+        """Return the shard whose keys a dead letter holds; None for one that holds none."""
+        if not self.policy.dead_letters_hold_keys or message.reason == REPLACED:
+            return None
+        shard = self.shard(message.shard)
+        return shard if isinstance(shard, KeyedShard) else None
 
     @property
     def held_keys(self) -> int:

@@ -5,7 +5,8 @@ WITH failures AS (
         CASE WHEN e.event = 'MessageRequeued' THEN 'requeued' ELSE 'dead' END AS outcome,
         e.mailbox || ' ' || e.message_id AS message
     FROM {events} AS e
-    WHERE coalesce(e.reason, '') <> 'replaced' -- a redrive job sent a copy, so this is no failure
+    -- No failures: a redrive job sent a copy, or the consumer released the message.
+    WHERE coalesce(e.reason, '') NOT IN ('replaced', 'released')
 )
 SELECT
     timestamp_micros(micros - micros % :period) AS start,

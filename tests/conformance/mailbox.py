@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from postroom.application.messages import ReceivedMessage, Sent, read_receipt, write_receipt
+from postroom.application.messages import Sent, read_receipt, write_receipt
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.tracing import MAX_CORR_ID_CHARS, correlate
 from postroom.domain.errors import (
@@ -21,20 +21,16 @@ from postroom.domain.errors import (
 from postroom.domain.mailbox.topic_decisions import SettingsEffect
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.settings import SettingsChanges
+from tests.conformance.mailbox_changes import MailboxChangeConformance
 from tests.conformance.mailbox_refusals import MailboxRefusalConformance
 from tests.conformance.mailbox_streams import MailboxStreamConformance
 from tests.conformance.redrives import check_redrive_jobs
-from tests.support.stores import MAILBOX, message
+from tests.support.stores import MAILBOX, message, receive_one
 
 LONG_MS = 60_000
 
 
-async def receive_one(mailbox: Mailbox, topic: str = "orders") -> ReceivedMessage:
-    (received,) = await mailbox.receive_messages(topic, max_messages=1)
-    return received
-
-
-class MailboxConformance(MailboxStreamConformance, MailboxRefusalConformance):
+class MailboxConformance(MailboxStreamConformance, MailboxRefusalConformance, MailboxChangeConformance):
     def test_a_mailbox_has_its_name(self, mailbox: Mailbox) -> None:
         assert mailbox.name == MAILBOX
 
@@ -144,37 +140,6 @@ class MailboxConformance(MailboxStreamConformance, MailboxRefusalConformance):
         received = await mailbox.receive_messages("orders", max_messages=50)
         assert [each.payload for each in received] == payloads
         assert len({each.shard for each in received}) == 1
-
-    async def test_a_message_that_fails_is_delivered_again_before_later_ones_of_its_ordered_key(
-        self, mailbox: Mailbox
-    ) -> None:
-        await mailbox.set_topic_policy("orders", {"ordered_keys": True})
-        await mailbox.send_batch([message(b"%d" % n, sticky_key="customer 7") for n in range(1, 6)])
-        await mailbox.send_batch([message(b"other", sticky_key="customer 8"), message(b"none")])
-        others = await mailbox.receive_messages("orders", max_messages=9)
-        assert {each.payload for each in others} == {b"1", b"other", b"none"}
-        handled = []
-        for received in others:
-            while received.payload.isdigit():
-                handled.append(received.payload)
-                if handled == [b"1", b"2"]:
-                    await received.nack(delay_ms=0)
-                else:
-                    await received.ack()
-                if received.payload == b"5":
-                    break
-                received = await receive_one(mailbox)
-        assert handled == [b"1", b"2", b"2", b"3", b"4", b"5"]
-
-    async def test_a_dead_letter_holds_its_ordered_key_until_it_is_purged(self, mailbox: Mailbox) -> None:
-        policy = {"ordered_keys": True, "dead_letters_hold_keys": True}
-        await mailbox.set_topic_policy("orders", policy)
-        await mailbox.send_batch([message(b"%d" % n, sticky_key="customer 7") for n in range(2)])
-        await (await receive_one(mailbox)).reject("no such customer")
-        assert await mailbox.receive_messages("orders") == []
-        assert [each.held_keys for each in await mailbox.list_topics()] == [1]
-        await mailbox.purge_topic("orders")
-        assert (await receive_one(mailbox)).payload == b"1"
 
     async def test_a_full_shard_refuses_with_a_retry_time(self, mailbox: Mailbox) -> None:
         await mailbox.set_topic_policy("orders", TopicPolicy(shard_capacity=1))
@@ -403,90 +368,6 @@ class MailboxConformance(MailboxStreamConformance, MailboxRefusalConformance):
         again = await receive_one(mailbox)
         assert again.attempt == 2
         assert (await mailbox.get_message(again.message_id)).last_error == "broken"
-
-    async def test_a_rejected_message_is_a_dead_letter_at_once(self, mailbox: Mailbox) -> None:
-        await mailbox.send_message(message())
-        received = await receive_one(mailbox)
-        await received.reject("no such customer")
-        (letter,) = (await mailbox.list_dead_letters("orders")).items
-        assert (letter.reason, letter.last_error, letter.attempt) == ("rejected", "no such customer", 1)
-        with pytest.raises(StaleReceipt):
-            await received.ack()
-
-    async def test_a_released_message_comes_back_and_counts_no_attempt(self, mailbox: Mailbox) -> None:
-        await mailbox.set_topic_policy("orders", {"max_attempts": 1})
-        await mailbox.send_message(message())
-        for _ in range(3):
-            received = await receive_one(mailbox)
-            assert received.attempt == 1
-            await received.release()
-        await (await receive_one(mailbox)).release(LONG_MS)
-        assert await mailbox.receive_messages("orders") == []
-        why = await mailbox.explain_message(received.message_id)
-        assert "counts no attempt" in why.deliveries[-1].why
-
-    async def test_a_nack_with_an_unknown_action_or_a_delay_of_a_rejection_is_refused(
-        self, mailbox: Mailbox
-    ) -> None:
-        await mailbox.send_message(message())
-        receipt = (await receive_one(mailbox)).receipt
-        for options in ({"action": "drop"}, {"action": None}, {"action": "reject", "delay_ms": 1}):
-            with pytest.raises(InvalidRequest, match="action"):
-                await mailbox.nack_messages([receipt], **options)
-        assert await mailbox.ack_messages([receipt]) == [None]
-
-    async def test_messages_are_cancelled_by_their_ids(self, mailbox: Mailbox) -> None:
-        ready = await mailbox.send_message(message(message_id="order 1", sticky_key="k"))
-        delayed = await mailbox.send_message(message(deliver_after_ms=LONG_MS))
-        taken = await mailbox.send_message(message(topic="taken"))
-        settled = await mailbox.send_message(message(topic="settled"))
-        dead = await mailbox.send_message(message(topic="dead"))
-        received = await receive_one(mailbox, "taken")
-        await (await receive_one(mailbox, "settled")).ack()
-        await (await receive_one(mailbox, "dead")).reject()
-        ids = [each.message_id for each in (ready, delayed, taken, settled, dead)]
-        changes = await mailbox.cancel_messages([*ids, "order 2"], reason="ordered twice")
-        assert [each.message_id for each in changes] == [*ids, "order 2"]
-        outcomes = ["changed", "changed", "changed", "settled", "dead", "unknown"]
-        assert [each.outcome for each in changes] == outcomes
-        assert await mailbox.receive_messages(["orders", "taken"]) == []
-        assert [type(each) for each in await mailbox.ack_messages([received.receipt])] == [StaleReceipt]
-        (again,) = await mailbox.cancel_messages([taken.message_id])
-        assert again.outcome == "settled"
-        why = await mailbox.explain_message(ready.message_id)
-        assert "ordered twice" in why.story[-1].text
-
-    async def test_a_message_is_rescheduled_to_now_or_later(self, mailbox: Mailbox) -> None:
-        sent = await mailbox.send_message(message(deliver_after_ms=LONG_MS))
-        (soon,) = await mailbox.reschedule_messages([sent.message_id])
-        assert soon.outcome == "changed"
-        await (await receive_one(mailbox)).nack(delay_ms=LONG_MS)
-        (again,) = await mailbox.reschedule_messages([sent.message_id], deliver_after_ms=LONG_MS // 2)
-        assert again.outcome == "changed"
-        assert await mailbox.receive_messages("orders") == []
-        await mailbox.reschedule_messages([sent.message_id])
-        received = await receive_one(mailbox)
-        assert received.attempt == 2
-        changes = await mailbox.reschedule_messages([sent.message_id, "order 2"])
-        assert [each.outcome for each in changes] == ["in_flight", "unknown"]
-
-    async def test_a_receiver_that_waits_gets_a_message_that_is_rescheduled_to_now(
-        self, mailbox: Mailbox
-    ) -> None:
-        sent = await mailbox.send_message(message(deliver_after_ms=LONG_MS))
-        waiting = asyncio.create_task(mailbox.receive_messages("orders", wait_ms=LONG_MS // 2))
-        await asyncio.sleep(0.05)
-        await mailbox.reschedule_messages([sent.message_id])
-        assert [each.message_id for each in await waiting] == [sent.message_id]
-
-    async def test_too_many_ids_are_refused_and_change_nothing(self, mailbox: Mailbox) -> None:
-        sent = await mailbox.send_message(message())
-        with pytest.raises(InvalidRequest, match="at most"):
-            await mailbox.cancel_messages([sent.message_id] * 1_001)
-        for ids in ([""], ["x" * 256], [7]):
-            with pytest.raises(InvalidRequest):
-                await mailbox.cancel_messages(ids)  # type: ignore[arg-type] # wrong on purpose
-        assert (await receive_one(mailbox)).message_id == sent.message_id
 
     async def test_an_unsettled_message_comes_back_when_its_visibility_ends(self, mailbox: Mailbox) -> None:
         await mailbox.send_message(message())

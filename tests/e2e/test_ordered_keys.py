@@ -1,11 +1,11 @@
 """Messages of an ordered key are handled in their order, by however many processes."""
 
 import signal
-import time
 
 import pytest
 
 from tests.e2e.conftest import TIMEOUT_SECONDS, Postroom
+from tests.support.waiting import wait_until
 
 KEYS, MESSAGES = 6, 5
 HANDLERS = """
@@ -36,10 +36,7 @@ def test_a_message_that_fails_once_is_handled_again_before_later_ones_of_its_key
     handled.touch()
     workers = [postroom.start("work", "handlers:worker") for _ in range(processes)]
     try:
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        while len(handled.read_text().splitlines()) < KEYS * (MESSAGES + 1):
-            assert time.monotonic() < deadline, handled.read_text()
-            time.sleep(0.02)
+        wait_until(lambda: len(handled.read_text().splitlines()) >= KEYS * (MESSAGES + 1))
     finally:
         for each in workers:
             each.send_signal(signal.SIGTERM)

@@ -132,13 +132,15 @@ async def test_a_repeated_ack_is_accepted_although_the_content_is_forgotten() ->
 
 async def test_a_compaction_keeps_what_delivers_and_settles_each_unsettled_message() -> None:
     async with compacting() as (mailbox, log, bound):
-        topics = ("ready", "nacked", "dead", "extended", "redriven")
+        topics = ("ready", "nacked", "dead", "extended", "redriven", "rescheduled")
         ids = [(await mailbox.send_message(message(each.encode(), each))).message_id for each in topics]
-        for topic, nacks in (("nacked", 2), ("dead", 3), ("redriven", 3)):
+        for topic, nacks in (("nacked", 2), ("dead", 3), ("redriven", 3), ("rescheduled", 1)):
             for _ in range(nacks):
                 (received,) = await mailbox.receive_messages(topic)
                 await received.nack(reason="no", delay_ms=0)
         await mailbox.redrive_dead_letters("redriven")
+        await mailbox.reschedule_messages(ids[-1:], deliver_after_ms=60_000)
+        await mailbox.reschedule_messages(ids[-1:])
         (extended,) = await mailbox.receive_messages("extended")
         for visibility_ms in (6_000, 7_000, 8_000):
             await extended.extend(visibility_ms)
@@ -152,7 +154,7 @@ async def test_a_compaction_keeps_what_delivers_and_settles_each_unsettled_messa
         assert [(await mailbox.get_message(each)).status for each in ids] == statuses
         await extended.ack()
         await mailbox.redrive_dead_letters("dead")
-        for topic, attempt in (("ready", 1), ("nacked", 3), ("dead", 1), ("redriven", 1)):
+        for topic, attempt in (("ready", 1), ("nacked", 3), ("dead", 1), ("redriven", 1), ("rescheduled", 2)):
             (received,) = await mailbox.receive_messages(topic)
             assert (received.payload, received.attempt) == (topic.encode(), attempt)
             await received.ack()

@@ -81,7 +81,7 @@ async def test_on_one_topic_an_id_is_one_message_whoever_sends_it(place: Place, 
 
 
 @pytest.mark.parametrize("id_", IDS)
-async def test_each_caller_finds_the_message_that_it_may_mean_by_an_id(place: Place, id_: str) -> None:
+async def test_each_caller_finds_the_message_that_it_caller_covers_by_an_id(place: Place, id_: str) -> None:
     senders = await send_to_three_topics(place, id_)
     for topic, sender in senders.items():
         detail = await sender.get_message(id_)

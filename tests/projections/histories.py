@@ -25,6 +25,7 @@ from postroom.application.ports.event_log import EventLog
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.commands import MailboxMode
 from postroom.domain.mailbox.counts import TopicCount, count
+from postroom.domain.names import message_id
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import NO_BODIES, BodyRules
 from postroom.domain.settings import SettingsChanges
@@ -113,8 +114,10 @@ steps: st.SearchStrategy[Step] = st.one_of(
     st.builds(Send, messages),
     st.builds(Send, messages),
     st.builds(Receive, _topics),
-    st.builds(Settle, st.sampled_from(["ack", "nack", "nack", "extend"]), st.integers(0, 5)),
-    st.builds(Operate, st.sampled_from(["redrive", "purge"]), _topics),
+    st.builds(
+        Settle, st.sampled_from(["ack", "nack", "nack", "extend", "reject", "release"]), st.integers(0, 5)
+    ),
+    st.builds(Operate, st.sampled_from(["redrive", "purge", "cancel", "reschedule"]), _topics),
     st.builds(Wait, st.sampled_from([1, 100, 300, 2_000])),
     st.builds(Reopen),
 )
@@ -373,9 +376,20 @@ async def _take(post: OwnedMailbox, step: Step, received: list[ReceivedMessage])
                 await post.ack_messages([receipt])
             elif how == "nack":
                 await post.nack_messages([receipt], reason=f"timeout after {which} ms", delay_ms=which * 100)
+            elif how == "reject":
+                await post.nack_messages([receipt], reason=f"no customer {which}", action="reject")
+            elif how == "release":
+                await post.nack_messages([receipt], delay_ms=which * 100, action="release")
             else:
                 await post.extend_visibility([receipt], visibility_ms=300)
         case Operate("redrive", topic):
             await post.redrive_dead_letters(topic)
         case Operate("purge", topic):
             await post.purge_topic(topic)
+        case Operate("cancel" | "reschedule" as how, topic):
+            waiting = [each for each in post.engine.mailbox.messages.values() if each.topic == topic]
+            ids = [message_id(each.stream) for each in waiting[:2]]
+            if how == "cancel":
+                await post.cancel_messages(ids, reason="ordered twice")
+            else:
+                await post.reschedule_messages(ids, deliver_after_ms=400)

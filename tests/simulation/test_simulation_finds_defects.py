@@ -454,7 +454,7 @@ def a_retry_that_later_messages_of_its_key_pass(patch: Patch) -> None:
     def enqueue(self: KeyedShard, waiting: message.Message, now: int) -> None:
         if waiting.due > now:
             self._queue.enqueue(waiting, now)
-            waiting.key = None
+            waiting.sticky_key = None
         else:
             put(self, waiting, now)
 

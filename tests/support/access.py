@@ -95,3 +95,11 @@ async def reason_of(call: Awaitable[object]) -> str:
     with pytest.raises((Unauthenticated, Forbidden)) as error:
         await call
     return str(error.value.reason)  # type: ignore[attr-defined] # of both
+
+
+async def first(answers: Awaitable[Any]) -> Any:
+    """Return the only answer of a call, or raise it if it is a refusal."""
+    (answer,) = await answers
+    if isinstance(answer, Exception):
+        raise answer
+    return answer

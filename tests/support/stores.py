@@ -20,7 +20,7 @@ from postroom.domain.settings import SettingsChanges
 from tests.support.clocks import ManualClock
 from tests.support.commits import as_appended
 from tests.support.envelopes import build_envelope
-from tests.support.messages import MAILBOX, message
+from tests.support.messages import MAILBOX, message, receive_one
 
 __all__ = [
     "MAILBOX",
@@ -102,12 +102,6 @@ def copy_store(store: Path, folder: Path) -> Path:
     for file in store.parent.glob(f"{store.name}*"):
         shutil.copy(file, folder)
     return folder / store.name
-
-
-async def receive_one(mailbox: OwnedMailbox, topic: str = "orders") -> ReceivedMessage:
-    """Receive the next message."""
-    (received,) = await mailbox.receive_messages(topic, max_messages=1)
-    return received
 
 
 async def live(mailbox: OwnedMailbox, count: int, topic: str = "orders") -> None:

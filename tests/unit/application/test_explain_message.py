@@ -54,6 +54,18 @@ def test_a_message_sent_with_a_later_due_time_is_delayed_by_its_sender() -> None
     assert explanation.now == f"It is delayed by its sender: it may be delivered from {at(900)} on."
 
 
+def test_a_rescheduled_message_is_delayed_by_who_did_it_until_it_is_delivered_and_fails() -> None:
+    m = Life("m")
+    past = [m.sent(at=100), m.rescheduled(at=200, due=900, principal="ann")]
+    assert explained(past, now=300).now.startswith("It is delayed by ann: it may be delivered from ")
+    past += [m.received(at=900), m.requeued(at=950, due=2_000)]
+    later = explained(past, now=1_000)
+    assert later.now.startswith(f"It is delayed after attempt 1 failed: it may be delivered from {at(2_000)}")
+    assert texts(later)[1].startswith(f"Rescheduled by ann: it may be delivered from {at(900)} on, ")
+    past.append(m.expired(at=1_100, reason="cancelled", note="ordered twice"))
+    assert texts(explained(past, now=1_200))[-1] == "Cancelled by an operator: ordered twice."
+
+
 def test_a_message_whose_sender_named_a_priority_has_it_in_its_story() -> None:
     (sent,) = texts(explained([Life("m").sent(at=100, priority=9)], now=200))
     assert sent.startswith("Sent to orders, shard 6, with priority 9, without an idempotency key, ")
