@@ -14,7 +14,7 @@ from postroom.domain.envelope.build import OpenedEnvelope, without_auth_token
 from postroom.domain.envelope.headers import parse_envelope
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import InvalidRequest, Rejected
-from postroom.domain.message import NackAction, Receipt
+from postroom.domain.message import NackAction, OnConflict, Receipt
 from postroom.domain.names import STREAM_BYTES, b3, message_id
 
 _RECEIPT_BYTES = STREAM_BYTES + 4 + 6
@@ -38,6 +38,10 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         published_at_us: µs since 1970 UTC; None is now.
         priority: 0 to 10, the most urgent; it changes the order of delivery only in topics whose policy has
             `priorities`.
+        unique_key: 1 to 255 characters; while another unsettled message of the topic has it, dead letters
+            aside, a send adds nothing and returns that message's id as a duplicate.
+        on_conflict: `keep` does just that; `reschedule` also gives that message the delay of this send if it
+            waits; `replace` removes it, even in flight, and sends this one, so that the latest payload wins.
     """
 
     topic: str
@@ -58,6 +62,8 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     span_id: str | None = None
     schema_url: str | None = None
     schema_version: str | None = None
+    unique_key: str | None = None
+    on_conflict: OnConflict = "keep"
 
 
 class Sent(msgspec.Struct, frozen=True, gc=False):

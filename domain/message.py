@@ -23,7 +23,12 @@ NackAction = Literal["retry", "reject", "release"]
 NACK_ACTIONS: tuple[NackAction, ...] = ("retry", "reject", "release")
 """What a nack does with its delivery; see `Nack`."""
 DeadReason = Literal["max_attempts", "rejected", "ttl_expired", "retention_expired", "integrity", "replaced"]
-ExpiryReason = Literal["retention", "capacity", "purged", "archived", "undone", "erased", "cancelled"]
+ExpiryReason = Literal[
+    "retention", "capacity", "purged", "archived", "undone", "erased", "cancelled", "superseded"
+]
+OnConflict = Literal["keep", "replace", "reschedule"]
+ON_CONFLICT: tuple[OnConflict, ...] = ("keep", "replace", "reschedule")
+"""What a send does with the unsettled message that has its unique key; see `Send`."""
 REPLACED: DeadReason = "replaced"
 """Reason of a dead letter whose copy a redrive job sent (ADR 0082)."""
 
@@ -63,6 +68,7 @@ class MessageSent(Event, frozen=True, gc=False):
         envelope: the `PrismEnvelope` bytes as received, stored unchanged.
         priority: of the envelope, 0 to 10.
         sticky_key: see `Send`; None also in logs from before it was stored.
+        unique_key: see `Send`.
     """
 
     topic: str
@@ -77,6 +83,7 @@ class MessageSent(Event, frozen=True, gc=False):
     envelope: bytes
     priority: int = DEFAULT_PRIORITY
     sticky_key: str | None = None
+    unique_key: str | None = None
 
 
 class MessageReceived(Event, frozen=True, gc=False):
@@ -150,10 +157,10 @@ class MessageRescheduled(Event, frozen=True, gc=False):
 
 
 class MessageExpired(Event, frozen=True, gc=False):
-    """The message was removed unsettled: by retention, by the capacity of the DLQ, or by an operator.
+    """The message was removed unsettled: by retention, the capacity of the DLQ, an operator, or another send.
 
     Arguments:
-        note: why an operator cancelled it.
+        note: why an operator cancelled it, or the id of the message that supersedes it.
         principal: of the operator; see `MessageRescheduled`.
     """
 
@@ -204,7 +211,7 @@ class Message(msgspec.Struct, gc=False, array_like=True, eq=False):
         priority: 0 to 10; obeyed if the topic's policy asks for it.
         ready_at: µs from which it could first be delivered since it was sent or redriven.
         last: position of its latest event in the log.
-        sticky_key: see `MessageSent`.
+        sticky_key, unique_key: see `MessageSent`.
     """
 
     stream: bytes
@@ -231,6 +238,7 @@ class Message(msgspec.Struct, gc=False, array_like=True, eq=False):
     ready_at: int = 0
     last: int = 0
     sticky_key: str | None = None
+    unique_key: str | None = None
 
     @property
     def receipt(self) -> Receipt:
@@ -302,6 +310,7 @@ def new_message(event: MessageSent, position: int) -> Message:
         ready_at=event.due or 0,
         last=position,
         sticky_key=event.sticky_key,
+        unique_key=event.unique_key,
     )
 
 

@@ -47,6 +47,7 @@ EVENT_COLUMNS: dict[str, pa.DataType] = {
     "size": LONG,
     "idem_key": TEXT,
     "sticky_key": TEXT,
+    "unique_key": TEXT,
     "note": TEXT,
     "payload_hash": BYTES,
     "hash_chain": BYTES,

@@ -24,7 +24,7 @@ from postroom.adapters.cli.values import (
 )
 from postroom.application.text import pluralize
 from postroom.domain.errors import Forbidden, InvalidRequest, Rejected
-from postroom.domain.message import NackAction
+from postroom.domain.message import NackAction, OnConflict
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES
 
 if TYPE_CHECKING:
@@ -79,6 +79,12 @@ async def send(
     span_id: Annotated[str | None, Option(help="Span id, for distributed tracing.")] = None,
     schema_url: Annotated[str | None, Option(help="Schema of the payload.")] = None,
     schema_version: Annotated[str | None, Option(help="Version of that schema.")] = None,
+    unique_key: Annotated[
+        str | None, Option(help="While an unsettled message of the topic has this key, add nothing.")
+    ] = None,
+    on_conflict: Annotated[
+        OnConflict, Option(help="What happens to the message that has the unique key.")
+    ] = "keep",
 ) -> None:
     """Send a message, and print its id when it is durable."""
     from postroom.application.messages import NewMessage
@@ -101,6 +107,8 @@ async def send(
         span_id=span_id,
         schema_url=schema_url,
         schema_version=schema_version,
+        unique_key=unique_key,
+        on_conflict=on_conflict,
     )
     async with use_mailbox(session, create=True) as postroom:
         result = await postroom.send_message(message)
@@ -109,7 +117,7 @@ async def send(
     else:
         session.out.line(result.message_id)
         if result.duplicate:
-            session.out.note("Duplicate: the message was sent before, nothing was added.")
+            session.out.note("Duplicate of the message with this id; nothing was added.")
 
 
 def peek(

@@ -146,6 +146,8 @@ def _check_send(send: Send) -> Send:
     if send.idem_key is not None:
         check_text("idem_key", send.idem_key, 1)
     check_optional_text("sticky_key", send.sticky_key)
+    if send.unique_key is not None:
+        check_text("unique_key", send.unique_key, 1)
     check_int("priority", send.priority, 0, MAX_PRIORITY)
     check_int("timestamp", send.headers.timestamp, -MAX_INT, MAX_INT)
     sizes = (len(send.message), len(send.payload_hash), len(send.hash_chain))

@@ -81,6 +81,7 @@ class SentRun(Run, frozen=True, tag="MessageSent.1"):
     span_ids: OptionalTexts
     custom_headers: dict[str, str] | list[dict[str, str] | None] | None
     sticky_keys: OptionalTexts = None
+    unique_keys: OptionalTexts = None
 
     @classmethod
     def of(cls, events: Sequence[Event], distances: Sequence[int]) -> "SentRun":
@@ -101,14 +102,14 @@ class SentRun(Run, frozen=True, tag="MessageSent.1"):
             column([each.priority for each in sent]),
             *_header_columns([each.headers for each in sent]),
             column([each.sticky_key for each in sent]),
+            column([each.unique_key for each in sent]),
         )
         return cls(*columns)
 
     def events(self, at: int, envelopes: Iterator[bytes]) -> Iterable[Event]:
         """Return the `MessageSent` events with their envelopes; see `Run.events`."""
-        topics, shards, due, expires_at, sizes, idem_keys, _, _, _, priorities, *headers, keys = (
-            self.columns()
-        )
+        topics, shards, due, expires_at, sizes, idem_keys, _, _, _, priorities, *rest = self.columns()
+        *headers, sticky_keys, unique_keys = rest
         return map(
             MessageSent,
             *self.identity(at),
@@ -123,7 +124,8 @@ class SentRun(Run, frozen=True, tag="MessageSent.1"):
             map(Headers, *headers),
             envelopes,
             priorities,
-            keys,
+            sticky_keys,
+            unique_keys,
         )
 
     def columns(self) -> Iterator[Iterable[Any]]:

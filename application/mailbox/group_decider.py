@@ -151,7 +151,8 @@ class GroupDecider:
                 if nacked is not None and events:
                     group.events.nacked[nacked.topic] += 1
                 return len(events)
-            if not events:
+            if not events or type(events[0]) is not MessageSent:
+                self._apply(events, group)
                 return self._duplicate(command, mailbox, now)
             if self._admit is not None:
                 self._admit(mailbox, len(command.envelope))
@@ -238,11 +239,15 @@ class GroupDecider:
 
     def _duplicate(self, command: Send, mailbox: Mailbox, now: int) -> Accepted:
         """Return the answer to a send whose message exists."""
-        original = None
         topic = mailbox.topics.get(command.topic)
-        if topic is not None and command.idem_key is not None and command.existing_hash is None:
+        if topic is None or command.existing_hash is not None or command.message in mailbox.messages:
+            return Accepted(command.message, duplicate=True)
+        if command.idem_key is not None:
             original = topic.window.find(command.idem_key, now - topic.policy.replay_window_ms * MS)
-        return Accepted(command.message if original is None else original.message, duplicate=True)
+            if original is not None:
+                return Accepted(original.message, duplicate=True)
+        holder = None if command.unique_key is None else topic.unique.get(command.unique_key)
+        return Accepted(command.message if holder is None else holder.stream, duplicate=True)
 
 
 def _delivery(received: MessageReceived, sent: MessageSent, epoch: int) -> MessageDelivery:

@@ -10,7 +10,7 @@ from postroom.application.caller import is_limited
 from postroom.application.mailbox.outgoing import OutgoingMessage
 from postroom.application.messages import NewMessage
 from postroom.application.tracing import SAMPLED, TraceContext, current_corr_id, tracer
-from postroom.domain.arguments import check_any_text, check_int, check_text, check_type
+from postroom.domain.arguments import check_any_text, check_choice, check_int, check_text, check_type
 from postroom.domain.envelope.build import (
     EnvelopeHeaders,
     EnvelopeTemplate,
@@ -22,7 +22,7 @@ from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import FrameTooLarge, InvalidRequest
 from postroom.domain.integrity import hash_chain, payload_hash
 from postroom.domain.mailbox.commands import Send
-from postroom.domain.message import MAX_PRIORITY, Headers
+from postroom.domain.message import MAX_PRIORITY, ON_CONFLICT, Headers
 from postroom.domain.names import check_topic, external_id, mailbox_stream, message_id, message_stream
 from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, SECOND_MS
 
@@ -196,6 +196,8 @@ class MessageFactory:
             None,
             new.priority,
             other,
+            new.unique_key,
+            new.on_conflict,
         )
         return SendRequest(command, shown)
 
@@ -356,6 +358,12 @@ def _check_content(new: NewMessage) -> dict[str, bytes]:
         check_text("idem_key", new.idem_key, 1)
     if new.sticky_key is not None:
         check_text("sticky_key", new.sticky_key)
+    if new.unique_key is not None:
+        check_text("unique_key", new.unique_key, 1)
+    if new.on_conflict is not _EXAMPLE.on_conflict:
+        check_choice("on_conflict", new.on_conflict, ON_CONFLICT)
+        if new.unique_key is None and new.on_conflict != _EXAMPLE.on_conflict:
+            raise InvalidRequest("on_conflict needs a unique_key.")
     if new.deliver_after_ms is not _EXAMPLE.deliver_after_ms:
         check_int("deliver_after_ms", new.deliver_after_ms, 0, MAX_DURATION_MS)
     if new.published_at_us is not None:

@@ -21,7 +21,7 @@ from postroom.application.messages import (
 from postroom.application.operations.mailbox import Position, Text
 from postroom.application.remote_errors import ProblemBrief
 from postroom.domain.errors import Rejected
-from postroom.domain.message import NackAction
+from postroom.domain.message import NackAction, OnConflict
 from postroom.domain.names import external_id
 from postroom.domain.policy import (
     DEFAULT_MAX_BYTES,
@@ -72,6 +72,8 @@ class Send(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     span_id: Text | None = None
     schema_url: Text | None = None
     schema_version: Text | None = None
+    unique_key: Name | None = None
+    on_conflict: OnConflict = "keep"
 
     @classmethod
     def of(cls, message: NewMessage) -> "Send":

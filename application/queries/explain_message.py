@@ -168,6 +168,8 @@ def _rescheduled(change: Rescheduling) -> str:
 
 
 def _removed(removal: Removal) -> str:
+    if removal.reason == "superseded":
+        return f"Removed: message {removal.note}, which was sent with its unique key, replaced it."
     if removal.reason != "cancelled":
         return _REMOVED[removal.reason]
     note = f": {removal.note}" if removal.note else ""

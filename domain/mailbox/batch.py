@@ -89,6 +89,9 @@ def _send(commands: Sequence[Send], mailbox: Mailbox, now: int) -> list[MessageS
     streams = [event.stream for event in events]
     if len(set(streams)) < len(streams) or not mailbox.messages.keys().isdisjoint(streams):
         return None
+    unique = [event.unique_key for event in events if event.unique_key is not None]
+    if unique and (len(set(unique)) < len(unique) or not topic.unique.keys().isdisjoint(unique)):
+        return None
     keys = [event.idem_key for event in events if event.idem_key is not None]
     if keys and not topic.window.has_room_for(keys, policy.replay_capacity):
         return None
@@ -133,6 +136,9 @@ def _sent(mailbox: Mailbox, events: Sequence[MessageSent]) -> bool:
         topics[name].window.add_all(some, at, topics[name].policy.replay_window_ms * MS)
     messages = list(map(new_message, events, range(mailbox.position + 1, mailbox.position + len(events) + 1)))
     mailbox.messages.update(zip([message.stream for message in messages], messages, strict=True))
+    for message in messages:
+        if message.unique_key is not None:
+            topics[message.topic].unique[message.unique_key] = message
     by_shard: defaultdict[tuple[str, int], list[Message]] = defaultdict(list)
     for shard, group in groupby(messages, _shard_of):
         by_shard[shard] += group
@@ -174,6 +180,10 @@ def _acked(mailbox: Mailbox, events: Sequence[MessageAcked]) -> bool:
             changes.settle(message.stream)
     for (topic, number), group in groupby(messages, _shard_of):
         shard, some = mailbox.topics[topic].shards[number], list(group)
+        if unique := mailbox.topics[topic].unique:
+            for message in some:
+                if message.unique_key is not None:
+                    del unique[message.unique_key]
         if isinstance(shard, KeyedShard):
             shard.end_deliveries(some, events[0].at)
         else:

@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from postroom.domain.message import DEFAULT_PRIORITY, Headers, Message, NackAction, Receipt
+from postroom.domain.message import DEFAULT_PRIORITY, Headers, Message, NackAction, OnConflict, Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Event
 from postroom.domain.redrive.job import RedriveCommand
@@ -128,6 +128,10 @@ class Send(msgspec.Struct, frozen=True, gc=False):
         existing_hash: payload hash of the existing message with this id, empty if it can't be read any more;
             None if the id is new.
         priority: of the envelope, 0 to 10.
+        unique_key: of all unsettled messages of the topic, dead letters aside, only one has this key.
+        on_conflict: what happens if another one has it. `keep`: nothing, and the send is a duplicate of it.
+            `reschedule`: the same, and if it waits, it is due after the delay of this send. `replace`: it is
+            removed, also in flight, and this message is sent.
     """
 
     message: bytes
@@ -145,6 +149,8 @@ class Send(msgspec.Struct, frozen=True, gc=False):
     existing_hash: bytes | None = None
     priority: int = DEFAULT_PRIORITY
     other_stream: bytes | None = None
+    unique_key: str | None = None
+    on_conflict: OnConflict = "keep"
 
 
 class Receive(msgspec.Struct, frozen=True, gc=False):

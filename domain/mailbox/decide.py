@@ -160,7 +160,21 @@ def _send(command: Send, mailbox: Mailbox, now: int) -> list[Event]:
         )
     if is_archived:
         return [sent(command, 0, None, 0, now)]
-    return [_enqueue(command, topic, mailbox, now)]
+    holder = None if topic is None or command.unique_key is None else topic.unique.get(command.unique_key)
+    if holder is None:
+        return [_enqueue(command, topic, mailbox, now)]
+    return _resolve_conflict(command, holder, mailbox, now)
+
+
+def _resolve_conflict(command: Send, holder: Message, mailbox: Mailbox, now: int) -> list[Event]:
+    """Decide a send whose unique key an unsettled message has; see `Send`."""
+    if command.on_conflict == "replace":
+        event = _enqueue(command, mailbox.topics[command.topic], mailbox, now, holder)
+        shown = message_id(command.message, command.headers.message_id)
+        return [event, expire(holder, "superseded", now, note=shown)]
+    if command.on_conflict == "keep" or holder.status != READY:
+        return []
+    return [reschedule(holder, command.deliver_after_ms, mailbox.policy(command.topic), now, None)]
 
 
 def _check_duplicate(command: Send) -> list[Event]:
@@ -174,7 +188,10 @@ def _check_duplicate(command: Send) -> list[Event]:
     )
 
 
-def _enqueue(command: Send, topic: Topic | None, mailbox: Mailbox, now: int) -> MessageSent:
+def _enqueue(
+    command: Send, topic: Topic | None, mailbox: Mailbox, now: int, replaced: Message | None = None
+) -> MessageSent:
+    """Return the event of a send to a queue, in which the message that it replaces takes no place."""
     policy = mailbox.policy(command.topic) if topic is None else topic.policy
     shards = policy.shards if topic is None else topic.shard_count
     # The retention of a delayed message begins when it is due; its time to live, when it is sent.
@@ -188,7 +205,8 @@ def _enqueue(command: Send, topic: Topic | None, mailbox: Mailbox, now: int) -> 
         )
     shard = shard_of(command.sticky_key or command.topic, shards)
     queue = topic.shards.get(shard) if topic is not None else None
-    if queue is not None and queue.size >= policy.shard_capacity:
+    freed = 1 if replaced is not None and replaced.shard == shard else 0
+    if queue is not None and queue.size - freed >= policy.shard_capacity:
         raise Saturated(
             f"Shard {shard} of topic {command.topic} is full with {policy.shard_capacity} messages; "
             "retry later, receive faster, or raise shard_capacity in its policy.",
@@ -215,6 +233,7 @@ def sent(command: Send, shard: int, due: int | None, expires_at: int, now: int) 
         command.envelope,
         command.priority,
         command.sticky_key,
+        command.unique_key,
     )
 
 
@@ -300,6 +319,7 @@ def _redrive(command: Redrive, mailbox: Mailbox, now: int) -> list[MessageEvent]
     topic = find_topic(command.topic, mailbox)
     events: list[MessageEvent] = []
     free = {n: topic.policy.shard_capacity - shard.size for n, shard in topic.shards.items()}
+    taken: set[str] = set()
     for stream, message in topic.dead.items():
         if len(events) >= command.limit:
             break
@@ -309,6 +329,10 @@ def _redrive(command: Redrive, mailbox: Mailbox, now: int) -> list[MessageEvent]
             continue
         if message.reason == REPLACED != command.reason:  # its copy was sent instead
             continue
+        if message.unique_key is not None:
+            if message.unique_key in topic.unique or message.unique_key in taken:
+                continue
+            taken.add(message.unique_key)
         if free.setdefault(message.shard, topic.policy.shard_capacity) <= 0:
             if events:
                 break

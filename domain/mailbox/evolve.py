@@ -69,6 +69,8 @@ def _sent(mailbox: Mailbox, event: MessageSent) -> None:
     if is_archived:
         return
     mailbox.messages[event.stream] = message
+    if event.unique_key is not None:
+        topic.unique[event.unique_key] = message
     if topic.shards_in_use != topic.policy.shards:
         topic.shards_in_use = topic.shard_count
     topic.shard(event.shard).enqueue(message, event.at)
@@ -117,14 +119,19 @@ def _returned(mailbox: Mailbox, event: MessageRequeued | MessageRedriven | Messa
     """Apply an event after which the message waits in the queue."""
     message = _detach(mailbox, event)
     evolve_message(message, event, mailbox.position)
-    mailbox.topics[message.topic].shard(message.shard).enqueue(message, event.at)
+    topic = mailbox.topics[message.topic]
+    if message.unique_key is not None:
+        topic.unique[message.unique_key] = message
+    topic.shard(message.shard).enqueue(message, event.at)
     mailbox.set_timer(message)
 
 
 def _detach(mailbox: Mailbox, event: Event) -> Message:
-    """Remove a message from its shard, the in-flight count or the dead letters, depending on its status."""
+    """Remove a message from its shard, the in-flight count or the dead letters, and free its unique key."""
     message = mailbox.messages[event.stream]
     topic = mailbox.topics[message.topic]
+    if message.unique_key is not None and topic.unique.get(message.unique_key) is message:
+        del topic.unique[message.unique_key]
     if message.status == IN_FLIGHT:
         shard = topic.shards[message.shard]
         if isinstance(shard, KeyedShard):

@@ -101,6 +101,7 @@ def _advance(command: AdvanceRedrive, mailbox: Mailbox, now: int) -> list[Event]
     changes: list[Event] = []
     skips: list[tuple[bytes, SkipReason]] = []
     room: dict[tuple[str, int], int] = {}
+    taken: set[tuple[str, str]] = set()
     cursor, remaining, skips_before = job.cursor, job.remaining, 0
     is_stopped = False
     copies = command.copies if job.spec.sends_copies else (None,) * len(command.messages)
@@ -109,6 +110,8 @@ def _advance(command: AdvanceRedrive, mailbox: Mailbox, now: int) -> list[Event]
             break
         message = mailbox.messages.get(stream)
         reason = _skip_reason(message, copy, job, mailbox)
+        if reason is None and message is not None and _is_taken(message, job.spec, taken, mailbox):
+            reason = "key_taken"
         if reason is not None or message is None:
             skips.append((stream, reason or "settled"))
             continue
@@ -117,6 +120,8 @@ def _advance(command: AdvanceRedrive, mailbox: Mailbox, now: int) -> list[Event]
             is_stopped = True
             break
         cursor, skips_before = message.last, len(skips)
+        if message.unique_key is not None:
+            taken.add((message.topic, message.unique_key))
         if isinstance(copy, Copy):
             sends.append(_send(copy, message.sticky_key, shard, job.spec, mailbox, now))
         changes.append(_change(message, job.spec, mailbox, now))
@@ -158,6 +163,18 @@ def _skip_reason(
     return copy
 
 
+def _is_taken(message: Message, spec: RedriveSpec, taken: set[tuple[str, str]], mailbox: Mailbox) -> bool:
+    """Return whether another message has the unique key of one that would return to its queue.
+
+    Arguments:
+        taken: topics and keys of the messages that the command redrives before.
+    """
+    key = message.unique_key
+    if key is None or spec.action != "redrive" or spec.sends_copies:
+        return False
+    return key in mailbox.topics[message.topic].unique or (message.topic, key) in taken
+
+
 def _place(message: Message, copy: Copy | SkipReason | None, mailbox: Mailbox) -> tuple[str, int]:
     """Return the topic and the shard in which a message will be; messages of one shard stay in one."""
     if isinstance(copy, Copy):
@@ -180,7 +197,7 @@ def _take_room(room: dict[tuple[str, int], int], name: str, number: int, mailbox
 def _send(
     copy: Copy, key: str | None, shard: int, spec: RedriveSpec, mailbox: Mailbox, now: int
 ) -> MessageSent:
-    """Send a copy as a sender would, but without an idempotency key, which is the original's."""
+    """Send a copy as a sender would, but without idempotency and unique keys, which are the original's."""
     retention_ms = mailbox.policy(copy.topic).ready_retention_ms
     ttl_ms = retention_ms if copy.ttl_ms is None else min(retention_ms, copy.ttl_ms)
     due = now + spec.delay_ms * MS

@@ -17,9 +17,9 @@ from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.job import RedriveJob
 from postroom.domain.settings import settings_before
 
-VERSION = 7
+VERSION = 8
 """Increment when fields of these structs or `Message` change."""
-READABLE = (5, 6, VERSION)
+READABLE = (5, 6, 7, VERSION)
 """Versions that can be restored, as retention may have removed the events; others are ignored."""
 ROW_BYTES = 1 << 20
 """Bytes of chunks in a row; encoding and storing one holds the interpreter for about a millisecond."""
@@ -239,6 +239,8 @@ def _restore_messages(mailbox: Mailbox, by_stream: dict[bytes, Message]) -> None
     ready: defaultdict[tuple[str, int], list[Message]] = defaultdict(list)
     dead: list[Message] = []
     for message in messages:
+        if message.unique_key is not None and message.status != DEAD:
+            mailbox.topic(message.topic).unique[message.unique_key] = message
         if message.status == READY:
             ready[message.topic, message.shard].append(message)
         elif message.status == IN_FLIGHT:

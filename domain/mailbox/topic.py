@@ -236,9 +236,10 @@ class Topic:
 
     `dead_letterings` is their number by reason, for metrics (svc-mailbox C-4). `shards_in_use` is the number
     of shards among which its messages are spread: another one of the policy waits until there are none.
+    `unique` has the unsettled message of each unique key.
     """
 
-    __slots__ = ("dead", "dead_letterings", "name", "policy", "shards", "shards_in_use", "window")
+    __slots__ = ("dead", "dead_letterings", "name", "policy", "shards", "shards_in_use", "unique", "window")
 
     def __init__(self, name: str, policy: TopicPolicy, window: ReplayWindow | None = None) -> None:
         self.name = name
@@ -247,6 +248,7 @@ class Topic:
         self.shards_in_use = policy.shards
         self.dead: dict[bytes, Message] = {}
         self.dead_letterings: dict[str, int] = {}
+        self.unique: dict[str, Message] = {}
         self.window = window or ReplayWindow()
 
     def shard(self, number: int) -> AnyShard:

@@ -71,14 +71,14 @@ def _depth(members: _Members) -> int:
 
 Action = Literal["redrive", "archive", "purge"]
 SkipReason = Literal[
-    "settled", "redriven", "dead_again", "replaced", "unreadable", "not_an_object", "too_large"
+    "settled", "redriven", "dead_again", "replaced", "key_taken", "unreadable", "not_an_object", "too_large"
 ]
 """Why a job left a message that matched as it is.
 
     settled: it was acked, removed or expired since. redriven: it is in its queue again. dead_again: it was
-    redriven and dead-lettered again. replaced: another job sent a copy of it. Of jobs that send copies:
-    unreadable: its stored bytes can't be read. not_an_object: its payload is no JSON object. too_large: the
-    copy would exceed a frame.
+    redriven and dead-lettered again. replaced: another job sent a copy of it. key_taken: another message in
+    the queue has its unique key. Of jobs that send copies: unreadable: its stored bytes can't be read.
+    not_an_object: its payload is no JSON object. too_large: the copy would exceed a frame.
 """
 
 MAX_RATE = 1_000_000

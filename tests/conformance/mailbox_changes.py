@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from postroom.application.messages import Sent
 from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest, StaleReceipt
 from tests.support.stores import message, receive_one
@@ -86,6 +87,45 @@ class MailboxChangeConformance:
         await asyncio.sleep(0.05)
         await mailbox.reschedule_messages([sent.message_id])
         assert [each.message_id for each in await waiting] == [sent.message_id]
+
+    async def test_while_a_message_is_unsettled_another_one_with_its_unique_key_is_a_duplicate(
+        self, mailbox: Mailbox
+    ) -> None:
+        first = await mailbox.send_message(message(unique_key="k", message_id="order 1"))
+        others = [message(b"again", unique_key="k"), message(b"other", topic="news", unique_key="k")]
+        again, other = await mailbox.send_batch(others)
+        assert again == Sent(first.message_id, duplicate=True)
+        assert isinstance(other, Sent)
+        assert not other.duplicate
+        received = await receive_one(mailbox)
+        assert (await mailbox.send_message(message(b"again", unique_key="k"))).duplicate
+        await received.ack()
+        assert not (await mailbox.send_message(message(b"again", unique_key="k"))).duplicate
+
+    async def test_the_latest_payload_or_delay_of_a_unique_key_wins(self, mailbox: Mailbox) -> None:
+        first = await mailbox.send_message(message(b"1", unique_key="k"))
+        later = message(b"2", unique_key="k", on_conflict="reschedule", deliver_after_ms=LONG_MS)
+        assert (await mailbox.send_message(later)).message_id == first.message_id
+        assert await mailbox.receive_messages("orders") == []
+        latest = await mailbox.send_message(message(b"3", unique_key="k", on_conflict="replace"))
+        assert not latest.duplicate
+        received = await receive_one(mailbox)
+        assert received.payload == b"3"
+        await mailbox.send_message(message(b"4", unique_key="k", on_conflict="replace"))
+        with pytest.raises(StaleReceipt):
+            await received.ack()
+        await (await receive_one(mailbox)).ack()
+        why = await mailbox.explain_message(first.message_id)
+        assert latest.message_id in why.story[-1].text
+
+    async def test_a_wrong_unique_key_is_refused(self, mailbox: Mailbox) -> None:
+        for fields in ({"unique_key": ""}, {"unique_key": "x" * 256}, {"unique_key": 7}):
+            with pytest.raises(InvalidRequest, match="unique_key"):
+                await mailbox.send_message(message(**fields))
+        for conflict, key in (("drop", "k"), ("replace", None), (None, "k")):
+            with pytest.raises(InvalidRequest, match="on_conflict"):
+                await mailbox.send_message(message(unique_key=key, on_conflict=conflict))
+        assert await mailbox.receive_messages("orders") == []
 
     async def test_too_many_ids_are_refused_and_change_nothing(self, mailbox: Mailbox) -> None:
         sent = await mailbox.send_message(message())

@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 from hypothesis import strategies as st
 
-from postroom.domain.message import NackAction
+from postroom.domain.message import ON_CONFLICT, NackAction, OnConflict
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from tests.simulation.operations import (
     Ack,
@@ -79,8 +79,9 @@ own_ids = st.sampled_from([str(UUID(int=n)) for n in (1, 2)])
 class Choices:
     """Make operations, each message with an id and each receiver with a name of its own."""
 
-    def __init__(self, policy: TopicPolicy = POLICY) -> None:
+    def __init__(self, policy: TopicPolicy = POLICY, *, unique: bool = False) -> None:
         self._policy = policy
+        self._unique = unique
         self._names = 0
         self.with_key: list[Send] = []
 
@@ -95,6 +96,10 @@ class Choices:
             data.draw(st.sampled_from([0, 0, 0, 0, 0, 1, 3, 60]), "ttl, s"),
             priority=data.draw(priorities, "priority"),
         )
+        if self._unique and key is None:
+            unique_key = data.draw(st.sampled_from([None, "u", "u", "v"]), "unique key")
+            conflict: OnConflict = data.draw(st.sampled_from(ON_CONFLICT), "on conflict")
+            send = replace(send, unique_key=unique_key, on_conflict=conflict if unique_key else "keep")
         if key is not None:
             self.with_key.append(send)
         return send

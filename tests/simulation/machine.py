@@ -60,6 +60,7 @@ class MailboxMachine(RuleBasedStateMachine):
 
     policy = POLICY
     """Default policy of the topics."""
+    has_unique_keys = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ class MailboxMachine(RuleBasedStateMachine):
         self.disk = Disk(MAILBOX)
         self.model = Model(self.policy, LIMITS, SHARDS)
         self.receipts = Receipts()
-        self.choose = Choices(self.policy)
+        self.choose = Choices(self.policy, unique=self.has_unique_keys)
         self.boot = ""
         self.is_sound = False
         self.folded: tuple[int, list[Mailbox]] = (-1, [])
@@ -468,3 +469,9 @@ class OrderedKeysMachine(MailboxMachine):
     """The same of a mailbox whose topics have ordered keys, which dead letters hold."""
 
     policy = msgspec.structs.replace(POLICY, ordered_keys=True, dead_letters_hold_keys=True)
+
+
+class UniqueKeysMachine(MailboxMachine):
+    """The same with messages that have unique keys."""
+
+    has_unique_keys = True

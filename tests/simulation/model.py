@@ -134,12 +134,18 @@ class Model:
     def send(self, op: Any, answer: Any) -> None:
         allowed = self._answers_to_send(op)
         assert answer in allowed, f"{op} was answered {answer}; right would have been one of {allowed}"
+        holder = self._holder(op.topic, op.unique_key)
         if answer != ("sent", op.id, False):
+            if op.on_conflict == "reschedule" and holder is not None and answer == ("sent", holder.id, True):
+                self._reschedule(holder, op.deliver_after_ms)
             return
         topic = self._topic(op.topic)
         policy = topic.policy
         ttl = self._kept_ms(op, policy)
         topic.shards_in_use = self._shard_count(op.topic)
+        if holder is not None:
+            assert op.on_conflict == "replace", f"{op} was sent beside {holder.id} with its unique key"
+            self._expire(holder, "superseded")
         self.messages[op.id] = Message(
             op.id,
             op.topic,
@@ -154,10 +160,34 @@ class Model:
             priority=op.priority,
             ready_at=self.now + op.deliver_after_ms * MS,
             sticky_key=op.sticky_key,
+            unique_key=op.unique_key,
         )
         if op.idem_key is not None:
             until = self.true + policy.replay_window_ms * MS
             topic.keys[op.idem_key] = Key(op.id, op.payload, self.now, until)
+
+    def _holder(self, topic: str, unique_key: str | None) -> Message | None:
+        """Return the unsettled message with a unique key."""
+        holders = [
+            m
+            for m in self.messages.values()
+            if (m.topic, m.unique_key) == (topic, unique_key) and m.state in (READY, IN_FLIGHT)
+        ]
+        assert unique_key is None or len(holders) <= 1, f"{holders} have the same unique key"
+        return holders[0] if unique_key is not None and holders else None
+
+    def _expires_first(self, message: Message, delay_ms: int) -> bool:
+        due = self.now + delay_ms * MS
+        return message.state == READY and message.has_ttl and due >= message.expires_at
+
+    def _reschedule(self, message: Message, delay_ms: int) -> None:
+        if message.state != READY:
+            return
+        message.due = self.now + delay_ms * MS
+        if not message.has_ttl:
+            message.expires_at = message.due + self.topics[message.topic].policy.ready_retention_ms * MS
+        if not message.attempt:
+            message.ready_at = message.due
 
     def _kept_ms(self, op: Any, policy: Any) -> int:
         """Return how long a message is kept: retention begins when it is due, a time to live when sent."""
@@ -172,13 +202,18 @@ class Model:
         policy = topic.policy if topic else self._policy(op.topic)
         as_new: list[Any] = [("sent", op.id, False)]
         shard = self.shards[self._shard_count(op.topic)][op.sticky_key or op.topic]
-        held = self.unsettled(op.topic, shard)
+        holder = self._holder(op.topic, op.unique_key)
+        held = [m for m in self.unsettled(op.topic, shard) if m is not holder]
         if sum(not self._has_run_out(m) for m in held) >= policy.shard_capacity:
             as_new = ["Saturated"]
         elif len(held) >= policy.shard_capacity:  # what has just run out of time may or may not be gone
             as_new.append("Saturated")
         if op.deliver_after_ms and op.deliver_after_ms >= self._kept_ms(op, policy):
             as_new = ["InvalidRequest"]
+        if holder is not None and op.on_conflict != "replace":
+            as_new = [("sent", holder.id, True)]
+            if op.on_conflict == "reschedule" and self._expires_first(holder, op.deliver_after_ms):
+                as_new = ["InvalidRequest"]
         if topic is None or op.idem_key is None:
             return as_new
         # A key is sure to be remembered while true time protects it; after a clock jump, perhaps longer.
@@ -324,13 +359,19 @@ class Model:
             assert answer in ("NotFound", UNKNOWN)
             return
         revived: list[Message] = []
-        for message in topic.dead[: op.limit]:
+        held = {m.unique_key for m in self.messages.values() if self._holder(op.topic, m.unique_key)}
+        free: list[Message] = []
+        for message in topic.dead:
+            if message.unique_key is None or message.unique_key not in held:
+                held.add(message.unique_key)
+                free.append(message)
+        for message in free[: op.limit]:
             coming = sum(m.shard == message.shard for m in revived)
             waiting = len(self.unsettled(op.topic, message.shard))
             if waiting + coming >= topic.policy.shard_capacity:
                 break
             revived.append(message)
-        expected = len(revived) if revived or not topic.dead else "Saturated"
+        expected = len(revived) if revived or not free else "Saturated"
         assert answer in (expected, UNKNOWN), f"{op} was answered {answer} instead of {expected}"
         for message in revived:
             topic.dead.remove(message)
@@ -358,13 +399,8 @@ class Model:
 
     def reschedule(self, op: Any, answer: Any) -> None:
         message = self._changed(op, answer, (READY,))
-        if message is None:
-            return
-        message.due = self.now + op.deliver_after_ms * MS
-        if not message.has_ttl:
-            message.expires_at = message.due + self.topics[message.topic].policy.ready_retention_ms * MS
-        if not message.attempt:
-            message.ready_at = message.due
+        if message is not None:
+            self._reschedule(message, op.deliver_after_ms)
 
     def _changed(self, op: Any, answer: Any, states: Collection[str]) -> Message | None:
         """Return the message that was to be changed if it was."""
@@ -372,8 +408,7 @@ class Model:
         if message is None:
             expected = "unknown"
         elif message.state in states:
-            due = self.now + getattr(op, "deliver_after_ms", 0) * MS
-            is_late = states == (READY,) and message.has_ttl and due >= message.expires_at
+            is_late = states == (READY,) and self._expires_first(message, op.deliver_after_ms)
             expected = "expires_first" if is_late else "changed"
         else:
             expected = {IN_FLIGHT: "in_flight", DEAD: "dead"}.get(message.state, "settled")

@@ -39,6 +39,7 @@ class Message:
     last_error: str | None = None
     redriven: int = 0
     sticky_key: str | None = None
+    unique_key: str | None = None
 
 
 @dataclass

@@ -19,7 +19,7 @@ from postroom.application.mailbox.send import SendMessage
 from postroom.application.mailbox.settle import AckMessages, ExtendVisibility, NackMessages
 from postroom.application.messages import NewMessage
 from postroom.application.redrive.message_changes import MessageChanges
-from postroom.domain.message import MessageReceived, NackAction, Receipt
+from postroom.domain.message import MessageReceived, NackAction, OnConflict, Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Record
 from tests.simulation.model import Model
@@ -88,6 +88,8 @@ class Send(Operation):
     ttl_seconds: int = 0
     has_external_id: bool = False
     priority: int = 5
+    unique_key: str | None = None
+    on_conflict: OnConflict = "keep"
 
     async def ask(self, room: Room, receipts: Receipts) -> Any:
         new = NewMessage(
@@ -99,6 +101,8 @@ class Send(Operation):
             ttl_seconds=self.ttl_seconds,
             message_id=self.id if self.has_external_id else None,
             priority=self.priority,
+            unique_key=self.unique_key,
+            on_conflict=self.on_conflict,
         )
         sent = await SendMessage(room.engine, room.factory(self.id))(new)
         return ("sent", sent.message_id, sent.duplicate)
@@ -109,6 +113,10 @@ class Send(Operation):
 
     def look_up(self, model: Model, receipts: Receipts, written: list[Record]) -> Any:
         stored = any(r.type == "MessageSent" and str(UUID(bytes=r.stream)) == self.id for r in written)
+        if not stored and self.on_conflict == "reschedule":
+            changed = [str(UUID(bytes=r.stream)) for r in written if r.type == "MessageRescheduled"]
+            holders = [id_ for id_ in changed if model.messages[id_].unique_key == self.unique_key]
+            return ("sent", holders[0], True) if holders else UNKNOWN
         return ("sent", self.id, False) if stored else UNKNOWN
 
 

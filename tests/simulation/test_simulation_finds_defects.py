@@ -14,7 +14,7 @@ from postroom.domain import message, message_decisions
 from postroom.domain.commit import Commit
 from postroom.domain.errors import BrokenLog, Unavailable
 from postroom.domain.mailbox import decide, evolve, snapshot, state, topic
-from postroom.domain.mailbox.commands import Cancel, Receive
+from postroom.domain.mailbox.commands import Cancel, Receive, Redrive
 from postroom.domain.mailbox.keyed_shard import KeyedShard
 from postroom.domain.mailbox.ownership import anchor
 from postroom.domain.mailbox.replay import ReplayWindow
@@ -26,13 +26,13 @@ from postroom.domain.message import (
     MessageVisibilityExtended,
 )
 from tests.simulation import world
-from tests.simulation.machine import MailboxMachine, OrderedKeysMachine
+from tests.simulation.machine import MailboxMachine, OrderedKeysMachine, UniqueKeysMachine
 
 Patch = pytest.MonkeyPatch
 Defect = Callable[[Patch], None]
 DEFECTS: list[Defect] = []
-ORDERED: list[Defect] = []
-"""Those that mailboxes with ordered keys show."""
+MACHINES: dict[Defect, type[MailboxMachine]] = {}
+"""The machines that show defects, unless `MailboxMachine` does."""
 # What a defect puts in need not take every kind of event or command.
 MAILBOX_FOLD: dict[Any, Any] = evolve._EVOLVE
 MESSAGE_FOLD: dict[Any, Any] = message._EVOLVE
@@ -69,7 +69,12 @@ def defect(put_in: Defect) -> Defect:
 
 
 def defect_of_ordered_keys(put_in: Defect) -> Defect:
-    ORDERED.append(put_in)
+    MACHINES[put_in] = OrderedKeysMachine
+    return defect(put_in)
+
+
+def defect_of_unique_keys(put_in: Defect) -> Defect:
+    MACHINES[put_in] = UniqueKeysMachine
     return defect(put_in)
 
 
@@ -77,10 +82,10 @@ def defect_of_ordered_keys(put_in: Defect) -> Defect:
 @pytest.mark.parametrize("put_in", DEFECTS, ids=lambda put_in: put_in.__name__)
 def test_the_simulation_finds(put_in: Defect, monkeypatch: Patch) -> None:
     put_in(monkeypatch)
-    machine = OrderedKeysMachine if put_in in ORDERED else MailboxMachine
+    machine = MACHINES.get(put_in, MailboxMachine)
     if put_in.__name__ in SEEDS:
 
-        class SeededMachine(machine): ...  # type: ignore[misc, valid-type] # it is one of two classes
+        class SeededMachine(machine): ...  # type: ignore[misc, valid-type] # it is one of a few classes
 
         machine = seed(SEEDS[put_in.__name__])(SeededMachine)
     # A defect may also void the state of the mailbox, or leave a log that can't be read.
@@ -474,3 +479,34 @@ def a_snapshot_that_forgets_which_keys_are_in_flight(patch: Patch) -> None:
         self.in_flight += 1
 
     patch.setattr(KeyedShard, "restore_in_flight", restore_in_flight)
+
+
+@defect_of_unique_keys
+def a_snapshot_that_forgets_unique_keys(patch: Patch) -> None:
+    def forget(mailbox: Any, messages: Any) -> None:
+        restore(mailbox, messages)
+        for each in mailbox.topics.values():
+            each.unique.clear()
+
+    restore = snapshot._restore_messages
+    patch.setattr(snapshot, "_restore_messages", forget)
+
+
+@defect_of_unique_keys
+def a_redrive_that_doubles_a_unique_key(patch: Patch) -> None:
+    def doubling(command: Any, mailbox: Any, now: int) -> Any:
+        mailbox.topic(command.topic).unique.clear()
+        return redrive(command, mailbox, now)
+
+    redrive = DECIDERS[Redrive]
+    patch.setitem(DECIDERS, Redrive, doubling)
+
+
+@defect_of_unique_keys
+def a_message_that_is_sent_beside_the_one_that_it_replaces(patch: Patch) -> None:
+    def beside(command: Any, holder: Any, mailbox: Any, now: int) -> Any:
+        events = resolve(command, holder, mailbox, now)
+        return events[:1] if command.on_conflict == "replace" else events
+
+    resolve = decide._resolve_conflict
+    patch.setattr(decide, "_resolve_conflict", beside)

@@ -37,6 +37,7 @@ def _topic_view(topic: Any, now: int) -> dict[str, Any]:
         "shards in use": topic.shards_in_use,
         "dead, oldest first": list(topic.dead),
         "dead_letterings": topic.dead_letterings,
+        "unique": {key: message.stream for key, message in topic.unique.items()},
         "keys": topic.window.entries(topic.window.keys(), now - topic.policy.replay_window_ms * MS),
         "shards": {
             number: (shard.size, shard.in_flight, [message.stream for message in shard.ready(now)])

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class NewMessage(_message.Message):
-    __slots__ = ("topic", "payload", "idem_key", "sticky_key", "attrs", "message_id", "deliver_after_ms", "ttl_seconds", "published_at_us", "content_type", "correlation_id", "causality_parent", "principal", "priority", "trace_id", "span_id", "schema_url", "schema_version")
+    __slots__ = ("topic", "payload", "idem_key", "sticky_key", "attrs", "message_id", "deliver_after_ms", "ttl_seconds", "published_at_us", "content_type", "correlation_id", "causality_parent", "principal", "priority", "trace_id", "span_id", "schema_url", "schema_version", "unique_key", "on_conflict")
     class AttrsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,8 @@ class NewMessage(_message.Message):
     SPAN_ID_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_URL_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    UNIQUE_KEY_FIELD_NUMBER: _ClassVar[int]
+    ON_CONFLICT_FIELD_NUMBER: _ClassVar[int]
     topic: str
     payload: bytes
     idem_key: str
@@ -53,7 +55,9 @@ class NewMessage(_message.Message):
     span_id: str
     schema_url: str
     schema_version: str
-    def __init__(self, topic: _Optional[str] = ..., payload: _Optional[bytes] = ..., idem_key: _Optional[str] = ..., sticky_key: _Optional[str] = ..., attrs: _Optional[_Mapping[str, bytes]] = ..., message_id: _Optional[str] = ..., deliver_after_ms: _Optional[int] = ..., ttl_seconds: _Optional[int] = ..., published_at_us: _Optional[int] = ..., content_type: _Optional[str] = ..., correlation_id: _Optional[str] = ..., causality_parent: _Optional[str] = ..., principal: _Optional[str] = ..., priority: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., schema_url: _Optional[str] = ..., schema_version: _Optional[str] = ...) -> None: ...
+    unique_key: str
+    on_conflict: str
+    def __init__(self, topic: _Optional[str] = ..., payload: _Optional[bytes] = ..., idem_key: _Optional[str] = ..., sticky_key: _Optional[str] = ..., attrs: _Optional[_Mapping[str, bytes]] = ..., message_id: _Optional[str] = ..., deliver_after_ms: _Optional[int] = ..., ttl_seconds: _Optional[int] = ..., published_at_us: _Optional[int] = ..., content_type: _Optional[str] = ..., correlation_id: _Optional[str] = ..., causality_parent: _Optional[str] = ..., principal: _Optional[str] = ..., priority: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., schema_url: _Optional[str] = ..., schema_version: _Optional[str] = ..., unique_key: _Optional[str] = ..., on_conflict: _Optional[str] = ...) -> None: ...
 
 class SendRequest(_message.Message):
     __slots__ = ("message",)

@@ -38,7 +38,7 @@ from postroom.domain.message import (
     Receipt,
     RequeueReason,
 )
-from postroom.domain.names import mailbox_stream
+from postroom.domain.names import mailbox_stream, message_id
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.record import Event
 from postroom.domain.settings import MailboxSettings
@@ -93,6 +93,11 @@ class Life:
         """Return the receipt of the latest delivery."""
         return self.receipts[-1]
 
+    @property
+    def shown(self) -> str:
+        """Return the message's id."""
+        return message_id(self.stream)
+
     def send(self, payload: bytes = b"hello", **fields: Any) -> Send:
         """Return the command that sends the message."""
         envelope = fields.pop("envelope", b"envelope of " + payload)
@@ -116,6 +121,7 @@ class Life:
         ttl: int | None = None,
         idem_key: str | None = None,
         sticky_key: str | None = None,
+        unique_key: str | None = None,
         priority: int = DEFAULT_PRIORITY,
     ) -> MessageSent:
         """Return the event that the message was sent, to be delivered from `due` on."""
@@ -136,6 +142,7 @@ class Life:
             command.envelope,
             priority,
             sticky_key,
+            unique_key,
         )
 
     def received(
