@@ -9,6 +9,7 @@ from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
 from postroom.application.messages import (
     DeliveredMessage,
     ReceivedMessage,
+    ack_options,
     raise_refusal,
 )
 from postroom.application.operations.mailbox import Mailbox
@@ -23,9 +24,9 @@ T = TypeVar("T")
 class SyncReceivedMessage(DeliveredMessage):
     """Delivery of a message whose methods return when they are done; see `ReceivedMessage`."""
 
-    def ack(self) -> None:
+    def ack(self, *, result: bytes | None = None, content_type: str | None = None) -> None:
         """Settle this delivery; see `ReceivedMessage.ack`."""
-        raise_refusal(self._settler.ack_messages([self.receipt]))
+        raise_refusal(self._settler.ack_messages([self.receipt], **ack_options(result, content_type)))
 
     def nack(self, *, reason: str | None = None, delay_ms: int | None = None) -> None:
         """Fail this delivery; see `ReceivedMessage.nack`."""

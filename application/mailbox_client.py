@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from functools import partial
 from time import time_ns
@@ -11,14 +11,14 @@ from typing import Any, Protocol, TypeVar
 from postroom.application.mailbox.message_factory import MessageFactory, NewId, name_job
 from postroom.application.mailbox.outgoing import send_outgoing
 from postroom.application.mailbox.receive import make_receive, record_receive
-from postroom.application.mailbox.settle import NackOptions, check_nack, submit_valid
+from postroom.application.mailbox.settle import NackOptions, check_nack, check_results, submit_valid
 from postroom.application.message_stream import HEARTBEAT_MS, MAX_WAIT_MS, MessageStream, check_stream
-from postroom.application.messages import MessageDelivery, NewMessage, ReceivedMessage, Sent
+from postroom.application.messages import MessageDelivery, MessageResult, NewMessage, ReceivedMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation, derive
 from postroom.application.tracing import ACK, EXTEND, NACK, REDRIVE, REMOTE_SEND, MessagingOperation, tracer
 from postroom.domain.arguments import check_int, check_items
-from postroom.domain.errors import MailboxClosed, Rejected, Saturated, Unavailable
+from postroom.domain.errors import FrameTooLarge, MailboxClosed, Rejected, Saturated, Unavailable
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.message import NackAction, Receipt, check_receipt
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, check_visibility
@@ -28,24 +28,32 @@ MAX_ITEMS = 1_000
 """Maximum number of messages or receipts in one request."""
 OVERHEAD_BYTES = 512
 """Estimated size of a message in a batch besides its payload and attributes."""
+RECEIPT_BYTES = 48
+"""Estimated size of a receipt in a batch."""
 
 
-def split_batches(messages: Sequence[NewMessage], max_bytes: int) -> Iterator[list[NewMessage]]:
-    """Yield messages in batches of up to `max_bytes`, or of one message."""
-    batch: list[NewMessage] = []
+T = TypeVar("T")
+
+
+def split_batches(items: Sequence[T], max_bytes: int, size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield messages or receipts in batches of up to `max_bytes`, or of one."""
+    batch: list[T] = []
     size = 0
-    for message in messages:
-        added = OVERHEAD_BYTES + len(message.payload) + sum(len(k) + len(v) for k, v in message.attrs.items())
+    for item in items:
+        added = size_of(item)
         if batch and (size + added > max_bytes or len(batch) == MAX_ITEMS):
             yield batch
             batch, size = [], 0
-        batch.append(message)
+        batch.append(item)
         size += added
     if batch:
         yield batch
 
 
-T = TypeVar("T")
+def size_of_message(message: NewMessage) -> int:
+    """Return the estimated size of a message in a batch."""
+    return OVERHEAD_BYTES + len(message.payload) + sum(len(k) + len(v) for k, v in message.attrs.items())
+
 
 JITTER = 0.25
 MAX_SILENT_HEARTBEATS = 3
@@ -88,8 +96,10 @@ class MailboxTransport(Protocol):
         Raises: as every call, when the server refuses or ends the stream.
         """
 
-    async def ack(self, receipts: Sequence[Receipt]) -> list[Rejected | None]:
-        """Settle deliveries."""
+    async def ack(
+        self, receipts: Sequence[Receipt], results: Mapping[Receipt, MessageResult] = {}
+    ) -> list[Rejected | None]:
+        """Settle deliveries, some of them with a result."""
 
     async def nack(self, receipts: Sequence[Receipt], options: NackOptions) -> list[Rejected | None]:
         """Fail deliveries."""
@@ -200,8 +210,13 @@ class MailboxClient(Mailbox):
         command = make_receive(topics, max_messages, max_bytes, visibility_ms, consumer)
         return MessageStream(self._stream(command, heartbeat_ms), max_messages, wait_ms)
 
-    async def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:
-        return await self._settle(ACK, receipts, self._transport.ack)
+    async def ack_messages(
+        self, receipts: Sequence[Receipt], /, *, results: Sequence[MessageResult | None] | None = None
+    ) -> list[Rejected | None]:
+        if results is None:
+            return await self._settle(ACK, receipts, self._transport.ack)
+        by_receipt = check_results(receipts, results)
+        return await self._settle(ACK, receipts, partial(self._ack_with_results, by_receipt))
 
     async def nack_messages(
         self,
@@ -228,11 +243,15 @@ class MailboxClient(Mailbox):
         if "filter_" in named:
             named = {**named, "filter_": filter_of_mailbox(named["filter_"], self._name)}
 
+        now, wait_ms = asyncio.get_running_loop().time, named.get("wait_ms", 0)
+        end = now() + wait_ms / 1_000
+
         async def ask() -> Any:
-            return await self._transport.ask(operation, named)
+            rest = {"wait_ms": max(0, int((end - now()) * 1_000))} if wait_ms else {}
+            return await self._transport.ask(operation, {**named, **rest})
 
         with tracer().span(REDRIVE, (named["topic"],)) if operation.name in SPANS else nullcontext():
-            return await self._repeat(ask, is_idempotent=operation.is_repeatable)
+            return await self._repeat(ask, wait_ms, is_idempotent=operation.is_repeatable)
 
     async def _stream(self, command: Receive, heartbeat_ms: int) -> AsyncIterator[list[ReceivedMessage]]:
         """Yield the deliveries of one stream after the other, while the server can be reached."""
@@ -266,7 +285,7 @@ class MailboxClient(Mailbox):
     async def _send(self, messages: list[NewMessage]) -> list[Sent | Rejected]:
         """Send messages in batches that fit into a request, and return an answer for each."""
         answers: list[Sent | Rejected] = []
-        for batch in split_batches(messages, self._transport.max_batch_bytes):
+        for batch in split_batches(messages, self._transport.max_batch_bytes, size_of_message):
             try:
                 with tracer().span(REMOTE_SEND, (each.topic for each in batch), count=len(batch)):
                     answers += await self._repeat(partial(self._transport.send_batch, batch))
@@ -274,6 +293,24 @@ class MailboxClient(Mailbox):
                 if len(batch) > 1:
                     raise
                 answers.append(refusal)  # a single message may be too large for a request
+        return answers
+
+    async def _ack_with_results(
+        self, results: Mapping[Receipt, MessageResult], receipts: Sequence[Receipt]
+    ) -> list[Rejected | None]:
+        """Ack deliveries in batches that fit into a request, and return an answer for each."""
+
+        def size_of(receipt: Receipt) -> int:
+            return RECEIPT_BYTES + (len(results[receipt].payload) if receipt in results else 0)
+
+        answers: list[Rejected | None] = []
+        for batch in split_batches(receipts, self._transport.max_batch_bytes, size_of):
+            try:
+                answers += await self._transport.ack(batch, results)
+            except FrameTooLarge as refusal:
+                if len(batch) > 1:
+                    raise
+                answers.append(refusal)  # a single result may be too large for a request
         return answers
 
     async def _settle(

@@ -73,6 +73,17 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
     duplicate: bool
 
 
+class MessageResult(msgspec.Struct, frozen=True, gc=False):
+    """Result of a message, which its consumer gives to the ack.
+
+    Arguments:
+        content_type: media type of the payload, up to 255 characters.
+    """
+
+    payload: bytes
+    content_type: str | None = None
+
+
 class MessageDelivery(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One delivery of a message, as an owner hands it over and the local socket carries it.
 
@@ -99,7 +110,9 @@ class MessageDelivery(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class DeliverySettler(Protocol):
     """The commands that end or extend deliveries, of the mailbox that delivered a message."""
 
-    async def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:
+    async def ack_messages(
+        self, receipts: Sequence[Receipt], /, *, results: Sequence[MessageResult | None] | None = None
+    ) -> list[Rejected | None]:
         """Settle deliveries; see `Mailbox.ack_messages`."""
 
     async def nack_messages(
@@ -343,13 +356,18 @@ class ReceivedMessage(DeliveredMessage):
         mailbox: the mailbox that delivered it, which settles it.
     """
 
-    async def ack(self) -> None:
+    async def ack(self, *, result: bytes | None = None, content_type: str | None = None) -> None:
         """Settle this delivery: the message was processed (svc-mailbox I-3).
 
-        Raises: StaleReceipt when the message was delivered again or is dead, Unavailable when the outcome is
-            unknown.
+        Arguments:
+            result: for the sender, which waits for it with `Mailbox.wait_for_result`.
+            content_type: media type of the result.
+
+        Raises: StaleReceipt when the message was delivered again or is dead, FrameTooLarge when the result is
+            above the limit `result_bytes`, Unavailable when the outcome is unknown.
         """
-        raise_refusal(await self._settler.ack_messages([self.receipt]))
+        options = ack_options(result, content_type)
+        raise_refusal(await self._settler.ack_messages([self.receipt], **options))
 
     async def nack(self, *, reason: str | None = None, delay_ms: int | None = None) -> None:
         """Fail this delivery: the message is retried, or dead-lettered after its last attempt.
@@ -385,6 +403,15 @@ class ReceivedMessage(DeliveredMessage):
         Raises: InvalidRequest, StaleReceipt when the delivery has ended, Unavailable.
         """
         raise_refusal(await self._settler.extend_visibility([self.receipt], visibility_ms))
+
+
+def ack_options(result: bytes | None, content_type: str | None) -> dict[str, Any]:
+    """Return the options of `Mailbox.ack_messages` for one delivery with this result, if there is one."""
+    if result is None:
+        if content_type is not None:
+            raise InvalidRequest("content_type must be absent without a result.")
+        return {}
+    return {"results": [MessageResult(result, content_type)]}
 
 
 def raise_refusal(answers: list[Rejected | None]) -> None:

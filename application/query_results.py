@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from postroom.application.messages import rfc3339
+from postroom.application.messages import MessageResult, rfc3339
 from postroom.domain.arguments import MAX_PAGE, check_choice, check_int, check_optional_text
 from postroom.domain.envelope.headers import MailboxItem
+from postroom.domain.errors import NotFound
 from postroom.domain.mailbox.counts import TopicCount
 from postroom.domain.names import message_id
 from postroom.domain.redrive.job import RedriveJob
@@ -70,6 +71,7 @@ class MessageDetail(msgspec.Struct, frozen=True):
     Arguments:
         erased: whether the key of its subject was destroyed; the payload in `item` is ciphertext then.
         stream_id: UUID of its events in the log; it finds the message even if other topics have its id.
+        result: what its consumer returned with the ack; None if it has none, or can't be decrypted.
     """
 
     mailbox: str
@@ -86,6 +88,54 @@ class MessageDetail(msgspec.Struct, frozen=True):
     history: list[HistoryEntry]
     erased: bool = False
     stream_id: str = ""
+    result: MessageResult | None = None
+
+
+ENDED = ("acked", "dead", "expired", "archived")
+"""Statuses of messages that are not delivered any more, unless an operator redrives a dead letter."""
+
+
+class MessageOutcome(msgspec.Struct, frozen=True):
+    """What became of a message, or its status when the wait for it ended.
+
+    Arguments:
+        status: `acked`; `dead`; `expired`, if it was removed or cancelled, as `reason` says; `ready`,
+            `delayed` or `in_flight` if none of these happened yet; `archived` in an archive.
+        result: what its consumer returned with the ack; None if it has none, or can't be decrypted.
+        erased: whether the key of its subject was destroyed, and the result with it.
+    """
+
+    message_id: str
+    topic: str
+    status: str
+    reason: str | None = None
+    last_error: str | None = None
+    result: MessageResult | None = None
+    erased: bool = False
+
+    @property
+    def is_final(self) -> bool:
+        """Return whether the message is acked, dead-lettered or removed."""
+        return self.status in ENDED
+
+    @property
+    def payload(self) -> bytes:
+        """Return the payload of the result.
+
+        Raises: NotFound, which says why, when there is none.
+        """
+        if self.result is not None:
+            return self.result.payload
+        reason = ": ".join(each for each in (self.reason, self.last_error) if each)
+        why = {
+            "acked": "its consumer returned none",
+            "dead": f"it is a dead letter ({reason})",
+            "expired": f"it was removed ({self.reason})",
+            "archived": "its mailbox is an archive, which delivers nothing",
+        }.get(self.status, f"it is {self.status.replace('_', ' ')}; wait again")
+        if self.erased:
+            why = "the key of its subject was destroyed"
+        raise NotFound(f"Message {self.message_id} on topic {self.topic} has no result: {why}.")
 
 
 class HistoryStep(msgspec.Struct, frozen=True):

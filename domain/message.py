@@ -110,9 +110,16 @@ class MessageVisibilityExtended(Event, frozen=True, gc=False):
 
 
 class MessageAcked(Event, frozen=True, gc=False):
-    """The consumer settled the message, which is final (svc-mailbox I-3)."""
+    """The consumer settled the message, which is final (svc-mailbox I-3).
+
+    Arguments:
+        result: of the consumer, for the sender; encrypted if the message is.
+        result_type: media type of the result.
+    """
 
     attempt: int
+    result: bytes | None = None
+    result_type: str | None = None
 
 
 class MessageRequeued(Event, frozen=True, gc=False):

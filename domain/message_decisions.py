@@ -1,6 +1,6 @@
 """The Message aggregate: its decisions, which return the events of a change."""
 
-from postroom.domain.errors import InvalidRequest, StaleReceipt
+from postroom.domain.errors import FrameTooLarge, InvalidRequest, StaleReceipt
 from postroom.domain.message import (
     ACKED,
     EXPIRED,
@@ -24,6 +24,7 @@ from postroom.domain.message import (
     RequeueReason,
     Status,
 )
+from postroom.domain.names import message_id
 from postroom.domain.policy import TopicPolicy, backoff_ms
 
 
@@ -49,18 +50,37 @@ def receive(
     )
 
 
-def ack(message: Message, receipt: Receipt, now: int) -> list[MessageEvent]:
+def ack(
+    message: Message,
+    receipt: Receipt,
+    now: int,
+    *,
+    result: bytes | None = None,
+    result_type: str | None = None,
+    most: int = 0,
+) -> list[MessageEvent]:
     """Settle a message; repeating it with the same receipt changes nothing (svc-mailbox I-3).
 
     A delivery that timed out may be acked until the message is delivered again. The ack of a delivery whose
     message was erased changes nothing.
 
-    Raises: StaleReceipt when the message has since been redelivered, dead-lettered or removed.
+    Arguments:
+        result, result_type: see `MessageAcked`.
+        most: maximum size of the result, in bytes.
+
+    Raises: StaleReceipt when the message has since been redelivered, dead-lettered or removed, FrameTooLarge
+        when the result is too large.
     """
     if message.receipt == receipt and (message.status == ACKED or _was_erased(message)):
         return []
     _require_current(message, receipt)
-    return [MessageAcked(message.stream, message.version + 1, now, message.attempt)]
+    if result is not None and len(result) > most:
+        raise FrameTooLarge(
+            f"The result of message {message_id(message.stream)} has {len(result):,} bytes, above the limit "
+            f"result_bytes of {most:,}, so the message was not acked; store it elsewhere and return a "
+            "reference."
+        )
+    return [MessageAcked(message.stream, message.version + 1, now, message.attempt, result, result_type)]
 
 
 def nack(

@@ -106,6 +106,7 @@ class MailboxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         in_flight_ceiling: messages in flight in all topics.
         topics: topics with messages or idempotency keys.
         frame_bytes: largest message, envelope included (`max_frame`, 1 MiB).
+        result_bytes: largest result of an ack, as it is stored: encryption adds 33 bytes.
         max_messages: largest `max_messages` of one RECV.
         history_retention_ms: how long the records of settled and archived messages are retained
             (RFC-037 `max_age_days`).
@@ -119,6 +120,7 @@ class MailboxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_messages: int = 256
     history_retention_ms: int = 90 * DAY_MS
     max_store_bytes: int | None = None
+    result_bytes: int = 64 << 10
 
     def validate(self) -> "MailboxLimits":
         """Return these limits.
@@ -146,6 +148,7 @@ _LIMIT_BOUNDS = {
     "in_flight_ceiling": _COUNT,
     "topics": _COUNT,
     "frame_bytes": (1, MAX_FRAME_BYTES),
+    "result_bytes": (1, MAX_FRAME_BYTES),
     "max_messages": _COUNT,
     "history_retention_ms": _DURATION,
 }

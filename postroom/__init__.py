@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from postroom.application.mailbox.settle import AckMessages, ExtendVisibility, NackMessages
     from postroom.application.message_stream import MessageStream
     from postroom.application.messages import (
+        MessageResult,
         NewMessage,
         ReceivedMessage,
         Sent,
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
         Explanation,
         HistoryEntry,
         MessageDetail,
+        MessageOutcome,
         PeekedMessage,
         RedriveMessage,
         RedrivePreview,
@@ -174,7 +176,9 @@ __all__ = [
     "MailboxSettings",
     "MailboxTarget",
     "MessageDetail",
+    "MessageOutcome",
     "MessageProjection",
+    "MessageResult",
     "MessageStream",
     "MessagingSettings",
     "MissingExtra",
@@ -305,7 +309,7 @@ _NAMES = {
     "application.mailbox.send": "SendBatch SendEnvelopes SendMessage",
     "application.mailbox.settle": "AckMessages ExtendVisibility NackMessages",
     "application.message_stream": "MessageStream",
-    "application.messages": "NewMessage ReceivedMessage Sent read_receipt write_receipt",
+    "application.messages": "MessageResult NewMessage ReceivedMessage Sent read_receipt write_receipt",
     "application.operations.mailbox": "Mailbox",
     "application.outbox.new_event": "NewEvent",
     "application.outbox.relay": "OutboxSettings",
@@ -315,8 +319,8 @@ _NAMES = {
     "application.queries.simulate_policy": "Simulation",
     "application.queries.verify": "Verification",
     "application.query_results": (
-        "Backlog DeadLetter Explanation HistoryEntry MessageDetail PeekedMessage RedriveMessage "
-        "RedrivePreview RedriveReport"
+        "Backlog DeadLetter Explanation HistoryEntry MessageDetail MessageOutcome PeekedMessage "
+        "RedriveMessage RedrivePreview RedriveReport"
     ),
     "application.workers.worker": "Worker WorkerCounts",
     "domain.envelope.validation": "EnvelopeProblem ValidationMode",

@@ -287,6 +287,7 @@ def show_detail(
         )
         return
     item = detail.item
+    answer = detail.result
     session.out.facts(
         [
             ("message", Id(detail.message_id)),
@@ -295,6 +296,7 @@ def show_detail(
             ("status", f"{detail.status}, attempt {detail.attempt}"),
             ("reason", detail.reason),
             ("last error", detail.last_error),
+            ("result", None if answer is None else answer.content_type or f"{len(answer.payload):,} bytes"),
             ("erased", "yes: the key of its subject was destroyed" if detail.erased else None),
             ("intact", "yes" if detail.intact else "NO: it was altered on disk"),
             ("principal", item.principal),
@@ -309,6 +311,10 @@ def show_detail(
     if not detail.erased:
         session.out.line()
         session.out.payload(text, is_text)
+    if answer is not None:
+        session.out.line()
+        session.out.line("result:")
+        session.out.payload(*readable(answer.payload))
 
 
 def _show_history(session: Session, detail: "MessageDetail") -> None:
@@ -368,4 +374,7 @@ def _as_json(detail: "MessageDetail") -> dict[str, Any]:
     facts: dict[str, Any] = msgspec.to_builtins(detail)
     headers = facts.pop("item")
     del headers["envelope_blob"]  # it may carry the publisher's auth token
+    if detail.result is not None:
+        shown = _payload_as_json(*readable(detail.result.payload))
+        facts["result"] = {**shown, "content_type": detail.result.content_type}
     return {**facts, "headers": headers}

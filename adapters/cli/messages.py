@@ -1,9 +1,7 @@
-"""`postroom send`, `peek`, `recv`, `ack`, `nack` and `extend`: sending and consuming messages."""
+"""`postroom send`, `peek`, `recv`, `cancel` and `reschedule`: sending, receiving and changing messages."""
 
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
@@ -14,28 +12,22 @@ from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import (
     NOTHING,
     WrongUsage,
-    describe,
-    exit_code,
     format_duration,
     parse_duration,
     parse_pairs,
+    read_payload,
     read_words,
     readable,
 )
 from postroom.application.text import pluralize
-from postroom.domain.errors import Forbidden, InvalidRequest, Rejected
-from postroom.domain.message import NackAction, OnConflict
+from postroom.domain.errors import Forbidden
+from postroom.domain.message import OnConflict
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES
 
 if TYPE_CHECKING:
     from postroom.application.messages import ReceivedMessage
     from postroom.application.operations.mailbox import Mailbox
     from postroom.application.query_results import ChangeOutcome, MessageChange, PeekedMessage
-    from postroom.domain.message import Receipt
-
-Receipts = Annotated[
-    list[str], Argument(metavar="RECEIPT...", help="Receipts from recv; - reads them from stdin.")
-]
 
 
 async def send(
@@ -91,7 +83,7 @@ async def send(
 
     message = NewMessage(
         topic=topic,
-        payload=_payload(payload, file),
+        payload=read_payload(payload, file),
         idem_key=idem_key,
         sticky_key=key,
         attrs=parse_pairs(attr or (), "--attr"),
@@ -200,54 +192,6 @@ async def recv(
     return None
 
 
-async def ack(session: Session, receipts: Receipts) -> int:
-    """Acknowledge received messages, so that they are not delivered again; idempotent."""
-    return await _settle(
-        session, receipts, "acked", lambda postroom, receipts: postroom.ack_messages(receipts)
-    )
-
-
-async def nack(
-    session: Session,
-    receipts: Receipts,
-    reason: Annotated[
-        str | None, Option(help="What went wrong; recorded as the message's last error.")
-    ] = None,
-    delay: Annotated[
-        str | None, Option(metavar="DURATION", help="Redeliver after exactly this time; default: backoff.")
-    ] = None,
-    action: Annotated[
-        NackAction,
-        Option(help="retry; reject: dead-letter them at once; release: requeue them, no attempt counted."),
-    ] = "retry",
-) -> int:
-    """Return received messages for redelivery; after their last attempt they become dead letters."""
-    from postroom.application.mailbox.settle import check_nack
-
-    options = check_nack(reason, None if delay is None else parse_duration(delay), action)._asdict()
-    return await _settle(
-        session,
-        receipts,
-        {"retry": "nacked", "reject": "rejected", "release": "released"}[action],
-        lambda postroom, receipts: postroom.nack_messages(receipts, **options),
-    )
-
-
-async def extend(
-    session: Session,
-    receipts: Receipts,
-    visibility: Annotated[str, Option(metavar="DURATION", help="Time to hide them, from now.")],
-) -> int:
-    """Extend the visibility of received messages that are still being processed."""
-    visibility_ms = parse_duration(visibility)
-    return await _settle(
-        session,
-        receipts,
-        "extended",
-        lambda postroom, receipts: postroom.extend_visibility(receipts, visibility_ms),
-    )
-
-
 async def _describe_receive(
     session: Session, postroom: "Mailbox", topic: str, has_messages: bool, visibility: str | None
 ) -> str:
@@ -264,29 +208,7 @@ async def _describe_receive(
     return f"Hidden for {hidden_for}; acknowledge with: postroom ack RECEIPT"
 
 
-Settle = Callable[["Mailbox", Sequence["Receipt"]], Awaitable[list[Rejected | None]]]
 Change = Callable[["Mailbox", Sequence[str]], Awaitable[list["MessageChange"]]]
-
-
-async def _settle(session: Session, tokens: list[str], done: str, settle: Settle) -> int:
-    from postroom.application.messages import read_receipt
-
-    tokens = read_words(tokens, sys.stdin.buffer)
-    receipts = [read_receipt(token) for token in tokens]
-    async with use_mailbox(session) as postroom:
-        refusals = await settle(postroom, receipts)
-    if session.out.as_json:
-        session.out.json(
-            [
-                {"receipt": token, "ok": refusal is None} | ({} if refusal is None else describe(refusal))
-                for token, refusal in zip(tokens, refusals, strict=True)
-            ]
-        )
-    else:
-        session.out.line(f"{refusals.count(None)} {done}")
-        for refusal in filter(None, refusals):
-            session.out.error(describe(refusal))
-    return max((exit_code(refusal) for refusal in refusals if refusal is not None), default=0)
 
 
 Ids = Annotated[list[str], Argument(metavar="ID...", help="Message ids; - reads them from stdin.")]
@@ -385,20 +307,6 @@ def _show_peeked_message(session: Session, message: "PeekedMessage", *, first: b
         session.out.line("(not intact: the stored bytes do not match their hash)")
     else:
         session.out.payload(text, is_text)
-
-
-def _payload(payload: str, file: str | None) -> bytes:
-    if file is not None and payload != "-":
-        raise WrongUsage("PAYLOAD and --file exclude each other; omit one.")
-    if file is None and payload != "-":
-        return payload.encode("utf-8", "surrogateescape")
-    try:
-        with open(file, "rb") if file is not None else nullcontext(sys.stdin.buffer) as source:
-            return source.read()
-    except OSError as error:
-        raise InvalidRequest(
-            f"The payload can't be read from {Path(file or '-')}: {error.strerror}."
-        ) from error
 
 
 def _seconds(duration: str) -> int:

@@ -3,8 +3,10 @@
 import re
 import sys
 from collections.abc import Iterable
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
 
 from typer import Option
@@ -358,3 +360,21 @@ MetricsPort = Annotated[
 
 
 Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+def read_payload(payload: str, file: str | None) -> bytes:
+    """Return a payload: the text, or what is read from a file, or from stdin for `-`.
+
+    Raises: InvalidRequest when it can't be read.
+    """
+    if file is not None and payload != "-":
+        raise WrongUsage("PAYLOAD and --file exclude each other; omit one.")
+    if file is None and payload != "-":
+        return payload.encode("utf-8", "surrogateescape")
+    try:
+        with open(file, "rb") if file is not None else nullcontext(sys.stdin.buffer) as source:
+            return source.read()
+    except OSError as error:
+        raise InvalidRequest(
+            f"The payload can't be read from {Path(file or '-')}: {error.strerror}."
+        ) from error

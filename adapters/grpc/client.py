@@ -1,7 +1,7 @@
 """gRPC client of a mailbox."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from postroom.adapters.sockets.address import check_socket_owner
 from postroom.adapters.sockets.tls import ClientFiles
 from postroom.application.mailbox.settle import NackOptions
 from postroom.application.mailbox_client import MailboxClient, MailboxTransport
-from postroom.application.messages import MessageDelivery, NewMessage, Sent, write_receipt
+from postroom.application.messages import MessageDelivery, MessageResult, NewMessage, Sent, write_receipt
 from postroom.application.operations.operation import Arguments, Operation
 from postroom.application.tracing import current_corr_id, outgoing_headers
 from postroom.domain.errors import InvalidRequest, Rejected, Unavailable
@@ -163,8 +163,14 @@ class GrpcTransport(MailboxTransport):
             call.cancel()
         raise Unavailable(f"{self.where} ended the stream; connect again.")
 
-    async def ack(self, receipts: Sequence[Receipt]) -> list[Rejected | None]:
-        return await self._settle("ack", pb.AckRequest(receipts=_tokens(receipts)))
+    async def ack(
+        self, receipts: Sequence[Receipt], results: Mapping[Receipt, MessageResult] = {}
+    ) -> list[Rejected | None]:
+        request = pb.AckRequest(receipts=_tokens(receipts))
+        for index, receipt in enumerate(receipts if results else ()):
+            if receipt in results:
+                messages.write_result(results[receipt], request.results[index])
+        return await self._settle("ack", request)
 
     async def nack(self, receipts: Sequence[Receipt], options: NackOptions) -> list[Rejected | None]:
         reason, delay_ms, action = options

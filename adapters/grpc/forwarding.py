@@ -44,7 +44,7 @@ MAX_CALLS = 16_384
 """Calls in progress; a stream or long poll is one."""
 MAX_REQUEST_BYTES = 256 << 20
 """Size of the requests of all calls in progress."""
-ENDED_AT_STOP = ("recv", "recv_stream")
+ENDED_AT_STOP = ("recv", "recv_stream", "wait_for_result")
 """The methods that wait for messages, and end when the proxy stops."""
 OTHER = "other"
 """Label of methods that only a newer owner has."""

@@ -31,7 +31,7 @@ from postroom.domain.errors import InternalError, NotFound, PostroomError, Unaut
 
 CORR_ID_KEY = "x-corr-id"
 """Metadata with the correlation id of a call, of the caller and in the trailers of the answer."""
-ENDED_AT_STOP = ("recv", "recv_stream")
+ENDED_AT_STOP = ("recv", "recv_stream", "wait_for_result")
 """The methods that wait for messages, and end when their mailbox is served no longer."""
 MODE_METADATA = (("x-postroom-mode", "dev"),)
 """Metadata of every answer of a server with `--dev`."""

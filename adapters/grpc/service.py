@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -19,8 +20,9 @@ from postroom.application.mailbox.settle import (
     extended_receipts,
     finished_receipts,
     submit_valid,
+    with_results,
 )
-from postroom.application.messages import NewMessage, ReceivedMessage, read_receipt
+from postroom.application.messages import MessageResult, NewMessage, ReceivedMessage, read_receipt
 from postroom.application.operations.mailbox import OPERATIONS, Mailbox
 from postroom.application.service import Service, Session
 from postroom.application.threads import wait_at_most
@@ -39,6 +41,7 @@ from postroom.domain.namespace.members import RESERVED_TOPIC
 from postroom.domain.policy import DEFAULT_MAX_MESSAGES
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Settle = Callable[[list[Receipt]], Awaitable[list[Rejected | None]]]
 
 
 class Call(NamedTuple):
@@ -116,9 +119,8 @@ class MailboxService:
         await self._fence.check(_generation(call))
         options = messages.set_fields(request)
         topics = list(options.pop("topics", ()))
-        remaining = cast("float | None", call.context.time_remaining())  # None without a deadline
-        if remaining is not None and "wait_ms" in options:
-            options["wait_ms"] = min(options["wait_ms"], max(0, int(remaining * 1_000) - ANSWER_MS))
+        if "wait_ms" in options:
+            options["wait_ms"] = _within_deadline(options["wait_ms"], call)
         return _delivery(await call.mailbox.receive_messages(topics, **options))
 
     async def recv_stream(self, request: pb.RecvStreamRequest, call: Call) -> None:
@@ -157,9 +159,15 @@ class MailboxService:
     async def ack(self, request: pb.AckRequest, call: Call) -> pb.AckResponse:
         """Settle deliveries."""
         response = pb.AckResponse()
-        settled = await _settle(
-            request.receipts, call.mailbox.ack_messages, response.results, finished_receipts
-        )
+        ack: Settle = call.mailbox.ack_messages
+        if request.results:
+            if max(request.results) >= len(request.receipts):
+                raise InvalidRequest(
+                    f"A result has the index {max(request.results)}, and the request has "
+                    f"{len(request.receipts)} receipts; results are by the index of their receipt, from 0."
+                )
+            ack = with_results(ack, _read_results(request))
+        settled = await _settle(request.receipts, ack, response.results, finished_receipts)
         self._streams.settle(settled)
         return response
 
@@ -203,6 +211,12 @@ class MailboxService:
             detail.item, envelope_blob=messages.public_envelope(detail.item.envelope_blob)
         )
         return messages.write_result(msgspec.structs.replace(detail, item=item), pb.GetResponse())
+
+    async def wait_for_result(self, request: pb.WaitForResultRequest, call: Call) -> pb.WaitForResultResponse:
+        """Wait for the result of a message, no longer than the caller does."""
+        wait_ms = _within_deadline(request.wait_ms, call)
+        outcome = await call.mailbox.wait_for_result(request.message_id, wait_ms=wait_ms)
+        return messages.write_result(outcome, pb.WaitForResultResponse())
 
     async def info(self, request: pb.InfoRequest, call: Call) -> pb.InfoResponse:
         """Return the name of the mailbox."""
@@ -278,6 +292,23 @@ async def _next_item(
     return item, 0
 
 
+def _within_deadline(wait_ms: int, call: Call) -> int:
+    """Return how long a call may wait, so that its answer is in time."""
+    remaining = cast("float | None", call.context.time_remaining())  # None without a deadline
+    return wait_ms if remaining is None else min(wait_ms, max(0, int(remaining * 1_000) - ANSWER_MS))
+
+
+def _read_results(request: pb.AckRequest) -> dict[Receipt, MessageResult]:
+    """Return the results of an ack by receipt; a receipt that can't be read has none."""
+    results: dict[Receipt, MessageResult] = {}
+    for index, token in enumerate(request.receipts):
+        if index in request.results:
+            with suppress(InvalidRequest):  # which is the answer for this receipt
+                result = messages.read_result(request.results[index], MessageResult)
+                results.setdefault(read_receipt(token), result)
+    return results
+
+
 def _generation(call: Call) -> int | None:
     """Return how many members of the namespace the caller knows; None if it named the mailbox."""
     return read_number(read_metadata(call.context.invocation_metadata()), MEMBERS_KEY)
@@ -297,7 +328,7 @@ def _check_count(name: str, count: int) -> None:
 
 async def _settle(
     tokens: Sequence[str],
-    settle: Callable[[list[Receipt]], Awaitable[list[Rejected | None]]],
+    settle: Settle,
     results: Any,
     select: Callable[[Sequence[Receipt], Sequence[Rejected | None]], list[Receipt]],
 ) -> list[Receipt]:

@@ -19,7 +19,7 @@ from postroom.adapters.sockets.address import check_socket_owner
 from postroom.adapters.sockets.tls import ClientFiles, explain_tls_failure, make_client_context
 from postroom.application.mailbox.settle import NackOptions
 from postroom.application.mailbox_client import MailboxClient, MailboxTransport
-from postroom.application.messages import MessageDelivery, NewMessage, Sent, write_receipt
+from postroom.application.messages import MessageDelivery, MessageResult, NewMessage, Sent, write_receipt
 from postroom.application.operations import contract, query_contract
 from postroom.application.operations.contract import Delivery, Ok
 from postroom.application.operations.operation import Arguments, Operation
@@ -154,8 +154,12 @@ class HttpTransport(MailboxTransport):
             raise self._unreadable(HTTPStatus.OK, None) from None
         raise Unavailable(f"{self.where} ended the stream; connect again.")
 
-    async def ack(self, receipts: Sequence[Receipt]) -> list[Rejected | None]:
-        return await self._settle("/v1/ack", contract.AckMany(_tokens(receipts)))
+    async def ack(
+        self, receipts: Sequence[Receipt], results: Mapping[Receipt, MessageResult] = {}
+    ) -> list[Rejected | None]:
+        values = (results.get(each) for each in receipts) if results else ()
+        sent = [None if each is None else contract.Result(*msgspec.structs.astuple(each)) for each in values]
+        return await self._settle("/v1/ack", contract.AckMany(_tokens(receipts), sent or None))
 
     async def nack(self, receipts: Sequence[Receipt], options: NackOptions) -> list[Rejected | None]:
         return await self._settle("/v1/nack", contract.NackMany(_tokens(receipts), *options))

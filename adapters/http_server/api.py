@@ -9,6 +9,7 @@ from postroom.adapters.http_server.queries import Backlog, QueryHandlers, StateH
 from postroom.adapters.http_server.routes import HttpRoute
 from postroom.application.operations import contract, query_contract
 from postroom.application.operations.mailbox import OPERATIONS
+from postroom.application.query_results import MessageOutcome
 
 _ID = "0199d2c4-6f00-7a10-8c21-3b5b0f6f9e01"
 _RECEIPT = "r.AZnSxG8AehCMITtbD2-eAQAAAAIAAAAAAAE"
@@ -33,6 +34,7 @@ _ENVELOPE = {
     "payload_b64": "eyJvcmRlciI6IDd9",
 }
 _OK = {"ok": True}
+_WAIT = OPERATIONS["wait_for_result"]
 _RESULTS = {"results": [{"ok": True}]}
 
 
@@ -74,7 +76,7 @@ def make_routes(
             examples=({"topic": "orders", "max_messages": 10}, None),
         ),
         *_settling(messages),
-        *_queries(queries),
+        *_queries(messages, queries),
         *_state(state),
     )
     return (*written, *derive_routes(written))
@@ -143,7 +145,7 @@ def _settling(messages: MessageHandlers) -> Sequence[HttpRoute]:
     )
 
 
-def _queries(queries: QueryHandlers) -> Sequence[HttpRoute]:
+def _queries(messages: MessageHandlers, queries: QueryHandlers) -> Sequence[HttpRoute]:
     return (
         HttpRoute(
             "GET",
@@ -160,6 +162,15 @@ def _queries(queries: QueryHandlers) -> Sequence[HttpRoute]:
             queries.get_message,
             "Return a message with its headers, envelope, state and history.",
             query_contract.Detail,
+            refusals=(404,),
+        ),
+        HttpRoute(
+            "GET",
+            "/v1/messages/{msg_id}/result",
+            messages.wait_for_result,
+            _WAIT.summary,
+            MessageOutcome,
+            query=arguments_struct(_WAIT, _WAIT.parameters[1:]),
             refusals=(404,),
         ),
         HttpRoute(

@@ -2,10 +2,11 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from time import time_ns
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -30,6 +31,7 @@ from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Reje
 from postroom.domain.message import Receipt
 from postroom.domain.names import may_have_id, message_stream
 
+T = TypeVar("T")
 _ENCODER = msgspec.json.Encoder()
 
 TOKEN_CHECK_SECONDS = 2.0
@@ -55,20 +57,24 @@ async def receive_or_stop(
         consumer=request.consumer,
         wait_ms=0 if service.stopping.is_set() else wait_ms,
     )
-    if not wait_ms:
-        return await call
-    receiving = asyncio.ensure_future(call)
+    # What is received in the moment of its end reappears by its visibility timeout.
+    return await (_unless_ended(service, closed, call) if wait_ms else call) or []
+
+
+async def _unless_ended(service: Service, closed: asyncio.Event, call: Coroutine[Any, Any, T]) -> T | None:
+    """Return the result of a call that waits; None if the client goes or the service stops before."""
+    waiting = asyncio.ensure_future(call)
     ends = [asyncio.create_task(event.wait()) for event in (closed, service.stopping)]
     try:
-        await asyncio.wait([receiving, *ends], return_when=asyncio.FIRST_COMPLETED)
-        if not receiving.done():
-            receiving.cancel()  # what is received in this moment reappears by its visibility timeout
-            await asyncio.wait([receiving])
-        return [] if receiving.cancelled() else receiving.result()
+        await asyncio.wait([waiting, *ends], return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        return None if waiting.cancelled() else waiting.result()
     finally:
         await cancel_and_wait(*ends)
-        if not receiving.done():
-            await cancel_and_wait(receiving)
+        if not waiting.done():
+            await cancel_and_wait(waiting)
 
 
 class HttpMessageStream:
@@ -218,10 +224,17 @@ class MessageHandlers:
 
     async def ack(self, call: Call) -> Reply:
         """Settle a delivery."""
-        receipt = await self._receipt(call)
-        _raise_refusal(await call.mailbox.ack_messages([receipt]))
+        receipt, result = await self._receipt(call), call.body.result
+        options = {} if result is None else {"results": [result.to_result()]}
+        _raise_refusal(await call.mailbox.ack_messages([receipt], **options))
         self._note([receipt])
         return json_reply(contract.Ok())
+
+    async def wait_for_result(self, call: Call) -> Reply:
+        """Wait until a message is acked, dead-lettered or removed."""
+        wait = partial(call.mailbox.wait_for_result, call.path["msg_id"])
+        outcome = await _unless_ended(self._service, call.closed, wait(wait_ms=call.query.wait_ms))
+        return json_reply(outcome or await wait())
 
     async def nack(self, call: Call) -> Reply:
         """Fail a delivery."""
@@ -240,8 +253,9 @@ class MessageHandlers:
 
     async def ack_many(self, call: Call) -> Reply:
         """Settle deliveries."""
-        receipts = [read_receipt(each) for each in call.body.receipts]
-        answers = await call.mailbox.ack_messages(receipts)
+        receipts, results = [read_receipt(each) for each in call.body.receipts], call.body.results
+        values = None if results is None else [each and each.to_result() for each in results]
+        answers = await call.mailbox.ack_messages(receipts, results=values)
         self._note(finished_receipts(receipts, answers))
         return _settle_results(answers)
 

@@ -18,7 +18,7 @@ from postroom.application.ports.event_log import Answer
 from postroom.application.threads import set_close_on_fork
 from postroom.application.tracing import current_corr_id
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
-from postroom.domain.mailbox.commands import Command, Receive, Send
+from postroom.domain.mailbox.commands import Ack, Command, Receive, Send
 
 T = TypeVar("T")
 
@@ -299,7 +299,11 @@ def _batches(commands: Sequence[Command]) -> Iterator[tuple[str, list[Command]]]
         batch: list[Command] = []
         size = 0
         for command in group:
-            added = COMMAND_BYTES + (len(command.envelope) if isinstance(command, Send) else 0)
+            added = COMMAND_BYTES
+            if isinstance(command, Send):
+                added += len(command.envelope)
+            elif isinstance(command, Ack) and command.result is not None:
+                added += len(command.result)
             if batch and (size + added > protocol.BATCH_BYTES or len(batch) >= MAX_BATCH_COMMANDS):
                 yield kind.__name__, batch
                 batch, size = [], 0

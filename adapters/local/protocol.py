@@ -161,6 +161,11 @@ def _check_send(send: Send) -> Send:
     return send
 
 
+def _check_ack(ack: Ack) -> Ack:
+    type_ = check_optional_text("The content_type of a result", ack.result_type)
+    return Ack(check_receipt(ack.receipt), None, ack.result, type_)
+
+
 def _check_nack(nack: Nack) -> Nack:
     if not 0 <= nack.jitter < 1:
         raise InvalidRequest(f"jitter must be at least 0 and below 1; it was {nack.jitter}.")
@@ -181,7 +186,7 @@ def _check_chunk(command: Redrive | Purge) -> Redrive | Purge:
 # fill in, such as the stored message of an ack, is dropped.
 _CHECKS: dict[type, Callable[[Any], Command]] = {
     Send: _check_send,
-    Ack: lambda ack: Ack(check_receipt(ack.receipt)),
+    Ack: _check_ack,
     Nack: _check_nack,
     Extend: lambda each: Extend(check_receipt(each.receipt), check_visibility(each.visibility_ms)),
     Redrive: _check_chunk,

@@ -184,8 +184,17 @@ class OwnerConnection:
         return isinstance(self._owner, _Here)
 
     async def query(self, name: str, *arguments: object, **options: object) -> Any:
-        """Return the result of a query of the mailbox."""
-        return await self._call(lambda owner, _: owner.query(name, arguments, options))
+        """Return the result of a query of the mailbox, which may wait for `wait_ms`."""
+        now, wait_ms = asyncio.get_running_loop().time, options.get("wait_ms", 0)
+        if not isinstance(wait_ms, int) or not wait_ms:
+            return await self._call(lambda owner, _: owner.query(name, arguments, options))
+        end = now() + wait_ms / 1_000
+
+        async def query(owner: Owner, is_repeated: bool) -> Any:
+            remaining_ms = max(0, int((end - now()) * 1_000)) if is_repeated else wait_ms
+            return await owner.query(name, arguments, {**options, "wait_ms": remaining_ms})
+
+        return await self._call(query, wait_ms)
 
     # -- calls ---
 

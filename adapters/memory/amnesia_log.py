@@ -55,6 +55,9 @@ class AmnesiaEventLog(MemoryEventLog, VolatileLog):
         super().append([commit._replace(events=b"", envelopes=b"") for commit in commits])
         with self._lock:
             for record in records:
+                if isinstance(record.event, MessageAcked) and record.event.result is not None:
+                    slim = msgspec.structs.replace(record.event, result=None, result_type=None)
+                    record = record._replace(event=slim)
                 self._records[record.position] = record
                 self._streams.setdefault(record.stream, []).append(record.position)
                 self._used += memory_of(record)

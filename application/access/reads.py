@@ -16,6 +16,7 @@ from postroom.application.page import Page
 from postroom.application.query_results import (
     Backlog,
     DeadLetter,
+    Explanation,
     MessageDetail,
     Moment,
     PeekedMessage,
@@ -54,6 +55,9 @@ class AuthorizedReads(Mailbox):
     async def _get_message(self, operation: Operation, arguments: Arguments) -> Any:
         return await self._read_message(operation, arguments, READ_HEADERS, READ_PAYLOAD)
 
+    async def _wait_for_result(self, operation: Operation, arguments: Arguments) -> Any:
+        return await self._read_message(operation, arguments, READ_HEADERS, READ_PAYLOAD)
+
     async def _explain_message(self, operation: Operation, arguments: Arguments) -> Any:
         return await self._read_message(operation, arguments, READ_HEADERS)
 
@@ -75,13 +79,17 @@ class AuthorizedReads(Mailbox):
             with self._hidden_absence(), call_as(self.caller):
                 answer = await operation.ask(self._mailbox, arguments)
             self._guard.check_topics([answer.topic])
-            if not isinstance(answer, MessageDetail):
+            if isinstance(answer, Explanation):
                 return answer
-            item = answer.item
-            if READ_PAYLOAD not in rights:
-                item = msgspec.structs.replace(item, envelope_blob=without_payload(item.envelope_blob))
-            self._guard.count_bytes([len(item.envelope_blob)])
-            return msgspec.structs.replace(answer, item=item)
+            sizes = [] if answer.result is None else [len(answer.result.payload)]
+            if isinstance(answer, MessageDetail):
+                item = answer.item
+                if READ_PAYLOAD not in rights:
+                    item = msgspec.structs.replace(item, envelope_blob=without_payload(item.envelope_blob))
+                    answer, sizes = msgspec.structs.replace(answer, item=item, result=None), []
+                sizes.append(len(item.envelope_blob))
+            self._guard.count_bytes(sizes)
+            return answer
 
         return await self._auditor.run(rights[-1], read, lambda _: 1, target=arguments["id_"])
 

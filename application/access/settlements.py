@@ -10,7 +10,8 @@ import msgspec
 from postroom.application.access.audit import ALLOWED, Auditor, audit_refusals
 from postroom.application.access.guard import Deliveries, Guard
 from postroom.application.caller import Caller, call_as
-from postroom.application.mailbox.settle import DeliveryWindows
+from postroom.application.mailbox.settle import DeliveryWindows, check_results, with_results
+from postroom.application.messages import MessageResult
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation
 from postroom.application.page import Page
@@ -49,8 +50,13 @@ class AuthorizedSettlements(Mailbox):
     _wall: Callable[[], int]
 
     @audit_refusals(Right.ACK)
-    async def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:
-        return await self._settle(Right.ACK, receipts, self._mailbox.ack_messages)
+    async def ack_messages(
+        self, receipts: Sequence[Receipt], /, *, results: Sequence[MessageResult | None] | None = None
+    ) -> list[Rejected | None]:
+        ack: Settle = self._mailbox.ack_messages
+        if results is not None:
+            ack = with_results(ack, check_results(receipts, results))
+        return await self._settle(Right.ACK, receipts, ack)
 
     @audit_refusals(Right.NACK)
     async def nack_messages(

@@ -19,11 +19,13 @@ from postroom.application.mailbox.receive import StreamMessages
 from postroom.application.mailbox.settle import (
     DeliveryWindows,
     check_nack,
+    check_results,
     extended_receipts,
     finished_receipts,
     submit_valid,
+    with_results,
 )
-from postroom.application.messages import NewMessage, Sent
+from postroom.application.messages import MessageResult, NewMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation, derive
 from postroom.application.ports.control_plane import NamespaceDirectory
@@ -47,7 +49,7 @@ def merge_changes(answers: Sequence[Sequence[MessageChange]]) -> list[MessageCha
     ]
 
 
-READS_OF_MESSAGES = ("get_message", "explain_message")
+READS_OF_MESSAGES = ("get_message", "wait_for_result", "explain_message")
 """Operations that the mailbox with the message answers."""
 CHANGES_OF_TOPICS = ("purge_topic", "resume_topic")
 """Operations of the mailboxes that have the topic, one after the other."""
@@ -199,9 +201,14 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
 
     # -- settling ---
 
-    async def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:
+    async def ack_messages(
+        self, receipts: Sequence[Receipt], /, *, results: Sequence[MessageResult | None] | None = None
+    ) -> list[Rejected | None]:
         """Settle deliveries; see `Mailbox.ack_messages`."""
-        return await self._settle(receipts, lambda mailbox, some: mailbox.ack_messages(some), self._end)
+        by_receipt = {} if results is None else check_results(receipts, results)
+        return await self._settle(
+            receipts, lambda mailbox, some: with_results(mailbox.ack_messages, by_receipt)(some), self._end
+        )
 
     async def nack_messages(
         self,

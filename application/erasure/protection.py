@@ -14,9 +14,10 @@ from postroom.domain.envelope.headers import extract_mailbox_item, parse_envelop
 from postroom.domain.envelope.v1.envelope_pb2 import ENCRYPTION_TYPE_SYMMETRIC, PrismEnvelope
 from postroom.domain.errors import IntegrityFailure, InvalidRequest, Rejected
 from postroom.domain.integrity import hash_chain, payload_hash
-from postroom.domain.mailbox.commands import Command, Send
+from postroom.domain.mailbox.commands import Ack, Command, Send
 from postroom.domain.message import Headers, MessageSent
-from postroom.domain.names import message_id
+from postroom.domain.names import STREAM_BYTES, message_id
+from postroom.domain.record import Record
 from postroom.domain.redrive.job import Copy
 from postroom.domain.subject import ALGORITHM, ATTRS, SubjectPolicy, find_policy, is_encrypted
 
@@ -186,12 +187,14 @@ class MessageEncryption:
 
     Arguments:
         keys: of the subjects.
-        topics: policies by topic, until `read_topics` is replaced by one that reads a mailbox's policies.
+        topics: policies by topic, until `read_topics` is replaced by one that reads a mailbox's policies, and
+            `read_records` by one that reads the records of a message, whose result is encrypted as it is.
     """
 
     def __init__(self, keys: SubjectKeys, topics: Mapping[str, SubjectPolicy]) -> None:
         self.keys = keys
         self.read_topics: Callable[[], Mapping[str, SubjectPolicy]] = lambda: topics
+        self.read_records: Callable[[bytes], Sequence[Record]] = lambda stream: ()
         self._order = asyncio.Lock()
 
     @property
@@ -206,15 +209,18 @@ class MessageEncryption:
     async def submit(
         self, commands: Sequence[Command], submit: Callable[[Sequence[Command]], Awaitable[list[Answer]]]
     ) -> list[Answer]:
-        """Submit commands with their messages encrypted, in the order of concurrent calls.
+        """Submit commands with their messages and results encrypted, in the order of concurrent calls.
 
         Arguments:
             submit: returns an answer for each command.
 
-        Returns: an answer for each command; `Rejected` for a message that can't be encrypted.
+        Returns: an answer for each command; `Rejected` for a message or result that can't be encrypted.
         Raises: Unavailable when the key store can't be used; then nothing was submitted.
         """
-        if not any(type(each) is Send and self._concerns(each) for each in commands):
+        if not any(
+            self._concerns(each) if type(each) is Send else type(each) is Ack and each.result is not None
+            for each in commands
+        ):
             return await submit(commands)
         async with self._order:
             encrypted = await asyncio.to_thread(self._encrypt_commands, commands)
@@ -271,6 +277,25 @@ class MessageEncryption:
         """Return a message as it was sent, or why it can't be decrypted; raises as `read_messages`."""
         return self.read_messages([sent])[sent.stream]
 
+    def read_result(self, sent: MessageSent, result: bytes) -> bytes | Unreadable:
+        """Return the result of a message as its consumer gave it, or why it can't be decrypted.
+
+        Raises: as `read_messages`.
+        """
+        if not is_encrypted(sent.headers):
+            return result
+        pseudonym = read_pseudonym(sent)
+        if pseudonym is None:
+            return "altered"
+        key = self.keys.resolve([pseudonym])[pseudonym]
+        if key is None:
+            return "erased"
+        try:
+            content = key.decrypt("result", result)
+        except IntegrityFailure:
+            return "altered"
+        return content[STREAM_BYTES:] if content.startswith(sent.stream) else "altered"
+
     def _encrypt_commands(self, commands: Sequence[Command]) -> list[Command | Rejected]:
         results: list[Command | Rejected] = list(commands)
         plaintexts: dict[int, tuple[Send, _Plaintext]] = {}
@@ -283,10 +308,34 @@ class MessageEncryption:
                     continue
                 if plaintext is not None:
                     plaintexts[index] = command, plaintext
-        keys = self.keys.get_or_create({each.subject for _, each in plaintexts.values()})
-        for index, (send, plaintext) in plaintexts.items():
-            results[index] = _encrypt(send, send.idem_key, plaintext, keys)
+            elif type(command) is Ack and command.result is not None:
+                results[index] = self._encrypt_result(command, command.result)
+        if plaintexts:
+            keys = self.keys.get_or_create({each.subject for _, each in plaintexts.values()})
+            for index, (send, plaintext) in plaintexts.items():
+                results[index] = _encrypt(send, send.idem_key, plaintext, keys)
         return results
+
+    def _encrypt_result(self, command: Ack, result: bytes) -> Ack | Rejected:
+        """Return an ack whose result is encrypted if its message is, and left out if the key was destroyed.
+
+        The stream of the message is encrypted with the result: equal ones have different ciphertexts.
+        """
+        stream = command.receipt.message
+        records = self.read_records(stream)
+        sent = records[0].event if records else None
+        if not isinstance(sent, MessageSent) or not is_encrypted(sent.headers):
+            return command
+        pseudonym = read_pseudonym(sent)
+        if pseudonym is None:
+            return InvalidRequest(
+                f"Message {message_id(stream)} was altered on disk, so its result can't be encrypted; ack it "
+                "without a result."
+            )
+        key = self.keys.resolve([pseudonym])[pseudonym]
+        if key is None:
+            return msgspec.structs.replace(command, result=None, result_type=None)
+        return msgspec.structs.replace(command, result=key.encrypt("result", stream + result))
 
     def _concerns(self, message: Send) -> bool:
         return self.policy(message.topic) is not None or is_encrypted(message.headers)

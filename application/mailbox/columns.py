@@ -17,6 +17,7 @@ Ints = Int64 | list[Int64]
 OptionalInts = Int64 | None | list[Int64 | None]
 Texts = str | list[str]
 OptionalTexts = str | None | list[str | None]
+OptionalBytes = bytes | None | list[bytes | None]
 
 
 class Run(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -4,11 +4,14 @@ import asyncio
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count, islice
 from typing import Generic, TypeVar
 
-from postroom.application.mailbox.groups import LoadedMailbox, Request, cost_of, topic_of
-from postroom.domain.errors import Saturated
+from postroom.application.mailbox.groups import GroupEvents, LoadedMailbox, Request, cost_of, topic_of
+from postroom.application.threads import wait_at_most
+from postroom.domain.errors import PostroomError, Saturated
+from postroom.domain.message import MessageAcked, MessageDeadLettered, MessageEvent, MessageExpired
 from postroom.domain.policy import SATURATED_RETRY_MS
 
 WINDOW_SECONDS = 5.0
@@ -193,11 +196,39 @@ class PendingRequests:
         return self.take(math.inf)
 
 
+_ENDS = (MessageAcked, MessageDeadLettered, MessageExpired)
+PREFIX_BYTES = 8
+"""Bytes that the streams of all messages with one id have in common; see `topic_streams`."""
+
+
+class EndWatch:
+    """Events that ended messages since the watch began, by stream.
+
+    Arguments:
+        failure: why there will be no more.
+    """
+
+    def __init__(self, failure: PostroomError | None) -> None:
+        self.ends: dict[bytes, MessageEvent] = {}
+        self.failure = failure
+        self.changed = asyncio.Event()
+
+    async def wait(self, seconds: float) -> None:
+        """Return at the next event, or after this time; raises when there will be no more events."""
+        if self.failure is not None:
+            raise self.failure
+        self.changed.clear()
+        await wait_at_most(seconds, self.changed.wait())
+
+
 class LongPolls:
     """Waiting receivers by topic, in order of arrival; a receiver may wait for several topics."""
 
     def __init__(self) -> None:
         self._by_topic: dict[str, dict[asyncio.Future[None], Sequence[str]]] = {}
+        self.watches: dict[bytes, list[EndWatch]] = {}
+        """Those who wait for the end of a message, by the beginning of its stream."""
+        self._failure: PostroomError | None = None
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._by_topic))
@@ -238,10 +269,36 @@ class LongPolls:
             if count:
                 self.wake(topic, count)
 
-    def wake_all(self) -> None:
-        """Wake every receiver."""
+    def wake_all(self, failure: PostroomError) -> None:
+        """Wake every receiver, and fail those who wait for the end of a message."""
         for topic in self:
             self.wake(topic, self.count(topic))
+        self._failure = failure
+        for watches in self.watches.values():
+            for watch in watches:
+                watch.failure = failure
+                watch.changed.set()
+
+    @contextmanager
+    def watch(self, stream: bytes) -> Iterator[EndWatch]:
+        """Watch for the ends of messages with the id of this stream, for the length of a context."""
+        watch, prefix = EndWatch(self._failure), stream[:PREFIX_BYTES]
+        self.watches.setdefault(prefix, []).append(watch)
+        try:
+            yield watch
+        finally:
+            self.watches[prefix].remove(watch)
+            if not self.watches[prefix]:
+                del self.watches[prefix]
+
+    def note(self, events: GroupEvents) -> None:
+        """Tell those who wait which messages ended, durably."""
+        for commit in events.commits:
+            for event in commit.events:
+                if isinstance(event, _ENDS):
+                    for watch in self.watches.get(event.stream[:PREFIX_BYTES], ()):
+                        watch.ends[event.stream] = event
+                        watch.changed.set()
 
     def _remove(self, topics: Sequence[str], waiter: asyncio.Future[None]) -> None:
         for topic in topics:

@@ -74,17 +74,17 @@ class MailboxEngine:
     ) -> None:
         self.log, self.protection = log, protection
         if protection is not None:
-            protection.read_topics = self._subject_policies
+            protection.read_topics, protection.read_records = self._subject_policies, log.read_stream
         self._may_append = may_append or (lambda: True)
         self.writer = LogWriter(log, self._may_append)
         self._clock = clock
         self.metrics = MailboxMetrics()
+        self.long_polls = LongPolls()
         self._committer = Committer(
-            self.writer, self.check_ownership, self._invalidate, self._refuse, self.metrics
+            self.writer, self.check_ownership, self._invalidate, self._refuse, self.metrics, self.long_polls
         )
         enricher = CommandEnricher(log, EnvelopeCache(cache_bytes), self._committer, protection)
         self._decider = GroupDecider(enricher, self.metrics.reorder, admit)
-        self._long_polls = LongPolls()
         self._state: LoadedMailbox | None = None
         self._anchor = Anchor(0, 0, continues=False)
         self._pending = PendingRequests(log.mailbox, self.now)
@@ -135,7 +135,7 @@ class MailboxEngine:
         """Finish the pending requests, save a snapshot if the log has grown, seal the log, and stop."""
         self._closing = True
         self._wake.set()
-        self._long_polls.wake_all()
+        self.long_polls.wake_all(MailboxClosed(f"Mailbox {self.log.mailbox} is closed; open it again."))
         if self._task is not None:
             await self._task
         if self._state is not None:
@@ -271,7 +271,7 @@ class MailboxEngine:
             raise self._lost
         if not self._closing and not any(self._deliverable(topic, 1) for topic in topics):
             self._wake.set()  # the loop must consider the next delayed message of the topics
-            await self._long_polls.wait(topics, wait_ms)
+            await self.long_polls.wait(topics, wait_ms)
 
     async def _run(self) -> None:
         while not (self._closing and not self._pending):
@@ -297,7 +297,7 @@ class MailboxEngine:
                 continue
             self._committer.commit(group, commits)
             state.advance_snapshot(self._saver.save)
-            self._long_polls.wake_for(self._deliverable)
+            self.long_polls.wake_for(self._deliverable)
         await self._committer.wait_until_durable()
 
     async def _decide(self, requests: list[Request], state: LoadedMailbox) -> tuple[Group, list[Commit]]:
@@ -338,7 +338,7 @@ class MailboxEngine:
         state = self._state
         if state is None or state.failure is not None:
             return RECOVERY_SECONDS
-        due = state.next_due(self._long_polls)
+        due = state.next_due(self.long_polls)
         return None if due is None else (due - self.now()) / 1_000_000
 
     def _deliverable(self, topic: str, limit: int) -> int:
@@ -375,7 +375,7 @@ class MailboxEngine:
             self._is_lost.set()
             self._closing = True
             self._wake.set()
-            self._long_polls.wake_all()
+            self.long_polls.wake_all(error)
             refuse(self._pending.take_all(), error)
 
     async def _recover(self) -> LoadedMailbox | None:

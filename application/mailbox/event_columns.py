@@ -13,6 +13,7 @@ from msgspec.structs import astuple
 
 from postroom.application.mailbox.columns import (
     Ints,
+    OptionalBytes,
     OptionalInts,
     OptionalTexts,
     Run,
@@ -164,6 +165,8 @@ class AckedRun(Run, frozen=True, tag="MessageAcked.1"):
     event = MessageAcked
 
     attempts: Ints
+    results: OptionalBytes = None
+    result_types: OptionalTexts = None
 
 
 class RequeuedRun(Run, frozen=True, tag="MessageRequeued.1"):

@@ -31,11 +31,11 @@ from postroom.domain.mailbox.commands import (
 from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.state import Mailbox
-from postroom.domain.message import Message, MessageSent, Receipt
+from postroom.domain.message import Message, MessageAcked, MessageSent, Receipt
 from postroom.domain.record import Event
 
 MAX_ENVELOPE_BYTES = 16 << 20
-"""Envelopes of one commit, in bytes, unless a single one is larger."""
+"""Envelopes and results of one commit, in bytes, unless a single one is larger."""
 
 
 def is_indexed(event: Event, distance_from_sent: int) -> bool:
@@ -87,8 +87,7 @@ class GroupEvents:
         """Add the first event of a message."""
         commit, size = self._last, len(event.envelope)
         if commit.envelope_bytes + size > MAX_ENVELOPE_BYTES and commit.events:
-            commit = self._last = CommitEvents()
-            self.commits.append(commit)
+            commit = self._begin_commit()
         commit.envelope_bytes += size
         commit.events.append(event)
         commit.distances.append(0)
@@ -100,6 +99,10 @@ class GroupEvents:
             position: of the event.
         """
         commit = self._last
+        if type(event) is MessageAcked and event.result is not None:
+            if commit.envelope_bytes + len(event.result) > MAX_ENVELOPE_BYTES and commit.events:
+                commit = self._begin_commit()
+            commit.envelope_bytes += len(event.result)
         commit.events.append(event)
         if message is None:
             commit.distances.append(0)
@@ -135,6 +138,11 @@ class GroupEvents:
                 for position, message in zip(positions, messages, strict=True)
                 if is_indexed(events[0], position - message.position)
             ]
+
+    def _begin_commit(self) -> CommitEvents:
+        commit = self._last = CommitEvents()
+        self.commits.append(commit)
+        return commit
 
     def sent(self, first: int) -> dict[int, MessageSent]:
         """Return the messages that the group sent, by position.
@@ -278,7 +286,7 @@ class Group(NamedTuple):
 
 
 COST_BYTES = 4_096
-"""Envelope bytes that cost as much as a command."""
+"""Bytes of an envelope or a result that cost as much as a command."""
 
 
 def topic_of(commands: Sequence[Command], state: LoadedMailbox | None) -> str:
@@ -301,10 +309,12 @@ def topic_of(commands: Sequence[Command], state: LoadedMailbox | None) -> str:
 
 
 def cost_of(commands: Sequence[Command]) -> int:
-    """Return the cost of a request: one for each command, and one for each 4 KiB of their envelopes."""
-    return len(commands) + sum(
-        [len(command.envelope) // COST_BYTES for command in commands if type(command) is Send]
-    )
+    """Return the cost of a request: one for each command, and for each 4 KiB of an envelope or a result."""
+    if type(commands[0]) is Ack:
+        sizes = [len(each.result) for each in commands if type(each) is Ack and each.result is not None]
+    else:
+        sizes = [len(each.envelope) for each in commands if type(each) is Send]
+    return len(commands) + sum([size // COST_BYTES for size in sizes])
 
 
 def as_known(command: Command) -> Command:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Any, TypeVar
 
+from postroom.application.mailbox.command_queue import LongPolls
 from postroom.application.mailbox.commit_ends import ends_with
 from postroom.application.mailbox.groups import Group, LoadedMailbox, Request
 from postroom.application.mailbox.metrics import MailboxMetrics
@@ -172,6 +173,7 @@ class Committer:
         on_failure: Callable[[PostroomError], None],
         refuse: Callable[[Sequence[Request], PostroomError], None],
         metrics: MailboxMetrics,
+        long_polls: LongPolls,
     ) -> None:
         """Initialise with the log's writer.
 
@@ -179,12 +181,14 @@ class Committer:
             check_ownership: see `MailboxEngine.check_ownership`; called for groups without events.
             on_failure: called with the first failed append of a state; it must invalidate the state.
             refuse: called with the requests of each group whose state is void, and the reason.
+            long_polls: callers that are told which messages ended when that is durable.
         """
         self._writer = writer
         self._check_ownership = check_ownership
         self._on_failure = on_failure
         self._refuse = refuse
         self._metrics = metrics
+        self._long_polls = long_polls
         self._in_progress: deque[asyncio.Task[None]] = deque()
 
     def commit(self, group: Group, commits: Sequence[Commit]) -> None:
@@ -237,6 +241,8 @@ class Committer:
         if refusal := group.state.failure or failure:
             self._refuse(group.requests, refusal)
         else:
+            if self._long_polls.watches:
+                self._long_polls.note(group.events)
             group.answer()
 
 

@@ -2,15 +2,17 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from time import time_ns
 from typing import NamedTuple, TypeVar
 
-from postroom.application.messages import ReceivedMessage
+import msgspec
+
+from postroom.application.messages import MessageResult, ReceivedMessage
 from postroom.application.ports.event_log import MailboxOwner
 from postroom.application.tracing import ACK, EXTEND, NACK, MessagingOperation, tracer
-from postroom.domain.arguments import check_any_text, check_int, check_items
+from postroom.domain.arguments import check_any_text, check_int, check_items, check_optional_text, check_type
 from postroom.domain.errors import InvalidRequest, NotFound, Rejected, StaleReceipt
 from postroom.domain.mailbox.commands import Ack, Command, Extend, Nack
 from postroom.domain.message import NACK_ACTIONS, NackAction, Receipt, check_receipt
@@ -163,6 +165,37 @@ MAX_REASON_CHARS = 1_000
 """Maximum length of the stored reason of a NACK; the rest is cut off."""
 
 
+def check_results(receipts: object, results: object) -> dict[Receipt, MessageResult]:
+    """Return the results of acks by receipt; of a receipt that occurs several times, the first one.
+
+    Raises: InvalidRequest unless there is a result or None for each receipt.
+    """
+    items, checked = check_items("receipts", receipts), dict[Receipt, MessageResult]()
+    values = check_items("results", results)
+    if len(values) != len(items):
+        raise InvalidRequest(
+            f"results must have one item for each of the {len(items)} receipts, a result or None; it had "
+            f"{len(values)}."
+        )
+    for receipt, each in zip(items, values, strict=True):
+        if each is not None:
+            result = check_type("A result", each, MessageResult)
+            check_type("The payload of a result", result.payload, bytes)
+            check_optional_text("The content_type of a result", result.content_type)
+            with suppress(InvalidRequest):  # which is the answer for this receipt
+                checked.setdefault(check_receipt(receipt), result)
+    return checked
+
+
+def with_results(
+    ack: Callable[..., Awaitable[list[Rejected | None]]], results: Mapping[Receipt, MessageResult]
+) -> Callable[[Sequence[Receipt]], Awaitable[list[Rejected | None]]]:
+    """Return a function that acks receipts with their results; see `Mailbox.ack_messages`."""
+    if not results:
+        return ack
+    return lambda receipts: ack(receipts, results=[results.get(each) for each in receipts])
+
+
 class AckMessages:
     """Handler that settles deliveries; acks are final and idempotent (svc-mailbox I-3)."""
 
@@ -171,15 +204,27 @@ class AckMessages:
         self._owner = owner
         self._windows = windows or DeliveryWindows()
 
-    async def __call__(self, receipts: Sequence[Receipt]) -> list[Rejected | None]:
+    async def __call__(
+        self, receipts: Sequence[Receipt], *, results: Sequence[MessageResult | None] | None = None
+    ) -> list[Rejected | None]:
         """Ack deliveries by their receipts.
 
+        Arguments:
+            results: see `Mailbox.ack_messages`.
+
         Returns: for each, None if it is settled, else the error: StaleReceipt when the message was delivered
-            again or is dead, NotFound when it is unknown, InvalidRequest for an invalid receipt.
+            again or is dead, NotFound when it is unknown, FrameTooLarge for a result above the limit,
+            InvalidRequest for an invalid receipt.
         Raises: InvalidRequest for an argument of a wrong type or out of range, Saturated when too many
             commands are pending, Unavailable when the outcome is unknown.
         """
-        return await _settle(ACK, self._owner, receipts, Ack, self._windows.settle)
+        by_receipt = {} if results is None else check_results(receipts, results)
+
+        def ack(receipt: Receipt) -> Ack:
+            result = by_receipt.get(receipt)
+            return Ack(receipt) if result is None else Ack(receipt, None, *msgspec.structs.astuple(result))
+
+        return await _settle(ACK, self._owner, receipts, ack if by_receipt else Ack, self._windows.settle)
 
 
 class NackMessages:

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from postroom.application.messages import (
     MessageDelivery,
+    MessageResult,
     NewMessage,
     ReceivedMessage,
     Sent,
@@ -267,10 +268,26 @@ class StreamError(msgspec.Struct, frozen=True):
 StreamLine = Envelope | Heartbeat | StreamError
 
 
+class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Result of a message; see `MessageResult`."""
+
+    payload: Annotated[bytes, Meta(description="The result in base64.")]
+    content_type: Text | None = None
+
+    def to_result(self) -> MessageResult:
+        """Return it as `Mailbox.ack_messages` takes it."""
+        return MessageResult(self.payload, self.content_type)
+
+
 class Ack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The delivery to settle; without a receipt, the latest one."""
+    """The delivery to settle; without a receipt, the latest one.
+
+    Arguments:
+        result: for the sender of the message.
+    """
 
     receipt: Name | None = None
+    result: Result | None = None
 
 
 class Nack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -295,10 +312,15 @@ class Extend(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     visibility_ms: Visibility
 
 
-class AckMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Deliveries to settle."""
+class AckMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Deliveries to settle.
+
+    Arguments:
+        results: for the senders of the messages: one for each receipt, or null.
+    """
 
     receipts: Receipts
+    results: Annotated[list[Result | None], Meta(max_length=MAX_BATCH)] | None = None
 
 
 class NackMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

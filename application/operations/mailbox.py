@@ -13,8 +13,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
-from postroom.application.messages import NewMessage, ReceivedMessage, Sent
+from postroom.application.message_stream import HEARTBEAT_MS, MAX_WAIT_MS, MessageStream
+from postroom.application.messages import MessageResult, NewMessage, ReceivedMessage, Sent
 from postroom.application.operations.operation import (
     BY_SERVER,
     Check,
@@ -30,6 +30,7 @@ from postroom.application.query_results import (
     Explanation,
     MessageChange,
     MessageDetail,
+    MessageOutcome,
     Outcome,
     PeekedMessage,
     RedriveMessage,
@@ -67,6 +68,7 @@ MessageIds = Annotated[Sequence[MessageId], Meta(max_length=MAX_PAGE), Check(par
 Before = Annotated[int, Meta(ge=0, le=MAX_INT), SentAs("older_than_us")]
 JobId = Annotated[str, Check(partial(check_uuid, "The redrive job id"), UUID_TEXT)]
 Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
+WaitMs = Annotated[int, Meta(ge=0, le=MAX_WAIT_MS)]
 Position = Annotated[int, Meta(ge=0, le=MAX_INT)]
 At = Annotated[Position | datetime, Check(check_moment)]
 Spec = Annotated[RedriveSpec, Check(check_spec)]
@@ -160,11 +162,18 @@ class Mailbox:
         """
 
     @operation(Right.ACK, "POST /v1/ack")
-    async def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:
+    async def ack_messages(
+        self, receipts: Sequence[Receipt], /, *, results: Sequence[MessageResult | None] | None = None
+    ) -> list[Rejected | None]:
         """Settle deliveries; acks are final and idempotent (svc-mailbox I-3).
 
+        Arguments:
+            results: one for each receipt, a result or None, which `wait_for_result` and `get_message` return;
+                the first ack of a message counts, and a repeated one changes nothing.
+
         Returns: for each, None if it is settled, else the error: StaleReceipt when the message was delivered
-            again or is dead, NotFound when it is unknown, InvalidRequest for an invalid receipt.
+            again or is dead, NotFound when it is unknown, InvalidRequest for an invalid receipt,
+            FrameTooLarge when its result is above the limit `result_bytes`; it is not settled then.
         """
 
     @operation(Right.NACK, "POST /v1/nack")
@@ -384,6 +393,16 @@ class Mailbox:
     @operation(Right.READ_HEADERS, "GET /v1/messages/{msg_id}")
     async def get_message(self, id_: MessageId, /) -> MessageDetail:
         """Return a message with its history.
+
+        Raises: NotFound when the log has no such message, or retention removed it.
+        """
+
+    @operation(Right.READ_PAYLOAD, "GET /v1/messages/{msg_id}/result")
+    async def wait_for_result(self, id_: MessageId, /, *, wait_ms: WaitMs = 0) -> MessageOutcome:
+        """Wait until a message is acked, dead-lettered or removed, and return which, with its result.
+
+        Arguments:
+            wait_ms: maximum wait, up to 60,000; a message that is not ended then is returned as it is.
 
         Raises: NotFound when the log has no such message, or retention removed it.
         """

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from postroom.application.messages import MessageResult
 from postroom.application.operations.contract import Name
 from postroom.application.operations.mailbox import Limit, Position, Text
 from postroom.application.page import Page
@@ -106,6 +107,7 @@ class ReadDetail(msgspec.Struct, frozen=True, kw_only=True):
     history: list[HistoryEntry]
     erased: bool = False
     stream_id: str = ""
+    result: MessageResult | None = None
 
     def to_detail(self) -> MessageDetail:
         """Return it as `Mailbox.get_message` does; raises ValidationError for an invalid item."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
-from postroom.application.messages import NewMessage, Sent
+from postroom.application.messages import MessageResult, NewMessage, Sent
 from postroom.application.operations.mailbox import (
     Action,
     At,
@@ -24,6 +24,7 @@ from postroom.application.operations.mailbox import (
     Spec,
     Text,
     Topic,
+    WaitMs,
 )
 from postroom.application.page import Page
 from postroom.application.query_results import (
@@ -32,6 +33,7 @@ from postroom.application.query_results import (
     Explanation,
     MessageChange,
     MessageDetail,
+    MessageOutcome,
     Outcome,
     PeekedMessage,
     RedriveMessage,
@@ -73,13 +75,20 @@ class SyncOperations(ABC):
         """Send messages and return an answer for each, in their order."""
         return self._run(self._open.send_batch(messages))
 
-    def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:
+    def ack_messages(
+        self, receipts: Sequence[Receipt], /, *, results: Sequence[MessageResult | None] | None = None
+    ) -> list[Rejected | None]:
         """Settle deliveries; acks are final and idempotent (svc-mailbox I-3).
 
+        Arguments:
+            results: one for each receipt, a result or None, which `wait_for_result` and `get_message` return;
+                the first ack of a message counts, and a repeated one changes nothing.
+
         Returns: for each, None if it is settled, else the error: StaleReceipt when the message was delivered
-            again or is dead, NotFound when it is unknown, InvalidRequest for an invalid receipt.
+            again or is dead, NotFound when it is unknown, InvalidRequest for an invalid receipt,
+            FrameTooLarge when its result is above the limit `result_bytes`; it is not settled then.
         """
-        return self._run(self._open.ack_messages(receipts))
+        return self._run(self._open.ack_messages(receipts, results=results))
 
     def nack_messages(
         self,
@@ -305,6 +314,16 @@ class SyncOperations(ABC):
         Raises: NotFound when the log has no such message, or retention removed it.
         """
         return self._run(self._open.get_message(id_))
+
+    def wait_for_result(self, id_: MessageId, /, *, wait_ms: WaitMs = 0) -> MessageOutcome:
+        """Wait until a message is acked, dead-lettered or removed, and return which, with its result.
+
+        Arguments:
+            wait_ms: maximum wait, up to 60,000; a message that is not ended then is returned as it is.
+
+        Raises: NotFound when the log has no such message, or retention removed it.
+        """
+        return self._run(self._open.wait_for_result(id_, wait_ms=wait_ms))
 
     def explain_message(self, id_: MessageId, /) -> Explanation:
         """Return a message's history as sentences, its deliveries and its current state.

@@ -8,21 +8,31 @@ from typing import NamedTuple
 import msgspec
 from blake3 import blake3
 
-from postroom.application.erasure.protection import MessageEncryption
+from postroom.application.erasure.protection import MessageEncryption, Unreadable
 from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.stored_snapshots import fold_message, refuse_altered_records
-from postroom.application.messages import rfc3339
+from postroom.application.messages import MessageResult, rfc3339
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.redrive_lineage import RedriveLink, find_redrive
-from postroom.application.query_results import HistoryEntry, MessageDetail
+from postroom.application.query_results import HistoryEntry, MessageDetail, MessageOutcome
 from postroom.domain.commit import GENESIS, Commit, link
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.integrity import has_intact_headers, hash_chain, payload_hash
-from postroom.domain.message import READY, Message, MessageSent, Status
+from postroom.domain.message import (
+    DEAD,
+    EXPIRED,
+    READY,
+    Message,
+    MessageAcked,
+    MessageEvent,
+    MessageSent,
+    Status,
+    evolve,
+)
 from postroom.domain.names import STREAM_BYTES, b3, message_id, message_stream, topic_streams
-from postroom.domain.record import Record
+from postroom.domain.record import Event, Record
 
 MAX_SAME_IDS = 1_000
 """Maximum number of messages with an id of their topic that are found."""
@@ -81,16 +91,12 @@ class GetMessage:
         Raises: NotFound when the log has no such message, or retention removed it; Unavailable when it is
             encrypted and the key store can't be used.
         """
-        sent, records = read_message(self._log, id_, covers)
-        if not records[0].envelope_hash:
-            raise NotFound(
-                f"Message {id_} of mailbox {self._log.mailbox} is settled; in amnesia mode the content of "
-                "settled messages is forgotten."
-            )
+        sent, records = self._read(id_, covers)
         message = fold_message(records)
         assert message is not None
         is_whole = is_intact(records[0]) and has_intact_headers(sent)
         content = self._protection.read_message(sent) if self._protection and is_whole else sent
+        result = self._read_result(sent, records[-1].event)
         return MessageDetail(
             self._log.mailbox,
             message_id(sent.stream, sent.headers.message_id),
@@ -101,12 +107,54 @@ class GetMessage:
             message.redriven,
             message.reason,
             message.last_error,
-            is_whole and content != "altered",
+            is_whole and "altered" not in (content, result),
             message_item(content if isinstance(content, MessageSent) else sent),
             [_entry(record, find_redrive(self._log, record)) for record in records],
             content == "erased",
             message_id(sent.stream),
+            result if isinstance(result, MessageResult) else None,
         )
+
+    @refuse_altered_records
+    def find(self, id_: str, covers: Callable[[str], bool]) -> tuple[MessageSent, MessageOutcome]:
+        """Return a message as it is stored, and what became of it; raises as a call does."""
+        sent, records = self._read(id_, covers)
+        message = fold_message(records)
+        assert message is not None
+        return sent, self._outcome(sent, message, records[-1].event)
+
+    @refuse_altered_records
+    def end(self, sent: MessageSent, end: MessageEvent) -> MessageOutcome:
+        """Return what became of a message, by the event that ended it; raises Unavailable as a call does."""
+        return self._outcome(sent, evolve(evolve(None, sent), end), end)
+
+    def _read(self, id_: str, covers: Callable[[str], bool]) -> tuple[MessageSent, Sequence[Record]]:
+        sent, records = read_message(self._log, id_, covers)
+        if not records[0].envelope_hash:
+            raise NotFound(
+                f"Message {id_} of mailbox {self._log.mailbox} is settled; in amnesia mode the content of "
+                "settled messages is forgotten, and so are results."
+            )
+        return sent, records
+
+    def _outcome(self, sent: MessageSent, message: Message, last: Event) -> MessageOutcome:
+        result, is_lost = self._read_result(sent, last), message.status in (DEAD, EXPIRED)
+        return MessageOutcome(
+            message_id(sent.stream, sent.headers.message_id),
+            message.topic,
+            status_name(message, self._now()),
+            message.reason if is_lost else None,
+            message.last_error if is_lost else None,
+            result if isinstance(result, MessageResult) else None,
+            result == "erased",
+        )
+
+    def _read_result(self, sent: MessageSent, last: Event) -> MessageResult | Unreadable | None:
+        """Return the result in the latest event of a message, if it is an ack that has one."""
+        if not isinstance(last, MessageAcked) or last.result is None:
+            return None
+        payload = self._protection.read_result(sent, last.result) if self._protection else last.result
+        return MessageResult(payload, last.result_type) if isinstance(payload, bytes) else payload
 
 
 def status_name(message: Message, now: int) -> str:
@@ -126,7 +174,7 @@ def message_item(sent: MessageSent) -> MailboxItem:
 
 NEVER = ("expires_at", 0)
 """The field of a message that doesn't expire, as in an archive."""
-_HIDDEN = {"stream", "version", "at", "envelope", "headers", "payload_hash", "hash_chain"}
+_HIDDEN = {"stream", "version", "at", "envelope", "headers", "payload_hash", "hash_chain", "result"}
 
 
 def _entry(record: Record, redrive: RedriveLink | None) -> HistoryEntry:

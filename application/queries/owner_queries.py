@@ -7,6 +7,7 @@ from typing import ParamSpec, TypeVar
 from postroom.application.caller import caller_covers
 from postroom.application.erasure.erase_subject import as_stored
 from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.message_stream import MAX_WAIT_MS
 from postroom.application.metrics import Metric
 from postroom.application.page import Page
 from postroom.application.queries.explain_message import ExplainMessage
@@ -21,14 +22,16 @@ from postroom.application.query_results import (
     DlqProfile,
     Explanation,
     MessageDetail,
+    MessageOutcome,
     Moment,
     PeekedMessage,
 )
+from postroom.domain.arguments import check_int, check_text
 from postroom.domain.errors import BrokenLog
 from postroom.domain.mailbox.commands import MailboxMode
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.mailbox.topic_decisions import SettingsPreview
-from postroom.domain.names import check_topic
+from postroom.domain.names import check_topic, message_stream
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, FoundMessage, filter_of_mailbox
 from postroom.domain.settings import MailboxSettings, SettingsChanges
@@ -85,6 +88,24 @@ class OwnerQueries:
         """Return a message with its history; see `Mailbox.get_message`."""
         self._engine.check_process()
         return await asyncio.to_thread(self._get_message, id_, caller_covers)
+
+    async def wait_for_result(self, id_: str, *, wait_ms: int = 0) -> MessageOutcome:
+        """Wait for the result of a message; see `Mailbox.wait_for_result`."""
+        await self._engine.check_ownership()  # which alone learns of the end
+        check_text("The message id", id_, 1)
+        now = asyncio.get_running_loop().time
+        end = now() + check_int("wait_ms", wait_ms, 0, MAX_WAIT_MS) / 1_000
+        find, stream = self._get_message.find, message_stream(self._engine.name, id_)
+        with self._engine.long_polls.watch(stream) as watch:  # before the log is read, to miss no end
+            sent, outcome = await asyncio.to_thread(find, id_, caller_covers)
+            if outcome.is_final or not wait_ms:
+                return outcome
+            while sent.stream not in watch.ends and (seconds := end - now()) > 0:
+                await watch.wait(seconds)
+            if (ended := watch.ends.get(sent.stream)) is None:
+                return (await asyncio.to_thread(find, id_, caller_covers))[1]
+            # Not read from the log, which forgets results in amnesia mode.
+            return await asyncio.to_thread(self._get_message.end, sent, ended)
 
     async def explain_message(self, id_: str) -> Explanation:
         """Return the explanation of a message; see `Mailbox.explain_message`."""

@@ -75,7 +75,7 @@ class LoggedEvent(NamedTuple):
         }
 
 
-_OMITTED = {*Event.__struct_fields__, "topic", "epoch", "envelope"}
+_OMITTED = {*Event.__struct_fields__, "topic", "epoch", "envelope", "result"}
 
 
 class ReadEvents:

@@ -23,6 +23,7 @@ from postroom.application.workers.handler import (
     Middleware,
     Settlements,
     correlation_id_of,
+    make_result,
 )
 from postroom.domain.errors import Fenced, MailboxClosed, PoisonMessage, Saturated, Unavailable
 from postroom.domain.message import Receipt
@@ -35,6 +36,7 @@ class Consumer(NamedTuple):
     Arguments:
         topic: name of a topic, or a pattern.
         timeout_ms: time limit of the handler; None for none.
+        has_results: whether messages are acked with what the handler returns.
     """
 
     topic: str
@@ -44,6 +46,7 @@ class Consumer(NamedTuple):
     concurrency: int
     timeout_ms: int | None
     visibility_ms: int
+    has_results: bool = False
 
 
 REFRESH_SECONDS = 1.0
@@ -339,6 +342,7 @@ class ConsumerRun:
                     result = await handle(message)
             if inspect.isgenerator(result) or inspect.isasyncgen(result):
                 raise TypeError("the handler returned a generator, which nothing runs; remove its `yield`")
+            answer = make_result(result) if self._consumer.has_results else None
         except (KeyboardInterrupt, GeneratorExit):  # the process or the event loop ends, or see `_end_slot`
             raise
         except BaseException as error:
@@ -354,7 +358,7 @@ class ConsumerRun:
             )
         else:
             self.handled += 1
-            self._settlements.ack(message)
+            self._settlements.ack(message, answer)
 
     def _fail(self, message: ReceivedMessage, error: BaseException, reason: str) -> None:
         self.failed += 1

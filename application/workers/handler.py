@@ -15,11 +15,19 @@ from typing import Any, NamedTuple, get_type_hints
 import msgspec
 import msgspec.inspect
 
-from postroom.application.mailbox.settle import NackOptions
-from postroom.application.messages import ReceivedMessage
+from postroom.application.mailbox.settle import NackOptions, with_results
+from postroom.application.messages import MessageResult, ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import logger, summarize
-from postroom.domain.errors import Fenced, InvalidRequest, MailboxClosed, Rejected, Saturated, Unavailable
+from postroom.domain.errors import (
+    Fenced,
+    FrameTooLarge,
+    InvalidRequest,
+    MailboxClosed,
+    Rejected,
+    Saturated,
+    Unavailable,
+)
 from postroom.domain.message import NackAction, Receipt
 from postroom.domain.policy import OutageBackoff, backoff_ms
 
@@ -228,6 +236,22 @@ def _finish(done: "asyncio.Future[Any]", result: Any, error: BaseException | Non
         done.exception()  # silences asyncio's 'exception was never retrieved'
 
 
+def make_result(value: object) -> MessageResult | None:
+    """Return what a handler returned as the result of its message; None for None.
+
+    Raises: TypeError for a value that JSON can't have.
+    """
+    match value:
+        case None | MessageResult():
+            return value
+        case bytes():
+            return MessageResult(value)
+        case str():
+            return MessageResult(value.encode(), "text/plain; charset=utf-8")
+    dump = getattr(value, "model_dump_json", None)  # of a model of pydantic
+    return MessageResult(msgspec.json.encode(value) if dump is None else dump().encode(), "application/json")
+
+
 BATCH = 1_000
 BACKOFF = OutageBackoff(50, 5_000)
 """Backoff while the mailbox can't be used."""
@@ -246,14 +270,17 @@ class Settlements:
         self._mailbox = mailbox
         self._on_settled = on_settled
         self._acks: list[ReceivedMessage] = []
+        self._results: dict[Receipt, MessageResult] = {}
         self._nacks: dict[NackOptions, list[ReceivedMessage]] = {}
         self._added = asyncio.Event()
         self._flushed = asyncio.Event()
         self._flushed.set()
 
-    def ack(self, message: ReceivedMessage) -> None:
+    def ack(self, message: ReceivedMessage, result: MessageResult | None = None) -> None:
         """Settle a delivery whose handler returned."""
         self._acks.append(message)
+        if result is not None:
+            self._results[message.receipt] = result
         self._wake()
 
     def nack(self, message: ReceivedMessage, reason: str, action: NackAction = "retry") -> None:
@@ -272,8 +299,10 @@ class Settlements:
             self._added.clear()
             acks, self._acks = self._acks, []
             nacks, self._nacks = self._nacks, {}
+            results, self._results = self._results, {}
+            ack = with_results(self._mailbox.ack_messages, results)
             for n in range(0, len(acks), BATCH):
-                await self._settle(self._mailbox.ack_messages, acks[n : n + BATCH])
+                await self._settle(ack, acks[n : n + BATCH])
             for options, messages in nacks.items():
                 await self._settle(partial(self._mailbox.nack_messages, **options._asdict()), messages)
             if not self._added.is_set():
@@ -306,10 +335,14 @@ class Settlements:
             except Exception:  # a refusal of all, or a defect; the messages are delivered again
                 logger().exception("worker.settle_refused")
                 break
+        refused: list[ReceivedMessage] = []
         for message, answer in zip(messages, answers, strict=False):
             if answer is not None:
                 logger().warning("worker.settle_refused", message_id=message.message_id, error=str(answer))
-        self._on_settled(messages)
+            if isinstance(answer, FrameTooLarge):  # of its result: the delivery failed
+                refused.append(message)
+                self.nack(message, str(answer))
+        self._on_settled([each for each in messages if each not in refused] if refused else messages)
 
 
 CHECK_SECONDS = 0.25

@@ -13,7 +13,7 @@ from postroom.application.telemetry import logger
 from postroom.application.threads import cancel_and_wait
 from postroom.application.workers.consumer_run import Consumer, ConsumerRun, Topics
 from postroom.application.workers.handler import Handling, LoopWatch, Middleware, make_handler
-from postroom.domain.arguments import check_int, check_items, check_text
+from postroom.domain.arguments import check_int, check_items, check_text, check_type
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.names import check_topic
 from postroom.domain.policy import MAX_DURATION_MS, check_visibility
@@ -90,6 +90,7 @@ class Worker:
         timeout_ms: int | None = 60_000,
         visibility_ms: int = 30_000,
         middlewares: Sequence[Middleware] = (),
+        results: bool = False,
     ) -> Callable[[_Function], _Function]:
         """Register the decorated function as the handler of a topic's messages.
 
@@ -106,6 +107,9 @@ class Worker:
             visibility_ms: visibility timeout: when the process dies, its messages are delivered again after
                 at most so long.
             middlewares: as of the worker, inside of its.
+            results: ack with what the handler returns, for `Mailbox.wait_for_result`: `bytes` as they are,
+                `str` as text, anything else but None as JSON. A value that JSON can't have fails the
+                delivery, and so does a result above the limit `result_bytes`.
 
         Raises: InvalidRequest for an argument or handler that is malformed, and for a topic registered twice.
         """
@@ -118,13 +122,21 @@ class Worker:
         if timeout_ms is not None:
             check_int("timeout_ms", timeout_ms, 1, MAX_DURATION_MS)
         check_visibility(visibility_ms)
+        has_results = check_type("results", results, bool)
         inner = (*self._middlewares, *_check_middlewares(middlewares))
 
         def register(function: _Function) -> _Function:
             if topic in self._consumers:
                 raise InvalidRequest(f"Worker {self.name} has a handler of topic {topic} already.")
             self._consumers[topic] = Consumer(
-                topic, is_pattern, make_handler(function), inner, concurrency, timeout_ms, visibility_ms
+                topic,
+                is_pattern,
+                make_handler(function),
+                inner,
+                concurrency,
+                timeout_ms,
+                visibility_ms,
+                has_results,
             )
             return function
 

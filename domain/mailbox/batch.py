@@ -104,7 +104,7 @@ def _send(commands: Sequence[Send], mailbox: Mailbox, now: int) -> list[MessageS
 
 
 def _ack(commands: Sequence[Ack], mailbox: Mailbox, now: int) -> list[MessageAcked] | None:
-    """Decide acks of messages that are in flight under their receipts."""
+    """Decide acks without results of messages that are in flight under their receipts."""
     messages, events = mailbox.messages, []
     for command in commands:
         receipt = command.receipt
@@ -114,6 +114,7 @@ def _ack(commands: Sequence[Ack], mailbox: Mailbox, now: int) -> list[MessageAck
             or message.status != IN_FLIGHT
             or message.delivery != receipt.delivery
             or message.epoch != receipt.epoch
+            or command.result is not None
         ):
             return None
         events.append(MessageAcked(message.stream, message.version + 1, now, message.attempt))

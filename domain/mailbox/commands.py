@@ -182,10 +182,13 @@ class Ack(msgspec.Struct, frozen=True, gc=False):
     Arguments:
         stored_message: the message read from the log if the mailbox no longer holds it; None if the log does
             not hold it either.
+        result, result_type: see `MessageAcked`.
     """
 
     receipt: Receipt
     stored_message: Message | None = None
+    result: bytes | None = None
+    result_type: str | None = None
 
 
 class Nack(msgspec.Struct, frozen=True, gc=False):

@@ -282,7 +282,9 @@ def _receive(command: Receive, mailbox: Mailbox, now: int) -> list[MessageEvent]
 
 
 def _ack(command: Ack, mailbox: Mailbox, now: int) -> list[MessageEvent]:
-    return ack(_find_message(command.receipt, command.stored_message, mailbox), command.receipt, now)
+    message = _find_message(command.receipt, command.stored_message, mailbox)
+    result, most = command.result, mailbox.limits.result_bytes
+    return ack(message, command.receipt, now, result=result, result_type=command.result_type, most=most)
 
 
 def _nack(command: Nack, mailbox: Mailbox, now: int) -> list[MessageEvent]:

@@ -23,6 +23,7 @@ from postroom.domain.policy import TopicPolicy
 from postroom.domain.settings import SettingsChanges
 from tests.conformance.mailbox_changes import MailboxChangeConformance
 from tests.conformance.mailbox_refusals import MailboxRefusalConformance
+from tests.conformance.mailbox_results import MailboxResultConformance
 from tests.conformance.mailbox_streams import MailboxStreamConformance
 from tests.conformance.redrives import check_redrive_jobs
 from tests.support.stores import MAILBOX, message, receive_one
@@ -30,7 +31,9 @@ from tests.support.stores import MAILBOX, message, receive_one
 LONG_MS = 60_000
 
 
-class MailboxConformance(MailboxStreamConformance, MailboxRefusalConformance, MailboxChangeConformance):
+class MailboxConformance(
+    MailboxStreamConformance, MailboxRefusalConformance, MailboxChangeConformance, MailboxResultConformance
+):
     def test_a_mailbox_has_its_name(self, mailbox: Mailbox) -> None:
         assert mailbox.name == MAILBOX
 

@@ -167,6 +167,7 @@ COMMANDS = {
     "peek": "peek orders",
     "recv": "recv orders --max 1",
     "ack": "ack r.AAAA",
+    "result": "result own",
     "nack": "nack r.AAAA",
     "extend": "extend r.AAAA --visibility 5s",
     "cancel": f"cancel unknown --reason {PAYLOAD}",

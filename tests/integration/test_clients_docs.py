@@ -15,7 +15,7 @@ EXAMPLE = re.compile(
 
 def test_the_programs_of_the_page_print_what_it_says(tmp_path: Path) -> None:
     examples = EXAMPLE.findall(PAGE.read_text("utf-8"))
-    assert len(examples) == 4
+    assert len(examples) == 5
     with PostroomServer(tmp_path / "server") as server:
         for program, output in examples:
             here = program.replace("http://127.0.0.1:8080", server.address)

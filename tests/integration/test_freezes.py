@@ -208,6 +208,7 @@ CALLS: dict[str, Callable[[OwnedMailbox], Awaitable[object]]] = {
     "change_redrive": lambda mailbox: mailbox.change_redrive(JOB_ID, "cancel"),
     "receive_messages": lambda mailbox: mailbox.receive_messages("empty"),
     "send_message": lambda mailbox: mailbox.send_message(MESSAGE),  # a duplicate, which needs no event
+    "wait_for_result": lambda mailbox: mailbox.wait_for_result("own", wait_ms=1),
     "pause_topic": lambda mailbox: mailbox.pause_topic("paused"),  # is paused already
 }
 
@@ -217,7 +218,7 @@ async def test_an_owner_that_was_replaced_answers_no_call_from_its_memory(tmp_pa
     store = str(tmp_path / "store.db")
     async with open_mailbox(store) as owner:
         await owner.send_message(MESSAGE)
-        await owner.send_message(NewMessage(topic="paused", payload=b""))
+        await owner.send_message(NewMessage(topic="paused", payload=b"", message_id="own"))
         await owner.pause_topic("paused")
         await owner.start_redrive(JOB, job_id=JOB_ID)
         ownership = open_store(store).ownership()

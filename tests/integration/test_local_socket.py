@@ -192,6 +192,7 @@ async def transported(transport: str, store: str) -> AsyncIterator[Any]:
 
 QUERIES: dict[str, Callable[[Any, str], Any]] = {
     "get_message": lambda mailbox, id_: mailbox.get_message(id_),
+    "wait_for_result": lambda mailbox, id_: mailbox.wait_for_result(id_, wait_ms=1),
     "explain_message": lambda mailbox, id_: mailbox.explain_message(id_),
     "get_backlog": lambda mailbox, _: mailbox.get_backlog(),
     "list_dead_letters": lambda mailbox, _: mailbox.list_dead_letters(),

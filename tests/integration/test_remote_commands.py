@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from trustme import CA
 
-from postroom.adapters.cli import dlq, inspect, messages, search, topic
+from postroom.adapters.cli import dlq, inspect, messages, search, settlements, topic
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.remote import VARIABLE
 from postroom.adapters.cli.session import Session
@@ -71,7 +71,7 @@ async def test_messages_are_sent_received_and_settled(
     assert await messages.recv(session(as_json=True), "orders") is None
     received = json.loads(capsys.readouterr().out)
     assert (received["message_id"], received["payload"]) == (id_, "hello")
-    assert await messages.ack(session(), [received["receipt"]]) == 0
+    assert await settlements.ack(session(), [received["receipt"]]) == 0
     assert await messages.recv(session(), "orders") == NOTHING
     await topic.pause(session(), "orders")
     await topic.policy(session(), "orders", ["max_attempts=3"])

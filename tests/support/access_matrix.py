@@ -146,6 +146,7 @@ def http_cases(known: dict[str, Known]) -> Sequence[Case]:
     for topic, each in known.items():
         add("GET /v1/messages", HEADERS, [EVERYTHING], message_id=each.message_id)
         add("GET /v1/messages/{msg_id}", PAYLOAD, [topic], path={"msg_id": each.message_id})
+        add("GET /v1/messages/{msg_id}/result", PAYLOAD, [topic], path={"msg_id": each.message_id})
         add("GET /v1/messages/{msg_id}/explanation", HEADERS, [topic], path={"msg_id": each.message_id})
         for verb, more in _VERBS:
             path = {"msg_id": each.message_id}
@@ -233,6 +234,7 @@ def grpc_cases(known: dict[str, Known]) -> Sequence[Case]:
     for topic, each in known.items():
         add("query", HEADERS, [EVERYTHING], pb.QueryRequest(message_id=each.message_id))
         add("get", PAYLOAD, [topic], pb.GetRequest(message_id=each.message_id))
+        add("wait_for_result", PAYLOAD, [topic], pb.WaitForResultRequest(message_id=each.message_id))
         add("explain", HEADERS, [topic], pb.ExplainRequest(message_id=each.message_id))
     receipts = [write_receipt(each.receipt) for each in known.values()]
     add("ack", (Right.ACK,), [*known], pb.AckRequest(receipts=receipts), alone=True)

@@ -180,10 +180,27 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class AckRequest(_message.Message):
-    __slots__ = ("receipts",)
+    __slots__ = ("receipts", "results")
+    class ResultsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: MessageResult
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[MessageResult, _Mapping]] = ...) -> None: ...
     RECEIPTS_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
     receipts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, receipts: _Optional[_Iterable[str]] = ...) -> None: ...
+    results: _containers.MessageMap[int, MessageResult]
+    def __init__(self, receipts: _Optional[_Iterable[str]] = ..., results: _Optional[_Mapping[int, MessageResult]] = ...) -> None: ...
+
+class MessageResult(_message.Message):
+    __slots__ = ("payload", "content_type")
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    content_type: str
+    def __init__(self, payload: _Optional[bytes] = ..., content_type: _Optional[str] = ...) -> None: ...
 
 class AckResponse(_message.Message):
     __slots__ = ("results",)
@@ -303,7 +320,7 @@ class GetRequest(_message.Message):
     def __init__(self, message_id: _Optional[str] = ...) -> None: ...
 
 class GetResponse(_message.Message):
-    __slots__ = ("mailbox", "message_id", "topic", "shard", "status", "attempt", "redriven", "reason", "last_error", "intact", "item", "history", "erased", "stream_id")
+    __slots__ = ("mailbox", "message_id", "topic", "shard", "status", "attempt", "redriven", "reason", "last_error", "intact", "item", "history", "erased", "stream_id", "result")
     MAILBOX_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -318,6 +335,7 @@ class GetResponse(_message.Message):
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     ERASED_FIELD_NUMBER: _ClassVar[int]
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
     mailbox: str
     message_id: str
     topic: str
@@ -332,7 +350,34 @@ class GetResponse(_message.Message):
     history: _containers.RepeatedCompositeFieldContainer[HistoryEntry]
     erased: bool
     stream_id: str
-    def __init__(self, mailbox: _Optional[str] = ..., message_id: _Optional[str] = ..., topic: _Optional[str] = ..., shard: _Optional[int] = ..., status: _Optional[str] = ..., attempt: _Optional[int] = ..., redriven: _Optional[int] = ..., reason: _Optional[str] = ..., last_error: _Optional[str] = ..., intact: _Optional[bool] = ..., item: _Optional[_Union[MailboxItem, _Mapping]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., erased: _Optional[bool] = ..., stream_id: _Optional[str] = ...) -> None: ...
+    result: MessageResult
+    def __init__(self, mailbox: _Optional[str] = ..., message_id: _Optional[str] = ..., topic: _Optional[str] = ..., shard: _Optional[int] = ..., status: _Optional[str] = ..., attempt: _Optional[int] = ..., redriven: _Optional[int] = ..., reason: _Optional[str] = ..., last_error: _Optional[str] = ..., intact: _Optional[bool] = ..., item: _Optional[_Union[MailboxItem, _Mapping]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., erased: _Optional[bool] = ..., stream_id: _Optional[str] = ..., result: _Optional[_Union[MessageResult, _Mapping]] = ...) -> None: ...
+
+class WaitForResultRequest(_message.Message):
+    __slots__ = ("message_id", "wait_ms")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    wait_ms: int
+    def __init__(self, message_id: _Optional[str] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class WaitForResultResponse(_message.Message):
+    __slots__ = ("message_id", "topic", "status", "reason", "last_error", "result", "erased")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    ERASED_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    topic: str
+    status: str
+    reason: str
+    last_error: str
+    result: MessageResult
+    erased: bool
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., status: _Optional[str] = ..., reason: _Optional[str] = ..., last_error: _Optional[str] = ..., result: _Optional[_Union[MessageResult, _Mapping]] = ..., erased: _Optional[bool] = ...) -> None: ...
 
 class MailboxItem(_message.Message):
     __slots__ = ("message_id", "timestamp", "topic", "content_type", "schema_url", "schema_version", "encryption", "correlation_id", "principal", "namespace", "trace_id", "span_id", "custom_headers", "envelope_blob")

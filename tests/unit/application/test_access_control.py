@@ -127,6 +127,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "resume_topic": (A,),
     "delete_old_events": (0,),
     "get_message": ("id",),
+    "wait_for_result": ("id",),
     "explain_message": ("id",),
     "get_backlog": (),
     "list_dead_letters": (),

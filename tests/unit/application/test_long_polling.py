@@ -3,6 +3,7 @@
 import asyncio
 
 from postroom.application.mailbox.command_queue import LongPolls
+from postroom.domain.errors import MailboxClosed
 
 LONG_MS = 60_000
 
@@ -26,7 +27,7 @@ async def test_receivers_are_woken_in_order_of_arrival() -> None:
     polls.wake("orders", 2)
     assert await woken(tasks) == [True, True, False, False]
     assert polls.count("orders") == 2
-    polls.wake_all()
+    polls.wake_all(MailboxClosed("closed"))
     await asyncio.gather(*tasks)
     assert list(polls) == []
 
@@ -36,7 +37,7 @@ async def test_receivers_of_other_topics_are_not_woken() -> None:
     orders, invoices = await start(polls, 1), await start(polls, 1, "invoices")
     polls.wake("orders", 10)
     assert await woken([*orders, *invoices]) == [True, False]
-    polls.wake_all()
+    polls.wake_all(MailboxClosed("closed"))
     await asyncio.gather(*invoices)
 
 
@@ -47,7 +48,7 @@ async def test_a_receiver_cancelled_after_its_wake_up_wakes_the_next_one() -> No
     tasks[0].cancel()
     assert await woken(tasks) == [True, True, False]
     assert tasks[0].cancelled()
-    polls.wake_all()
+    polls.wake_all(MailboxClosed("closed"))
     await tasks[2]
 
 

@@ -64,6 +64,7 @@ CALLS: dict[str, Call] = {
     "nack_messages": lambda s, r: s.mailbox.nack_messages([r.receipt], reason="broken"),
     "extend_visibility": lambda s, r: s.mailbox.extend_visibility([r.receipt], 60_000),
     "get_message": lambda s, r: s.mailbox.get_message(r.message_id),
+    "wait_for_result": lambda s, r: s.mailbox.wait_for_result(r.message_id),
     "peek_messages": lambda s, r: s.mailbox.peek_messages(A),
     "read_headers": lambda s, r: s.read_headers(r.message_id),
     "explain_message": lambda s, r: s.mailbox.explain_message(r.message_id),
