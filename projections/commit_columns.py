@@ -43,7 +43,17 @@ FIELDS = {
     name: name if name in _SINGULAR else f"{name}s"
     for name in (
         *("version", "distance", "topic", "shard", "attempt", "due", "expires_at", "reason", "last_error"),
-        *("consumer", "size", "idem_key", "sticky_key", "unique_key", "note", *HEADER_COLUMNS),
+        *(
+            "consumer",
+            "size",
+            "idem_key",
+            "sticky_key",
+            "unique_key",
+            "note",
+            "result",
+            "result_type",
+            *HEADER_COLUMNS,
+        ),
     )
 } | {"priority": "priorities", "capability": "capabilities"}
 """Fields of runs that are columns of the log."""

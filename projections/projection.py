@@ -49,6 +49,8 @@ EVENT_COLUMNS: dict[str, pa.DataType] = {
     "sticky_key": TEXT,
     "unique_key": TEXT,
     "note": TEXT,
+    "result": BYTES,
+    "result_type": TEXT,
     "payload_hash": BYTES,
     "hash_chain": BYTES,
     "envelope_hash": BYTES,

@@ -1,7 +1,7 @@
 """`GetMessage` and `VerifyMessage`: one message with its history and its hashes, from the log."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -116,9 +116,17 @@ class GetMessage:
         )
 
     @refuse_altered_records
-    def find(self, id_: str, covers: Callable[[str], bool]) -> tuple[MessageSent, MessageOutcome]:
-        """Return a message as it is stored, and what became of it; raises as a call does."""
-        sent, records = self._read(id_, covers)
+    def find(
+        self, id_: str, covers: Callable[[str], bool], ends: Container[bytes] = ()
+    ) -> tuple[MessageSent, MessageOutcome]:
+        """Return a message as it is stored, and what became of it.
+
+        Arguments:
+            ends: streams of messages whose content the caller needs no more.
+
+        Raises: as a call does.
+        """
+        sent, records = self._read(id_, covers, ends)
         message = fold_message(records)
         assert message is not None
         return sent, self._outcome(sent, message, records[-1].event)
@@ -128,9 +136,11 @@ class GetMessage:
         """Return what became of a message, by the event that ended it; raises Unavailable as a call does."""
         return self._outcome(sent, evolve(evolve(None, sent), end), end)
 
-    def _read(self, id_: str, covers: Callable[[str], bool]) -> tuple[MessageSent, Sequence[Record]]:
+    def _read(
+        self, id_: str, covers: Callable[[str], bool], ends: Container[bytes] = ()
+    ) -> tuple[MessageSent, Sequence[Record]]:
         sent, records = read_message(self._log, id_, covers)
-        if not records[0].envelope_hash:
+        if not records[0].envelope_hash and sent.stream not in ends:
             raise NotFound(
                 f"Message {id_} of mailbox {self._log.mailbox} is settled; in amnesia mode the content of "
                 "settled messages is forgotten, and so are results."

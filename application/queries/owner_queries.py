@@ -97,13 +97,13 @@ class OwnerQueries:
         end = now() + check_int("wait_ms", wait_ms, 0, MAX_WAIT_MS) / 1_000
         find, stream = self._get_message.find, message_stream(self._engine.name, id_)
         with self._engine.long_polls.watch(stream) as watch:  # before the log is read, to miss no end
-            sent, outcome = await asyncio.to_thread(find, id_, caller_covers)
-            if outcome.is_final or not wait_ms:
+            sent, outcome = await asyncio.to_thread(find, id_, caller_covers, watch.ends)
+            if sent.stream not in watch.ends and (outcome.is_final or not wait_ms):
                 return outcome
             while sent.stream not in watch.ends and (seconds := end - now()) > 0:
                 await watch.wait(seconds)
             if (ended := watch.ends.get(sent.stream)) is None:
-                return (await asyncio.to_thread(find, id_, caller_covers))[1]
+                return (await asyncio.to_thread(find, id_, caller_covers, watch.ends))[1]
             # Not read from the log, which forgets results in amnesia mode.
             return await asyncio.to_thread(self._get_message.end, sent, ended)
 

@@ -104,6 +104,13 @@ EVENTS = (
     SourceColumn("sticky_key", "text", "The sender's sticky key; null in logs from before it was stored."),
     SourceColumn("unique_key", "text", "The sender's unique key."),
     SourceColumn("note", "text", "Why an operator cancelled the message, or the id of what superseded it."),
+    SourceColumn(
+        "result",
+        "bytes",
+        "What the consumer returned with the ack, encrypted if the message is; read only if it is declared.",
+        default=False,
+    ),
+    SourceColumn("result_type", "text", "Media type of the result."),
     *HEADERS,
     SourceColumn("version", "number", "Number of the event in its message's history.", required=True),
     SourceColumn("epoch", "number", "Epoch of the mailbox's owner.", required=True),

@@ -20,7 +20,7 @@ from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.mailbox.engine import MailboxEngine
-from postroom.application.messages import NewMessage, ReceivedMessage
+from postroom.application.messages import MessageResult, NewMessage, ReceivedMessage
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.commands import MailboxMode
@@ -373,7 +373,8 @@ async def _take(post: OwnedMailbox, step: Step, received: list[ReceivedMessage])
         case Settle(how, which) if received:
             receipt = received[which % len(received)].receipt
             if how == "ack":
-                await post.ack_messages([receipt])
+                result = None if which % 2 else MessageResult(b"\x00 of %d" % which, "text/plain")
+                await post.ack_messages([receipt], results=[result])
             elif how == "nack":
                 await post.nack_messages([receipt], reason=f"timeout after {which} ms", delay_ms=which * 100)
             elif how == "reject":

@@ -22,7 +22,17 @@ _FIELDS: tuple[str, ...] = (
     "consumer",
     "priority",
 )
-_FIELDS += ("size", "idem_key", "sticky_key", "note", "payload_hash", "hash_chain", "envelope")
+_FIELDS += (
+    "size",
+    "idem_key",
+    "sticky_key",
+    "note",
+    "result",
+    "result_type",
+    "payload_hash",
+    "hash_chain",
+    "envelope",
+)
 
 
 def log_row(extent: LogExtent, record: Record) -> Row:

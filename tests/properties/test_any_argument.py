@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from postroom.adapters.compose import OwnedMailbox
 from postroom.application.mailbox.stored_snapshots import fold
-from postroom.application.messages import NewMessage
+from postroom.application.messages import MessageResult, NewMessage
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.errors import InvalidRequest, Rejected, Unavailable
 from postroom.domain.message import Receipt
@@ -141,7 +141,8 @@ CALLS = st.one_of(
         consumer=ANYTHING,
         wait_ms=SHORT_WAITS,
     ),
-    calls("ack_messages", lists(RECEIPTS)),
+    calls("ack_messages", lists(RECEIPTS), results=lists(fields(MessageResult, payload=b"x"))),
+    calls("wait_for_result", ANYTHING, wait_ms=SHORT_WAITS),
     calls("nack_messages", lists(RECEIPTS), reason=ANYTHING, delay_ms=ANYTHING),
     calls("extend_visibility", lists(RECEIPTS), st.just(1_000) | ANYTHING),
     calls("redrive_dead_letters", TOPICS, limit=ANYTHING, reason=ANYTHING, message_ids=ANYTHING),

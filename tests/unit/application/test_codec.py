@@ -118,7 +118,7 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
     ),
     MessageReceived: st.builds(MessageReceived, *base, counts, times, optional),
     MessageVisibilityExtended: st.builds(MessageVisibilityExtended, *base, counts, times),
-    MessageAcked: st.builds(MessageAcked, *base, counts),
+    MessageAcked: st.builds(MessageAcked, *base, counts, st.none() | st.binary(max_size=99), optional),
     MessageRequeued: st.builds(
         MessageRequeued,
         *base,

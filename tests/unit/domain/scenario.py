@@ -159,9 +159,9 @@ class Life:
         """Return the event that the consumer got time until `due`."""
         return MessageVisibilityExtended(*self._next(at), self.attempt, due * MS)
 
-    def acked(self, *, at: int) -> MessageAcked:
+    def acked(self, *, at: int, result: bytes | None = None, type_: str | None = None) -> MessageAcked:
         """Return the event that the message was settled."""
-        return MessageAcked(*self._next(at), self.attempt)
+        return MessageAcked(*self._next(at), self.attempt, result, type_)
 
     def requeued(
         self, *, at: int, due: int, reason: RequeueReason = "nacked", error: str | None = None
