@@ -4,7 +4,6 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import suppress
-from functools import partial
 from time import time_ns
 from typing import Any, TypeVar
 from uuid import UUID
@@ -232,9 +231,12 @@ class MessageHandlers:
 
     async def wait_for_result(self, call: Call) -> Reply:
         """Wait until a message is acked, dead-lettered or removed."""
-        wait = partial(call.mailbox.wait_for_result, call.path["msg_id"])
-        outcome = await _unless_ended(self._service, call.closed, wait(wait_ms=call.query.wait_ms))
-        return json_reply(outcome or await wait())
+        wait_ms = call.query.wait_ms
+        wait = call.mailbox.wait_for_result(call.path["msg_id"], wait_ms=wait_ms)
+        outcome = await (_unless_ended(self._service, call.closed, wait) if wait_ms else wait)
+        if outcome is None:
+            raise Unavailable(f"Mailbox {call.mailbox.name} is stopping here; connect again.")
+        return json_reply(outcome)
 
     async def nack(self, call: Call) -> Reply:
         """Fail a delivery."""

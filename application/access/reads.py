@@ -79,6 +79,8 @@ class AuthorizedReads(Mailbox):
             with self._hidden_absence(), call_as(self.caller):
                 answer = await operation.ask(self._mailbox, arguments)
             self._guard.check_topics([answer.topic])
+            if arguments.get("wait_ms") and not await self._guard.is_valid():
+                self._guard.check_validity()  # it became invalid during the wait
             if isinstance(answer, Explanation):
                 return answer
             sizes = [] if answer.result is None else [len(answer.result.payload)]

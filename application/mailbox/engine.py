@@ -80,10 +80,10 @@ class MailboxEngine:
         self._clock = clock
         self.metrics = MailboxMetrics()
         self.long_polls = LongPolls()
-        self._committer = Committer(
+        self.committer = Committer(
             self.writer, self.check_ownership, self._invalidate, self._refuse, self.metrics, self.long_polls
         )
-        enricher = CommandEnricher(log, EnvelopeCache(cache_bytes), self._committer, protection)
+        enricher = CommandEnricher(log, EnvelopeCache(cache_bytes), self.committer, protection)
         self._decider = GroupDecider(enricher, self.metrics.reorder, admit)
         self._state: LoadedMailbox | None = None
         self._anchor = Anchor(0, 0, continues=False)
@@ -287,7 +287,7 @@ class MailboxEngine:
             requests = self._pending.take()
             try:
                 group, commits = await self._decide(requests, state)
-                await self._committer.wait_for_room()
+                await self.committer.wait_for_room()
             except Exception as error:
                 await self._fail(requests, error)
                 continue
@@ -295,10 +295,10 @@ class MailboxEngine:
             if state.failure is not None:  # an append has failed in the meantime
                 self._refuse(requests, state.failure)
                 continue
-            self._committer.commit(group, commits)
+            self.committer.commit(group, commits)
             state.advance_snapshot(self._saver.save)
             self.long_polls.wake_for(self._deliverable)
-        await self._committer.wait_until_durable()
+        await self.committer.wait_until_durable()
 
     async def _decide(self, requests: list[Request], state: LoadedMailbox) -> tuple[Group, list[Commit]]:
         """Decide requests, and encode their events.
@@ -311,7 +311,7 @@ class MailboxEngine:
             return group, state.commit(group.events)
         except Exception as error:
             logger().exception("mailbox.encode_failed", mailbox=self.log.mailbox)
-            await self._committer.wait_until_durable()  # earlier groups are stored, and answered so
+            await self.committer.wait_until_durable()  # earlier groups are stored, and answered so
             self._invalidate(Unavailable(f"Mailbox {self.log.mailbox} is loaded again: {summarize(error)}."))
         if (recovered := await self._recover()) is None:
             raise state.failure or self._lost or lease_ended(self.name)
@@ -361,7 +361,7 @@ class MailboxEngine:
         if not isinstance(error, PostroomError):
             logger().error("mailbox.group_failed", mailbox=self.log.mailbox, exc_info=error)
             error = Unavailable(f"Mailbox {self.log.mailbox} failed on a command: {summarize(error)}.")
-        await self._committer.wait_until_durable()
+        await self.committer.wait_until_durable()
         refuse(requests, error)
         self._invalidate(error)
 
@@ -380,7 +380,7 @@ class MailboxEngine:
 
     async def _recover(self) -> LoadedMailbox | None:
         """Load the state again, and return it; on failure, refuse the pending requests."""
-        await self._committer.wait_until_durable()
+        await self.committer.wait_until_durable()
         if self._lost is not None:
             return None
         try:

@@ -27,7 +27,7 @@ from postroom.application.query_results import (
     PeekedMessage,
 )
 from postroom.domain.arguments import check_int, check_text
-from postroom.domain.errors import BrokenLog
+from postroom.domain.errors import BrokenLog, NotFound
 from postroom.domain.mailbox.commands import MailboxMode
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.mailbox.topic_decisions import SettingsPreview
@@ -97,7 +97,11 @@ class OwnerQueries:
         end = now() + check_int("wait_ms", wait_ms, 0, MAX_WAIT_MS) / 1_000
         find, stream = self._get_message.find, message_stream(self._engine.name, id_)
         with self._engine.long_polls.watch(stream) as watch:  # before the log is read, to miss no end
-            sent, outcome = await asyncio.to_thread(find, id_, caller_covers, watch.ends)
+            try:
+                sent, outcome = await asyncio.to_thread(find, id_, caller_covers, watch.ends)
+            except NotFound:  # in amnesia mode, a message whose end is durable, but not noted yet
+                await self._engine.committer.wait_until_durable()
+                sent, outcome = await asyncio.to_thread(find, id_, caller_covers, watch.ends)
             if sent.stream not in watch.ends and (outcome.is_final or not wait_ms):
                 return outcome
             while sent.stream not in watch.ends and (seconds := end - now()) > 0:

@@ -5,19 +5,25 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import msgspec
 import pytest
 from aiohttp import ClientSession
 
 from postroom import ErasureSettings, MessageResult, NewMessage, Worker
 from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.connect import connect_remote
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.compose.testing import ManualClock, MemoryMailbox
+from postroom.adapters.grpc.calls import METHODS
+from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.adapters.memory.amnesia_log import AmnesiaEventLog
 from postroom.application.mailbox.codec import decode_events
+from postroom.application.messages import write_receipt
 from postroom.application.queries.read_events import ReadEvents
 from postroom.domain.capability.rights import Right, Topics
-from postroom.domain.errors import Forbidden, NotFound, PostroomError
+from postroom.domain.capability.token import Token
+from postroom.domain.errors import Forbidden, NotFound, PostroomError, Unauthenticated, Unavailable
 from postroom.domain.message import MessageAcked
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from tests.support.access import Controlled, controlled_mailbox
@@ -158,6 +164,20 @@ async def test_a_token_needs_the_right_to_read_payloads_for_results(place: Place
     assert RESULT.decode() not in repr(await session.mailbox.explain_message(sent.message_id))
 
 
+async def test_a_token_that_is_revoked_during_the_wait_gets_no_result(place: Place) -> None:
+    sent = await place.mailbox.send_message(message())
+    token = place.issue()
+    mailbox = (await place.control.open_session(token)).mailbox
+    waiting = asyncio.create_task(mailbox.wait_for_result(sent.message_id, wait_ms=WAIT_MS))
+    while not place.mailbox.engine.long_polls.watches:
+        await asyncio.sleep(0)
+    place.capabilities.revoke(Token.decode(token).read_identifier().nonce)
+    await place.control.refresh()
+    await (await receive_one(place.mailbox)).ack(result=RESULT)
+    with pytest.raises(Unauthenticated):
+        await waiting
+
+
 async def open_as(place: Place, *caveats: Any, **rights: Any) -> Any:
     return (await place.control.open_session(place.issue(*caveats, **rights))).mailbox
 
@@ -265,6 +285,49 @@ async def test_results_are_given_and_waited_for_over_http(place: Place) -> None:
                 assert (answer.status, (await answer.json())["code"]) == (400, "E_SCHEMA")
         async with session.get(path, params={"wait_ms": "60001"}) as answer:
             assert answer.status == 400
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+async def test_a_service_that_stops_ends_waits_with_a_retry(protocol: str) -> None:
+    async with open_mailbox("memory:", MAILBOX) as mailbox:
+        sent = await mailbox.send_message(message())
+        async with served(mailbox, protocol) as url:
+            client = await asyncio.create_task(wait_in_client(url, sent.message_id))
+            while not mailbox.engine.long_polls.watches:
+                await asyncio.sleep(0.01)
+        async with asyncio.timeout(WAIT_MS / 2_000):
+            with pytest.raises(Unavailable):
+                await client
+
+
+async def wait_in_client(url: str, id_: str) -> "asyncio.Task[Any]":
+    async def wait() -> Any:
+        async with connect_remote(url, timeout_ms=500) as client:
+            return await client.wait_for_result(id_, wait_ms=1_000)
+
+    return asyncio.create_task(wait())
+
+
+async def test_a_result_without_a_receipt_is_refused_over_grpc() -> None:
+    async with (
+        open_mailbox("memory:", MAILBOX) as mailbox,
+        served(mailbox, "grpc") as url,
+        grpc.aio.insecure_channel(url.removeprefix("grpc://")) as channel,
+    ):
+        sent = await mailbox.send_message(message())
+        receipt = write_receipt((await receive_one(mailbox)).receipt)
+        ack = channel.unary_unary(
+            METHODS["ack"].path,
+            request_serializer=pb.AckRequest.SerializeToString,
+            response_deserializer=pb.AckResponse.FromString,
+        )
+        result = pb.MessageResult(payload=b"3")
+        with pytest.raises(grpc.aio.AioRpcError, match="A result has the index 1"):
+            await ack(pb.AckRequest(receipts=[receipt], results={1: result}))
+        assert (await mailbox.wait_for_result(sent.message_id)).status == "in_flight"
+        answer = await ack(pb.AckRequest(receipts=["r.x", receipt], results={0: result, 1: result}))
+        assert [bool(each.error.code) for each in answer.results] == [True, False]
+        assert (await mailbox.wait_for_result(sent.message_id)).payload == b"3"
 
 
 # -- workers ---
