@@ -248,6 +248,14 @@ OUTCOMES: tuple[Outcome, ...] = ("redriven", "archived", "purged", "skipped", "u
 
 
 ChangeOutcome = Literal["changed", "in_flight", "dead", "settled", "expires_first", "unknown"]
+LEFT_ALONE: dict[ChangeOutcome, str] = {
+    "in_flight": "is in flight: its consumer settles it; cancel it to remove it",
+    "dead": "is a dead letter: redrive or purge it",
+    "settled": "is settled",
+    "expires_first": "would become a dead letter before, as its time to live ends",
+    "unknown": "is unknown: check the id, and the mailbox it was sent to",
+}
+"""Why a message was not changed, as a predicate of `the message`."""
 
 
 class MessageChange(msgspec.Struct, frozen=True):

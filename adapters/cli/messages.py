@@ -27,7 +27,7 @@ from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES
 if TYPE_CHECKING:
     from postroom.application.messages import ReceivedMessage
     from postroom.application.operations.mailbox import Mailbox
-    from postroom.application.query_results import ChangeOutcome, MessageChange, PeekedMessage
+    from postroom.application.query_results import MessageChange, PeekedMessage
 
 
 async def send(
@@ -245,17 +245,10 @@ async def reschedule(
     )
 
 
-_LEFT_ALONE: "dict[ChangeOutcome, str]" = {
-    "in_flight": "is in flight: its consumer settles it, or postroom cancel removes it",
-    "dead": "is a dead letter: use postroom dlq redrive or postroom dlq purge",
-    "settled": "is settled",
-    "expires_first": "would become a dead letter before, as its time to live ends",
-    "unknown": "is unknown: check the id, and the mailbox it was sent to",
-}
-
-
 async def _change(session: Session, ids: list[str], done: str, change: Change) -> int:
     """Change messages; the exit code is that of an unknown message unless all were changed."""
+    from postroom.application.query_results import LEFT_ALONE
+
     async with use_mailbox(session) as postroom:
         changes = await change(postroom, read_words(ids, sys.stdin.buffer))
     rest = [each for each in changes if each.outcome != "changed"]
@@ -264,7 +257,7 @@ async def _change(session: Session, ids: list[str], done: str, change: Change) -
     else:
         session.out.line(f"{pluralize(len(changes) - len(rest), 'message')} {done}")
         for each in rest:
-            session.out.error({"message": f"Message {each.message_id} {_LEFT_ALONE[each.outcome]}."})
+            session.out.error({"message": f"Message {each.message_id} {LEFT_ALONE[each.outcome]}."})
     return NOTHING if rest else 0
 
 

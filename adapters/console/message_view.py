@@ -90,11 +90,6 @@ class MessageView(NamedTuple):
     is_masked: bool
     envelope: PrismEnvelope | None
 
-    @property
-    def is_dead(self) -> bool:
-        """Return whether it is a dead letter."""
-        return self.status == "dead"
-
 
 def make_view(detail: MessageDetail, explanation: Explanation, mask: Mask) -> MessageView:
     """Return the view of a message.

@@ -126,6 +126,17 @@ def read_time(name: str, text: str, now: datetime) -> int:
         ) from None
 
 
+def read_duration(name: str, text: str) -> int:
+    """Return a duration such as `2h` in ms; raise InvalidRequest for anything else."""
+    match = _AGE.match(text.strip())
+    if match is None:
+        raise InvalidRequest(
+            f"{name} is {text[:40]!r}, which is not a duration; write a number and a unit, such as 30s, 5m, "
+            "2h or 7d."
+        )
+    return timedelta(**{_UNITS[match[2]]: int(match[1])}) // timedelta(milliseconds=1)
+
+
 MS: Final = 1_000
 MAX_DIGITS: Final = 18
 

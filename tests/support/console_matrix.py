@@ -56,6 +56,8 @@ NEEDS = {
     "GET /message/payload": Need((READ, PAYLOAD), all_topics=True, path=f"/message/payload?id={FOREIGN}"),
     "GET /message/resend": Need((READ, PAYLOAD), all_topics=True, path=f"/message/resend?id={FOREIGN}"),
     "POST /message/resend": Need((READ, PAYLOAD), all_topics=True, form=OF_MESSAGE),
+    "POST /message/cancel": Need((READ, ADMIN), all_topics=True, form=OF_MESSAGE),
+    "POST /message/reschedule": Need((READ, ADMIN), all_topics=True, form=(*OF_MESSAGE, ("delay", "1h"))),
     "GET /message/{action}": Need(all_topics=True, path=f"/message/redrive?id={FOREIGN}"),
     "POST /message/{action}": Need(
         (READ, REDRIVE), all_topics=True, path="/message/redrive", form=OF_MESSAGE

@@ -19,7 +19,7 @@ MEANINGS = {
     Right.READ_HEADERS: "see topics, counts, dead letters, headers and histories of messages",
     Right.READ_PAYLOAD: "see the bodies of messages, and search them",
     Right.REDRIVE: "redrive dead letters",
-    Right.ADMIN: "pause topics, set policies, purge, read the audit log, end sessions",
+    Right.ADMIN: "pause topics, set policies, cancel, reschedule and purge, read the audit log, end sessions",
 }
 
 

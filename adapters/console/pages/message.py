@@ -2,9 +2,10 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from http import HTTPStatus
+from typing import NamedTuple
 
 import uuid_utils
 from starlette.responses import Response, StreamingResponse
@@ -21,9 +22,10 @@ from postroom.adapters.console.message_view import (
 from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.adapters.console.resend import Draft, draft_of, message_like, read_draft, to_message
 from postroom.adapters.console.snippets import Endpoint, Snippet, read_snippets, send_snippets
+from postroom.adapters.console.values import read_duration
 from postroom.application.masking import NO_MASK
 from postroom.application.queries.get_message import MessageVerification, VerifyMessage
-from postroom.application.query_results import MessageDetail, RedriveReport
+from postroom.application.query_results import LEFT_ALONE, MessageChange, MessageDetail, RedriveReport
 from postroom.domain.capability.rights import Right
 from postroom.domain.envelope.content import DecodedPayload, PayloadFormat, decode_payload
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
@@ -39,10 +41,22 @@ FOLD_CHARS = 4_000
 JOB_POLLS, JOB_SECONDS = 20, 0.05
 """Number and interval of the polls for the end of a job that the page started."""
 _SUFFIXES = {PayloadFormat.JSON: "json", PayloadFormat.TEXT: "txt"}
+
+
+class _Action(NamedTuple):
+    """An action: the right that it needs, its past participle, and the statuses that it is for."""
+
+    right: Right
+    done: str
+    statuses: tuple[str, ...] = ("dead",)
+
+
 _ACTIONS = {
-    "redrive": (Right.REDRIVE, "redriven"),
-    "archive": (Right.ADMIN, "archived"),
-    "purge": (Right.ADMIN, "purged"),
+    "redrive": _Action(Right.REDRIVE, "redriven"),
+    "archive": _Action(Right.ADMIN, "archived"),
+    "purge": _Action(Right.ADMIN, "purged"),
+    "reschedule": _Action(Right.ADMIN, "rescheduled", ("ready", "delayed")),
+    "cancel": _Action(Right.ADMIN, "cancelled", ("ready", "delayed", "in_flight")),
 }
 
 
@@ -76,8 +90,11 @@ async def _show(page: Page, id_: str) -> Response:
     text = preview.text if preview is not None and preview.text is not None else ""
     return await page.render(
         "message/show",
+        id=id_,
         message=view,
-        actions=[each for each, (right, _) in _ACTIONS.items() if view.is_dead and page.may(right)],
+        actions=[
+            name for name, each in _ACTIONS.items() if view.status in each.statuses and page.may(each.right)
+        ],
         can_read_payload=_reads_payloads(page),
         can_resend=_may_resend(page) and view.envelope is not None,
         preview=preview,
@@ -119,17 +136,8 @@ async def download(page: Page) -> Response:
 
 
 async def confirm(page: Page) -> Response:
-    """Ask whether a dead letter is to be redriven, archived or purged."""
-    action = _action(page)
-    detail = await page.session.read_headers(page.query.get("id", ""))
-    return await page.render(
-        "message/confirm",
-        message=detail,
-        action=action,
-        is_dead=detail.status == "dead",
-        may=page.may(_ACTIONS[action][0]),
-        job_id=str(uuid_utils.uuid7()),
-    )
+    """Ask whether an action is to be done."""
+    return await _ask(page, _action(page), page.query.get("id", ""))
 
 
 async def act(page: Page) -> Response:
@@ -146,6 +154,20 @@ async def act(page: Page) -> Response:
     job_id = check_uuid("The redrive job id", page.field("job_id"))
     report = await page.mailbox.start_redrive(spec, job_id=job_id)
     return redirect_to_message(page, detail.message_id, _describe(await _wait(page, report), action))
+
+
+async def cancel(page: Page) -> Response:
+    """Cancel a message that is ready, delayed or in flight."""
+    reason = page.field("reason").strip() or None
+    return await _change(page, "cancel", lambda id_: page.mailbox.cancel_messages([id_], reason=reason))
+
+
+async def reschedule(page: Page) -> Response:
+    """Deliver a message that is ready or delayed now, or after a time."""
+    delay = partial(read_duration, "Deliver after", page.field("delay"))
+    return await _change(
+        page, "reschedule", lambda id_: page.mailbox.reschedule_messages([id_], deliver_after_ms=delay())
+    )
 
 
 async def edit(page: Page) -> Response:
@@ -228,7 +250,7 @@ async def _chunks(data: bytes) -> AsyncIterator[bytes]:
         yield data[start : start + CHUNK_BYTES]
 
 
-# -- redrive, archive and purge ---
+# -- actions ---
 
 
 def _action(page: Page) -> str:
@@ -253,12 +275,46 @@ async def _wait(page: Page, report: RedriveReport) -> RedriveReport:
 
 def _describe(report: RedriveReport, action: str) -> str:
     """Return the result of a job of one message, as a sentence."""
-    done = _ACTIONS[action][1]
+    done = _ACTIONS[action].done
     if report.moved:
         return f"The message was {done}, by job {report.job_id}."
     if report.status == "completed":
         return f"Nothing was {done}: the message is no longer a dead letter (job {report.job_id})."
     return f"The message is to be {done} by job {report.job_id}, which is {report.status}."
+
+
+async def _ask(page: Page, action: str, id_: str, error: str = "", status: int = HTTPStatus.OK) -> Response:
+    """Ask whether an action is to be done; after an error, with what was entered."""
+    return await page.render(
+        "message/confirm",
+        status,
+        id=id_,
+        message=await page.session.read_headers(id_),
+        action=action,
+        facts=_ACTIONS[action],
+        may=page.may(_ACTIONS[action].right),
+        job_id=str(uuid_utils.uuid7()),
+        error=error,
+    )
+
+
+async def _change(
+    page: Page, action: str, change: Callable[[str], Awaitable[list[MessageChange]]]
+) -> Response:
+    """Change the message of a form by its id, and tell the outcome."""
+    id_ = page.field("id")
+    await page.session.read_headers(id_)  # refuses a message that the caller may not see
+    try:
+        (result,) = await change(id_)
+    except PostroomError as error:
+        return await _ask(page, action, id_, str(error), error.status)
+    done, outcome = _ACTIONS[action].done, result.outcome
+    if outcome == "changed":
+        return redirect_to_message(page, id_, f"The message was {done}.")
+    notice = f"Nothing was {done}, as the message {LEFT_ALONE[outcome]}."
+    if outcome == "expires_first":
+        return await _ask(page, action, id_, notice, HTTPStatus.BAD_REQUEST)
+    return redirect_to_message(page, id_, notice)
 
 
 # -- edit and resend ---
@@ -337,6 +393,8 @@ ROUTES = [
     route("/message/payload", download),
     route("/message/resend", edit),
     route("/message/resend", resend, method="POST"),
+    route("/message/cancel", cancel, method="POST"),
+    route("/message/reschedule", reschedule, method="POST"),
     route("/message/{action}", confirm),
     route("/message/{action}", act, method="POST"),
 ]

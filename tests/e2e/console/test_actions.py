@@ -70,6 +70,28 @@ def test_a_redrive_by_keyboard_leaves_out_what_fails_after_its_preview(
     window.assert_quiet(console.host)
 
 
+def test_a_waiting_message_is_rescheduled_and_cancelled_by_keyboard(
+    console: Console, windows: Callable[..., Window]
+) -> None:
+    window, token = windows(), console.issue("ops")
+    headers = {"Authorization": f"Bearer {token}"}
+    body = [{"topic": QUIET_TOPIC, "payload_b64": "", "message_id": "later", "deliver_after_ms": 3_600_000}]
+    assert console.server.call("POST", "/v1/send", body, headers).status == 200
+    assert console.sign_in(window, token, "/messages/later")
+    page = window.page
+    for link, text, button, outcome in (
+        ("Reschedule…", "2h", "Deliver it after this time", "rescheduled"),
+        ("Cancel…", "ordered twice", "Cancel it", "cancelled"),
+    ):
+        press(page, page.get_by_role("link", name=link))
+        page.get_by_role("textbox").fill(text)
+        press(page, page.get_by_role("button", name=button))
+        page.get_by_text(f"The message was {outcome}.").wait_for()
+        assert find_problems(page) == []
+    page.get_by_role("cell", name="Cancelled by ops: ordered twice").wait_for()
+    window.assert_quiet(console.host)
+
+
 def test_of_two_operators_who_redrive_a_dead_letter_at_once_one_does(
     console: Console, windows: Callable[..., Window]
 ) -> None:

@@ -34,12 +34,16 @@ PAGES = {
     "what-if": "/what-if?topic=orders.*&max_attempts=5",
     "edit of a message": "/message/resend?id=order-1",
     "confirmation": "/message/purge?id=order-1",
+    "cancellation": "/message/cancel?id=waiting-1",
+    "rescheduling": "/message/reschedule?id=waiting-1",
 }
 TEXTS = {
     "verification of the log": "20",
     "cluster": "This process belongs to no cluster",
     "search": LONG_ID[:20],
     "what-if": "Dead letters avoided",
+    "cancellation": "The history of the message keeps it.",
+    "rescheduling": "A time from now",
 }
 """What is on a page only if it has what its name says."""
 MESSAGES = {

@@ -1,15 +1,19 @@
-"""What the page of a message does: redrive, archive, purge, and edit and resend."""
+"""What the page of a message does: redrive, archive, purge, cancel, reschedule, and edit and resend."""
 
 import re
-from collections.abc import AsyncIterator
-from html import unescape
+from collections.abc import AsyncIterator, Sequence
+from html import escape, unescape
+from typing import Any
 
 import pytest
 
 from postroom.adapters.compose.console import ConsoleSettings
+from postroom.application.access.audit import AuditEntry
 from postroom.application.access.mailbox import AuthorizedMailbox
+from postroom.application.messages import ReceivedMessage
 from postroom.application.threads import background_task
 from postroom.domain.capability.rights import Right
+from postroom.domain.errors import Rejected
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
 from tests.integration.console.conftest import access_of
@@ -197,3 +201,165 @@ async def test_the_calls_of_a_page_are_those_of_the_capability(place: MemoryPlac
     session = await place.control.open_session(place.issue())
     assert isinstance(session.mailbox, AuthorizedMailbox)
     assert session.read_headers == session.mailbox.read_headers
+
+
+WAITING, HOUR_MS = "waiting/1", 3_600_000
+WAITING_PAGE = "/messages/waiting/1"
+
+
+async def send_waiting(place: MemoryPlace, status: str, **options: Any) -> Sequence[ReceivedMessage]:
+    """Send a message that is ready, delayed or in flight; return it if it was received."""
+    delay = HOUR_MS if status == "delayed" else 0
+    sent = message(topic="mail", message_id=WAITING, deliver_after_ms=delay, **options)
+    await place.mailbox.send_message(sent)
+    return await place.mailbox.receive_messages("mail") if status == "in_flight" else ()
+
+
+async def waiting_status(place: MemoryPlace) -> str:
+    return (await place.mailbox.get_message(WAITING)).status
+
+
+async def form_of(browser: Browser, action: str) -> dict[str, str]:
+    """Return the fields of the first form of the confirmation of an action."""
+    page = await browser.get(f"/message/{action}", params={"id": WAITING})
+    main = page.text.rpartition("<h1>")[2]
+    return fields_of(Answer(page.status, page.headers, main.partition("</form>")[0], page.path))
+
+
+@pytest.mark.parametrize("before", ["ready", "delayed", "in_flight"])
+async def test_a_message_is_cancelled_after_a_confirmation_and_its_history_keeps_the_reason(
+    place: MemoryPlace, browser: Browser, before: str
+) -> None:
+    received = await send_waiting(place, before)
+    await browser.sign_in(place.issue(principal="olga", operations=[*READS, Right.ADMIN]))
+    shown = await browser.get(WAITING_PAGE)
+    assert "/message/cancel?id=waiting%2F1" in shown.text
+    assert ("/message/reschedule" in shown.text) == (before != "in_flight")
+    form = await form_of(browser, "cancel")
+    assert await waiting_status(place) == before
+    page = await browser.send("/message/cancel", form | {"reason": "<ordered twice>"})
+    assert page.status == 200
+    assert "The message was cancelled." in page.text
+    assert "Cancelled by olga: &lt;ordered twice&gt;" in page.text
+    assert "/message/cancel" not in page.text
+    assert await waiting_status(place) == "expired"
+    for each in received:
+        with pytest.raises(Rejected):
+            await each.ack()
+    assert [(each.principal, each.operation, each.target, each.matches) for each in changes(place)] == [
+        ("olga", Right.ADMIN, WAITING, 1)
+    ]
+    again = await browser.send("/message/cancel", form)
+    assert "Nothing was cancelled, as the message is settled." in again.text
+    page = await browser.get("/message/cancel", params={"id": WAITING})
+    assert "This message is expired, so it can&#39;t be cancelled." in page.text.replace("'", "&#39;")
+
+
+def changes(place: MemoryPlace) -> list[AuditEntry]:
+    """Return the audit entries of messages that were cancelled or rescheduled."""
+    calls = {"cancel_messages", "reschedule_messages"}
+    return [each for each in place.audit.entries if not calls.isdisjoint(each.criteria)]
+
+
+async def test_a_delayed_message_is_delivered_now_or_after_another_time(
+    place: MemoryPlace, browser: Browser
+) -> None:
+    await send_waiting(place, "delayed")
+    await browser.sign_in(place.issue(lifetime_ms=24 * HOUR_MS))
+    form = await form_of(browser, "reschedule")
+    page = await browser.send("/message/reschedule", form | {"delay": " 2h "})
+    assert "The message was rescheduled." in page.text
+    await place.clock.advance(7_199)
+    assert await waiting_status(place) == "delayed"
+    await place.clock.advance(1)
+    assert await waiting_status(place) == "ready"
+    await browser.send("/message/reschedule", form | {"delay": "30m"})
+    assert await waiting_status(place) == "delayed"
+    now = fields_of(await browser.get("/message/reschedule", params={"id": WAITING}))
+    page = await browser.send("/message/reschedule", now)
+    assert "The message was rescheduled." in page.text
+    assert len(await place.mailbox.receive_messages("mail")) == 1
+    assert [each.target for each in changes(place)] == [WAITING] * 3
+
+
+@pytest.mark.parametrize(
+    ("action", "field", "value", "error"),
+    [
+        ("reschedule", "delay", "", "which is not a duration"),
+        ("reschedule", "delay", "<soon>", "which is not a duration"),
+        ("reschedule", "delay", "-1h", "which is not a duration"),
+        ("reschedule", "delay", "1h30m", "which is not a duration"),
+        ("reschedule", "delay", "999999999d", "must be at most"),
+        ("reschedule", "delay", "2d", "would become a dead letter before"),
+        ("cancel", "reason", "<x>" * 100, "reason must have at most 255 characters"),
+    ],
+)
+async def test_a_change_that_is_refused_says_why_and_loses_nothing(
+    place: MemoryPlace, browser: Browser, action: str, field: str, value: str, error: str
+) -> None:
+    await send_waiting(place, "delayed", ttl_seconds=86_400)
+    await browser.sign_in(place.issue())
+    page = await browser.send(f"/message/{action}", await form_of(browser, action) | {field: value})
+    assert page.status == 400
+    assert error in unescape(page.text)
+    assert f'name="{field}" type="text" value="{escape(value)}"' in page.text
+    assert await waiting_status(place) == "delayed"
+
+
+async def test_a_message_that_was_received_meanwhile_is_left_to_its_consumer(
+    place: MemoryPlace, browser: Browser
+) -> None:
+    await send_waiting(place, "ready")
+    await browser.sign_in(place.issue())
+    form = await form_of(browser, "reschedule")
+    (received,) = await place.mailbox.receive_messages("mail")
+    page = await browser.send("/message/reschedule", form | {"delay": "2h"})
+    assert "Nothing was rescheduled, as the message is in flight" in page.text
+    await received.reject()
+    for action, done in (("reschedule", "rescheduled"), ("cancel", "cancelled")):
+        page = await browser.send(f"/message/{action}", form | {"delay": "2h"})
+        assert f"Nothing was {done}, as the message is a dead letter" in page.text
+    assert await waiting_status(place) == "dead"
+
+
+async def test_changes_of_a_message_are_neither_offered_nor_done_beyond_the_token(
+    place: MemoryPlace, browser: Browser
+) -> None:
+    await send_waiting(place, "delayed")
+    fields = {"id": WAITING, "delay": "2h"}
+    before = (await place.mailbox.get_backlog()).position
+    await browser.sign_in(place.issue(operations=[each for each in Right if each != Right.ADMIN]))
+    shown = await browser.get(WAITING_PAGE)
+    for action in ("cancel", "reschedule"):
+        assert f"/message/{action}" not in shown.text
+        page = await browser.get(f"/message/{action}", params=fields)
+        assert "needs the right <code>admin</code>" in page.text
+        assert (await browser.post(f"/message/{action}", **fields)).status == 403
+    await browser.sign_in(place.issue(topics=["orders"]))
+    for action in ("cancel", "reschedule"):
+        answers = [
+            await browser.post(f"/message/{action}", **fields | {"id": id_}) for id_ in (WAITING, "missing-1")
+        ]
+        own, missing = (
+            re.sub(r"(waiting/1|missing-1)|corr[^<]*|[0-9a-f-]{32,36}", "", each.text) for each in answers
+        )
+        assert answers[0].status == answers[1].status
+        assert own == missing
+    assert (await place.mailbox.get_backlog()).position == before
+
+
+async def test_of_messages_with_the_same_id_the_shown_one_is_changed(
+    place: MemoryPlace, browser: Browser
+) -> None:
+    await send_waiting(place, "delayed")
+    limited = (await place.control.open_session(place.issue(topics=["bills"]))).mailbox
+    await limited.send_message(message(topic="bills", message_id=WAITING))
+    stream_id = (await limited.get_message(WAITING)).stream_id
+    await browser.sign_in(place.issue())
+    shown = await browser.get(f"/messages/{stream_id}")
+    assert f"/message/cancel?id={stream_id}" in shown.text
+    page = await browser.get("/message/cancel", params={"id": stream_id})
+    assert "<dd>bills</dd>" in page.text
+    await browser.send("/message/cancel", fields_of(page))
+    assert (await place.mailbox.get_message(stream_id)).status == "expired"
+    assert await waiting_status(place) == "delayed"
