@@ -31,6 +31,7 @@ SATURATED_RETRY_MS = 1_000
 
 Bounds = tuple[int, int]
 _COUNT: Bounds = (1, MAX_COUNT)
+_LIMIT: Bounds = (0, MAX_COUNT)
 _DURATION: Bounds = (1, MAX_DURATION_MS)
 
 
@@ -54,6 +55,13 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             are settled, whatever fails (ADR 0115).
         dead_letters_hold_keys: whether a dead letter holds the messages of its ordered key, until it is
             redriven or removed.
+        fair_keys: whether sticky keys are served in turn; messages without a key share a turn (ADR 0117).
+        max_in_flight, max_in_flight_per_key: messages in flight of the topic, and of each sticky key; 0 for
+            no limit.
+        rate, rate_per_key: deliveries in each `rate_period_ms`, of the topic and of each sticky key; 0 for no
+            limit.
+        rate_period_ms: the period in which they are counted.
+        rate_burst: deliveries that either of them allows at once after a pause; 0 for as many as in a period.
     """
 
     shards: int = 8
@@ -72,6 +80,13 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     priority_aging_ms: int = 600_000
     ordered_keys: bool = False
     dead_letters_hold_keys: bool = False
+    fair_keys: bool = False
+    max_in_flight: int = 0
+    max_in_flight_per_key: int = 0
+    rate: int = 0
+    rate_per_key: int = 0
+    rate_period_ms: int = SECOND_MS
+    rate_burst: int = 0
 
     def validate(self) -> "TopicPolicy":
         """Return this policy.
@@ -90,6 +105,9 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             check_type(f"Topic policy {name}", getattr(self, name), bool)
         if self.dead_letters_hold_keys and not self.ordered_keys:
             raise InvalidRequest("Topic policy dead_letters_hold_keys needs ordered_keys.")
+        for name in ("max_in_flight_per_key", "rate_per_key"):
+            if getattr(self, name) and not self.fair_keys:
+                raise InvalidRequest(f"Topic policy {name} needs fair_keys.")
         if self.priorities and self.priority_aging_ms * MAX_PRIORITY >= self.ready_retention_ms:
             raise InvalidRequest(
                 "Topic policy priority_aging_ms must be below a tenth of ready_retention_ms "
@@ -133,7 +151,9 @@ class MailboxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self
 
 
-_FLAGS = ("priorities", "ordered_keys", "dead_letters_hold_keys")
+UNLIMITED = ("max_in_flight", "max_in_flight_per_key", "rate", "rate_per_key", "rate_burst")
+"""Fields of policies of which 0 sets no limit."""
+_FLAGS = ("priorities", "ordered_keys", "dead_letters_hold_keys", "fair_keys")
 _POLICY_BOUNDS = dict.fromkeys((n for n in TopicPolicy.__struct_fields__ if n not in _FLAGS), _COUNT) | {
     "shards": (1, MAX_SHARDS),
     "visibility_ms": (MIN_VISIBILITY_MS, MAX_VISIBILITY_MS),
@@ -143,6 +163,8 @@ _POLICY_BOUNDS = dict.fromkeys((n for n in TopicPolicy.__struct_fields__ if n no
     "ready_retention_ms": _DURATION,
     "dead_retention_ms": _DURATION,
     "priority_aging_ms": _DURATION,
+    "rate_period_ms": _DURATION,
+    **dict.fromkeys(UNLIMITED, _LIMIT),
 }
 _LIMIT_BOUNDS = {
     "in_flight_ceiling": _COUNT,

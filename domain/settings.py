@@ -30,6 +30,7 @@ _DEPENDENT = (
     ("backoff_base_ms", "backoff_max_ms"),
     ("priorities", "priority_aging_ms", "ready_retention_ms"),
     ("ordered_keys", "dead_letters_hold_keys"),
+    ("fair_keys", "max_in_flight_per_key", "rate_per_key"),
 )
 """Fields that `TopicPolicy.validate` compares with each other."""
 _COMMAND_LINE = "postroom "

@@ -338,8 +338,9 @@ class MailboxEngine:
         state = self._state
         if state is None or state.failure is not None:
             return RECOVERY_SECONDS
-        due = state.next_due(self.long_polls)
-        return None if due is None else (due - self.now()) / 1_000_000
+        now = self.now()
+        due = state.next_due(self.long_polls, now)
+        return None if due is None else (due - now) / 1_000_000
 
     def _deliverable(self, topic: str, limit: int) -> int:
         state = self._state

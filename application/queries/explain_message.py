@@ -1,9 +1,10 @@
 """`ExplainMessage`: the history and current state of a message as sentences, from the log."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from heapq import merge
 
-from postroom.application.mailbox.stored_snapshots import refuse_altered_records
+from postroom.application.mailbox.stored_snapshots import fold, refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.facets import Basis, Timeline
@@ -11,8 +12,10 @@ from postroom.application.queries.get_message import read_message
 from postroom.application.queries.mailbox_past import first_settings
 from postroom.application.query_results import DeliveryExplanation, Explanation, HistoryStep
 from postroom.domain.mailbox.commands import MailboxEvent, OwnershipTaken, StoredSettings
+from postroom.domain.mailbox.topic import WaitReason
 from postroom.domain.message import (
     DEFAULT_PRIORITY,
+    READY,
     DeadReason,
     ExpiryReason,
     MessageEvent,
@@ -60,9 +63,24 @@ class ExplainMessage:
             ((r.position, r.epoch, r.event) for r in own),
             key=lambda item: item[0],
         )
-        history = trace(_with_policies(sent.topic, items, first_settings(log)))  # type: ignore[arg-type]  # `records` are one message's
+        settings = first_settings(log)
+        history = trace(_with_policies(sent.topic, items, settings))  # type: ignore[arg-type]  # `records` are one message's
         assert history is not None
-        return explain(log.mailbox, sent, history, self._now())
+        for record in own:
+            settings = settings.after(record.event)
+        policy = resolve_policy(settings.settings, sent.topic)
+        return explain(log.mailbox, sent, history, self._now(), partial(self._waits_for, sent, policy))
+
+    def _waits_for(self, sent: MessageSent, policy: TopicPolicy) -> str:
+        """Return what a ready message waits for; only keys and limits need the state of the mailbox."""
+        if policy.ordered_keys or policy.fair_keys or policy.max_in_flight or policy.rate:
+            mailbox = fold(self._log)
+            message = mailbox.messages.get(sent.stream)
+            if message is not None and message.status == READY:
+                reason = mailbox.topics[sent.topic].waits_for(message, self._now())
+                if reason is not None:
+                    return _WAITS[reason]
+        return "for a consumer to receive it"
 
 
 def _with_policies(
@@ -77,18 +95,21 @@ def _with_policies(
             yield position, epoch, event, policy
 
 
-def explain(mailbox: str, sent: MessageSent, history: MessageHistory, now: int) -> Explanation:
+def explain(
+    mailbox: str, sent: MessageSent, history: MessageHistory, now: int, waits_for: Callable[[], str]
+) -> Explanation:
     """Return the explanation of a message.
 
     Arguments:
         now: log time in µs.
+        waits_for: returns what it waits for if it is ready.
     """
     return Explanation(
         mailbox,
         message_id(sent.stream, sent.headers.message_id),
         sent.topic,
         sent.shard,
-        _current_state(history, now),
+        _current_state(history, now, waits_for),
         list(_deliveries(history)),
         sorted(_steps(sent, history), key=lambda step: step.position),
     )
@@ -258,6 +279,14 @@ _REMOVED: Mapping[ExpiryReason, str] = {
 }
 
 
+_WAITS: Mapping[WaitReason, str] = {
+    "dead_letter": "until the dead letter that holds its sticky key is redriven or removed",
+    "key": "until the earlier messages of its sticky key are settled",
+    "key_limit": "until a limit of its sticky key allows it (max_in_flight_per_key, rate_per_key)",
+    "topic_limit": "until a limit of its topic allows it (max_in_flight, rate)",
+}
+
+
 # -- deliveries ---
 
 
@@ -315,7 +344,7 @@ def _why(number: int, delivery: PastDelivery, each: Round, before: PastDelivery 
 # -- current state ---
 
 
-def _current_state(history: MessageHistory, now: int) -> str:
+def _current_state(history: MessageHistory, now: int, waits_for: Callable[[], str]) -> str:
     if not history.rounds:
         return "It is archived: it is searchable and never delivered."
     if history.removal is not None:
@@ -339,7 +368,7 @@ def _current_state(history: MessageHistory, now: int) -> str:
         return f"It is settled: its consumer acked it at {rfc3339(entry.at)}."
     if latest is not None and latest.outcome is None:
         return _in_flight(latest, now)
-    return _waiting(current, latest, now)
+    return _waiting(current, latest, now, waits_for)
 
 
 def _in_flight(latest: PastDelivery, now: int) -> str:
@@ -354,7 +383,7 @@ def _in_flight(latest: PastDelivery, now: int) -> str:
     return f"{where}, hidden until {rfc3339(latest.deadline)} unless it is acked, nacked or extended."
 
 
-def _waiting(current: Round, latest: PastDelivery | None, now: int) -> str:
+def _waiting(current: Round, latest: PastDelivery | None, now: int, waits_for: Callable[[], str]) -> str:
     due = current.available
     after = "" if latest is None else f" after attempt {latest.attempt} failed"
     if latest is not None and latest.outcome is not None and latest.outcome.kind == "released":
@@ -368,7 +397,7 @@ def _waiting(current: Round, latest: PastDelivery | None, now: int) -> str:
         change = current.rescheduling
         why = f" by {_operator(change)}" if change is not None else after or " by its sender"
         return f"It is delayed{why}: it may be delivered from {rfc3339(due)} on."
-    return f"It has been ready since {rfc3339(due)}{after}, and waits for a consumer to receive it."
+    return f"It has been ready since {rfc3339(due)}{after}, and waits {waits_for()}."
 
 
 def _step(entry: LogPosition, text: str) -> HistoryStep:

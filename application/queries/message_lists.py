@@ -25,7 +25,7 @@ from postroom.domain.mailbox.counts import TopicSummary, summarize_topics
 from postroom.domain.mailbox.decide import decide, deliverable
 from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.state import Mailbox
-from postroom.domain.message import Message, MessageSent, Status
+from postroom.domain.message import READY, Message, MessageSent, Status
 from postroom.domain.names import check_topic, describe_choices, mailbox_stream, message_id
 from postroom.domain.record import Record
 from postroom.domain.search import Cursor, EventFilter, FoundMessage, Order, TableStats
@@ -252,6 +252,16 @@ class WhyEmpty:
         mailbox, now = self._state_at(None)
         if mailbox.needs_sweep(now) or mailbox.count_deliverable(topic, now, 1) > 0:
             return None
+        if topic not in mailbox.paused_topics and _has_ready(mailbox, topic, now):
+            if mailbox.topics[topic].allowed(now):
+                return (
+                    f"The ready messages of topic {topic} wait for others of their keys, by its policy "
+                    "(ordered_keys, dead_letters_hold_keys, max_in_flight_per_key, rate_per_key)."
+                )
+            return (
+                f"Topic {topic} is at a limit of its policy (max_in_flight, rate); its messages wait until "
+                "others are settled, or until the rate allows the next one."
+            )
         return explain_empty(topic, summarize_topics(mailbox, now), mailbox.name)
 
 
@@ -267,6 +277,13 @@ def explain_empty(topic: str, topics: Iterable[TopicSummary], mailbox: str) -> s
     if by_name[topic].paused:
         return f"Topic {topic} is paused; postroom topic resume {topic} delivers its messages again."
     return f"Topic {topic} has no ready messages."
+
+
+def _has_ready(mailbox: Mailbox, topic: str, now: int) -> bool:
+    return any(
+        message.topic == topic and message.status == READY and message.due <= now < message.expires_at
+        for message in mailbox.messages.values()
+    )
 
 
 def _swept(mailbox: Mailbox, now: int) -> Mailbox:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from postroom.domain.mailbox.commands import Ack, Command, Send
 from postroom.domain.mailbox.decide import sent, shard_of
 from postroom.domain.mailbox.evolve import evolve
+from postroom.domain.mailbox.key_ring import FairShard
 from postroom.domain.mailbox.keyed_shard import KeyedShard
 from postroom.domain.mailbox.replay import ReplayEntry
 from postroom.domain.mailbox.snapshot import VERSION, Chunk, Head, SnapshotPart, encode_chunk
@@ -156,13 +157,16 @@ def _received(mailbox: Mailbox, events: Sequence[MessageReceived]) -> bool:
     messages = _messages_of(events, mailbox, READY)
     if messages is None:
         return False
-    for (topic, number), group in groupby(messages, _shard_of):
-        shard, some = mailbox.topics[topic].shards[number], list(group)
-        if isinstance(shard, KeyedShard):
+    for (name, number), group in groupby(messages, _shard_of):
+        topic, some = mailbox.topics[name], list(group)
+        shard = topic.shards[number]
+        if isinstance(shard, (KeyedShard, FairShard)):
             shard.deliver_all(some)
-            continue
-        shard.dequeue_all(some)
-        shard.in_flight += len(some)
+        else:
+            shard.dequeue_all(some)
+            shard.in_flight += len(some)
+        if topic.ring is not None or topic.policy.rate:
+            topic.end_turns(some, events[0].at)
     mailbox.in_flight += len(events)
     evolve_all(messages, events, mailbox.position + 1, mailbox.epoch)
     mailbox.set_timers(messages)
@@ -185,7 +189,7 @@ def _acked(mailbox: Mailbox, events: Sequence[MessageAcked]) -> bool:
             for message in some:
                 if message.unique_key is not None:
                     del unique[message.unique_key]
-        if isinstance(shard, KeyedShard):
+        if isinstance(shard, (KeyedShard, FairShard)):
             shard.end_deliveries(some, events[0].at)
         else:
             shard.in_flight -= len(some)

@@ -1,6 +1,6 @@
 """The mailbox's decider: `decide(command, state, now) -> events`, or a `Rejected`."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Any
@@ -103,7 +103,7 @@ def deliverable(
     messages: list[Message] = []
     size = 0
     unreadable = command.corrupt | command.erased
-    for message in chain.from_iterable(_ready_messages(topic, mailbox.position, now) for topic in topics):
+    for message in chain.from_iterable(topic.ready(now, mailbox.position) for topic in topics):
         if message.stream in unreadable:
             messages.append(message)
             continue
@@ -115,15 +115,6 @@ def deliverable(
         size += message.size or 1
         messages.append(message)
     return messages
-
-
-def _ready_messages(topic: Topic, offset: int, now: int) -> Iterator[Message]:
-    """Yield a topic's ready messages by shard; the first shard rotates with `offset`, so none starves."""
-    numbers = sorted(topic.shards)
-    if len(numbers) == 1:
-        return topic.shards[numbers[0]].ready(now)
-    start = offset % len(numbers) if numbers else 0
-    return chain.from_iterable(topic.shards[n].ready(now) for n in numbers[start:] + numbers[:start])
 
 
 def _send(command: Send, mailbox: Mailbox, now: int) -> list[Event]:

@@ -12,6 +12,7 @@ from postroom.domain.mailbox.commands import (
     TopicPolicySet,
     TopicResumed,
 )
+from postroom.domain.mailbox.key_ring import FairShard
 from postroom.domain.mailbox.keyed_shard import KeyedShard
 from postroom.domain.mailbox.ownership import owner_changed, truncated
 from postroom.domain.mailbox.replay import ReplayEntry
@@ -79,12 +80,15 @@ def _sent(mailbox: Mailbox, event: MessageSent) -> None:
 
 def _received(mailbox: Mailbox, event: MessageReceived) -> None:
     message = mailbox.messages[event.stream]
-    shard = mailbox.topics[message.topic].shards[message.shard]
-    if isinstance(shard, KeyedShard):
+    topic = mailbox.topics[message.topic]
+    shard = topic.shards[message.shard]
+    if isinstance(shard, (KeyedShard, FairShard)):
         shard.deliver(message)
     else:
         shard.dequeue(message)
         shard.in_flight += 1
+    if topic.ring is not None or topic.policy.rate:
+        topic.end_turns((message,), event.at)
     mailbox.in_flight += 1
     evolve_message(message, event, mailbox.position, mailbox.epoch)
     mailbox.set_timer(message)
@@ -134,14 +138,14 @@ def _detach(mailbox: Mailbox, event: Event) -> Message:
         del topic.unique[message.unique_key]
     if message.status == IN_FLIGHT:
         shard = topic.shards[message.shard]
-        if isinstance(shard, KeyedShard):
+        if isinstance(shard, (KeyedShard, FairShard)):
             shard.end_delivery(message, event.at)
         else:
             shard.in_flight -= 1
         mailbox.in_flight -= 1
     elif message.status == READY:
         shard = topic.shards[message.shard]
-        if isinstance(shard, KeyedShard):
+        if isinstance(shard, (KeyedShard, FairShard)):
             shard.dequeue(message, event.at)
         else:
             shard.dequeue(message)

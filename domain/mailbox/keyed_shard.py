@@ -9,6 +9,8 @@ from typing import Protocol
 from postroom.domain.message import Message
 
 _by_position = attrgetter("position")
+SHORT = 64
+"""Messages that are kept in a list, of which a deque takes ten times the bytes if it is short."""
 
 
 class Queue(Protocol):
@@ -53,7 +55,7 @@ class KeyedShard:
         self.in_flight = 0
         self._queue = heads
         self._heads: dict[str, Message] = {}
-        self._behind: dict[str, deque[Message]] = {}
+        self._behind: dict[str, list[Message] | deque[Message]] = {}
         self._behind_size = 0
         self._in_flight: Counter[str] = Counter()
         self._held: Counter[str] = Counter()
@@ -141,6 +143,10 @@ class KeyedShard:
         if message.sticky_key is not None:
             self._unblock(self._held, message.sticky_key, now)
 
+    def is_head(self, message: Message) -> bool:
+        """Return whether a waiting message is the oldest of its key, and nothing blocks the key."""
+        return message.sticky_key is None or self._heads.get(message.sticky_key) is message
+
     def ready(self, now: int) -> Iterator[Message]:
         """Yield the messages that may be delivered at `now` (µs), in their order; remove none."""
         return self._queue.ready(now)
@@ -181,11 +187,14 @@ class KeyedShard:
         self._behind_size += 1
         waiting = self._behind.get(key)
         if waiting is None:
-            self._behind[key] = deque((message,))
-        elif waiting[-1].position < message.position:
+            self._behind[key] = [message]
+            return
+        if len(waiting) == SHORT:
+            waiting = self._behind[key] = deque(waiting)
+        if waiting[-1].position < message.position:
             waiting.append(message)
         elif message.position < waiting[0].position:
-            waiting.appendleft(message)
+            waiting.insert(0, message)
         else:
             waiting.insert(bisect_left(waiting, message.position, key=_by_position), message)
 
@@ -200,7 +209,8 @@ class KeyedShard:
         if key not in self._behind or key in self._heads or self._is_blocked(key):
             return
         waiting = self._behind[key]
-        head = self._heads[key] = waiting.popleft()
+        head = self._heads[key] = waiting[0]
+        del waiting[0]
         self._behind_size -= 1
         if not waiting:
             del self._behind[key]

@@ -3,12 +3,14 @@
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
+from copy import copy
 from itertools import islice
 from operator import attrgetter
 
 import msgspec
 
 from postroom.domain.mailbox.commands import Clock, MailboxMode, StoredSettings
+from postroom.domain.mailbox.key_ring import TokenBucket
 from postroom.domain.mailbox.replay import ReplayEntry, ReplayWindow
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.mailbox.topic import Topic
@@ -42,12 +44,14 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 class TopicHead(msgspec.Struct, frozen=True, array_like=True):
     """State of a topic besides its messages and keys; keys of `dropped_until` (µs) and before are void.
 
-    `shards_in_use` is 0 before version 6, which did not know it.
+    `shards_in_use` is 0 before version 6, which did not know it. The buckets are of the topic and its keys.
     """
 
     dropped_until: int
     dead_letterings: dict[str, int]
     shards_in_use: int = 0
+    bucket: TokenBucket | None = None
+    key_buckets: dict[str, TokenBucket] = {}
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
@@ -76,7 +80,13 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     def of(cls, mailbox: Mailbox) -> "Head":
         """Return the head of a mailbox as it is."""
         topics = {
-            name: TopicHead(topic.window.dropped_until, dict(topic.dead_letterings), topic.shards_in_use)
+            name: TopicHead(
+                topic.window.dropped_until,
+                dict(topic.dead_letterings),
+                topic.shards_in_use,
+                copy(topic.bucket),
+                {} if topic.ring is None else {k: copy(each) for k, each in topic.ring.buckets.items()},
+            )
             for name, topic in mailbox.topics.items()
         }
         return cls(
@@ -214,6 +224,9 @@ def _restore_head(mailbox: Mailbox, head: Head, windows: dict[str, dict[str, Rep
         topic = Topic(name, policy, _window(windows.get(name, {}), since, saved.dropped_until))
         topic.dead_letterings = saved.dead_letterings
         topic.shards_in_use = saved.shards_in_use or policy.shards
+        topic.bucket = copy(saved.bucket)
+        if topic.ring is not None:
+            topic.ring.buckets |= {key: copy(each) for key, each in saved.key_buckets.items()}
         mailbox.topics[name] = topic
 
 

@@ -11,7 +11,7 @@ from postroom.domain.mailbox.commands import (
     StoredSettings,
 )
 from postroom.domain.mailbox.replay import ReplayWindow
-from postroom.domain.mailbox.topic import Topic, queue_of
+from postroom.domain.mailbox.topic import Topic
 from postroom.domain.message import (
     DEAD,
     IN_FLIGHT,
@@ -226,9 +226,7 @@ class Mailbox:
     def _change_policy(self, topic: Topic, policy: TopicPolicy, at: int) -> None:
         # Before the new policy applies: a longer window must not revive expired keys.
         topic.window.drop_until(at - topic.policy.replay_window_ms * MS)
-        previous, topic.policy = topic.policy, policy
-        if queue_of(previous) != queue_of(policy):
-            topic.reorder(self.messages.values(), at)
+        topic.change_policy(policy, self.messages.values(), at)
         if len(topic.dead) > policy.dead_capacity:
             self.over_capacity.add(topic.name)
         else:
@@ -240,12 +238,15 @@ class Mailbox:
             return 0
         return self.topics[topic].count_deliverable(now, limit)
 
-    def next_due(self, topic: str) -> int | None:
-        """Return when the first delayed message of a topic may be delivered (µs), or None."""
+    def next_due(self, topic: str, now: int) -> int | None:
+        """Return when a delay or a limit of a topic may let a message be delivered (µs), or None.
+
+        Arguments:
+            now: log time (µs).
+        """
         if topic in self.paused_topics or topic not in self.topics:
             return None
-        times = [shard.next_due() for shard in self.topics[topic].shards.values()]
-        return min((time for time in times if time is not None), default=None)
+        return self.topics[topic].next_due(now)
 
     def has_room(self, now: int) -> bool:
         """Return whether a new topic is allowed at `now` (µs); idle topics do not count."""

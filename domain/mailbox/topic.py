@@ -1,18 +1,21 @@
-"""Topics of a mailbox: shards, priorities, and timers of visibility timeouts and expiry."""
+"""Topics of a mailbox: their shards, dead letters, keys and limits."""
 
 import heapq
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from heapq import merge
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
+from postroom.domain.mailbox.key_ring import FairShard, KeyRing, Rate, TokenBucket
 from postroom.domain.mailbox.keyed_shard import KeyedShard
+from postroom.domain.mailbox.priority_shard import PriorityShard, by_ready_time
 from postroom.domain.mailbox.replay import ReplayWindow
 from postroom.domain.message import DEAD, IN_FLIGHT, MS, READY, REPLACED, Message
-from postroom.domain.policy import TopicPolicy
+from postroom.domain.policy import MAX_COUNT, TopicPolicy
 
 _by_position, _by_stream = attrgetter("position"), attrgetter("stream")
 
@@ -142,93 +145,29 @@ class Shard:
         return message.due == due and self._is_live(message, self._delayed)
 
 
-_by_ready_time = attrgetter("ready_at", "position")
+WaitReason = Literal["dead_letter", "key", "key_limit", "topic_limit"]
+"""What a ready message waits for: a dead letter that holds its ordered key, earlier messages of the key, or a
+limit of the key or the topic."""
+AnyShard = Shard | PriorityShard | KeyedShard | FairShard
 
 
-class PriorityShard:
-    """Queue of a topic with priorities: a FIFO queue for each priority in use, at most eleven.
-
-    A message counts one priority higher for each `aging` that it has been ready. As all messages age alike,
-    their order does not change while they wait: a message is ordered as if it had been ready `aging` earlier
-    for each of its priorities, and nothing that becomes ready later than that passes it (ADR 0048).
-    """
-
-    __slots__ = ("_aging", "_queues", "in_flight")
-
-    def __init__(self, aging: int) -> None:
-        """Initialise with the time (µs) that counts as one priority."""
-        self._aging = aging
-        self._queues: dict[int, Shard] = {}
-        self.in_flight = 0
-
-    @property
-    def size(self) -> int:
-        """Count the messages that `shard_capacity` bounds: ready, delayed and in flight (svc-mailbox I-5)."""
-        return self.in_flight + sum(queue.size for queue in self._queues.values())
-
-    def enqueue(self, message: Message, now: int) -> None:
-        """Add a message to the queue, delayed if its `due` is after `now` (µs)."""
-        self._queue(message.priority).enqueue(message, now)
-
-    def enqueue_new(self, messages: Sequence[Message], now: int) -> None:
-        """Add messages that were just sent without delay, in the order of their positions."""
-        for message in messages:
-            self.enqueue(message, now)
-
-    def restore(self, messages: Sequence[Message], now: int) -> None:
-        """Add messages, in the order of their positions, to an empty queue as `enqueue` does one by one."""
-        by_priority: defaultdict[int, list[Message]] = defaultdict(list)
-        for message in messages:
-            by_priority[message.priority].append(message)
-        for priority, some in by_priority.items():
-            self._queue(priority).restore(some, now)
-
-    def dequeue(self, message: Message) -> None:
-        """Remove a waiting message."""
-        self._queues[message.priority].dequeue(message)
-
-    def dequeue_all(self, messages: Sequence[Message]) -> None:
-        """Remove waiting messages."""
-        for message in messages:
-            self.dequeue(message)
-
-    def ready(self, now: int) -> Iterator[Message]:
-        """Yield the messages that may be delivered at `now` (µs), most urgent first; remove none."""
-        return merge(*(queue.ready(now) for queue in self._queues.values()), key=self._rank)
-
-    def next_due(self) -> int | None:
-        """Return the µs at which the first delayed message becomes ready, or None."""
-        times = (queue.next_due() for queue in self._queues.values())
-        return min((time for time in times if time is not None), default=None)
-
-    def _queue(self, priority: int) -> Shard:
-        queue = self._queues.get(priority)
-        if queue is None:
-            queue = self._queues[priority] = Shard(_by_ready_time)
-        return queue
-
-    def _rank(self, message: Message) -> tuple[int, int]:
-        return message.ready_at - message.priority * self._aging, message.position
+def queue_of(policy: TopicPolicy) -> tuple[int | bool | None, ...]:
+    """Return what the policy says about the order of the messages: the queues are rebuilt if it changes."""
+    return (
+        policy.priority_aging_ms if policy.priorities else None,
+        policy.ordered_keys,
+        policy.ordered_keys and policy.dead_letters_hold_keys,
+        policy.fair_keys,
+        policy.max_in_flight_per_key,
+        *((policy.rate_per_key, policy.rate_period_ms, policy.rate_burst) if policy.rate_per_key else ()),
+    )
 
 
-AnyShard = Shard | PriorityShard | KeyedShard
-
-
-def queue_of(policy: TopicPolicy) -> tuple[int | None, bool, bool]:
-    """Return what the policy says about the order of the shards.
-
-    Returns: the time (µs) that counts as one priority, or None without priorities; whether keys are ordered,
-        and whether dead letters hold them.
-    """
-    aging = policy.priority_aging_ms * MS if policy.priorities else None
-    return aging, policy.ordered_keys, policy.ordered_keys and policy.dead_letters_hold_keys
-
-
-def create_shard(policy: TopicPolicy) -> AnyShard:
-    """Return an empty shard in the order that the policy asks for."""
-    aging, is_ordered, _ = queue_of(policy)
-    queue = Shard() if aging is None else PriorityShard(aging)
-    return KeyedShard(queue) if is_ordered else queue
+def create_queue(policy: TopicPolicy) -> Shard | PriorityShard:
+    """Return an empty queue for messages of any key, in the order that the policy asks for."""
+    if not policy.priorities:
+        return Shard()
+    return PriorityShard(policy.priority_aging_ms * MS, partial(Shard, by_ready_time))
 
 
 class Topic:
@@ -236,10 +175,22 @@ class Topic:
 
     `dead_letterings` is their number by reason, for metrics (svc-mailbox C-4). `shards_in_use` is the number
     of shards among which its messages are spread: another one of the policy waits until there are none.
-    `unique` has the unsettled message of each unique key.
+    `unique` has the unsettled message of each unique key. With fair keys, `ring` has the messages that wait.
+    `bucket` has the tokens of its rate.
     """
 
-    __slots__ = ("dead", "dead_letterings", "name", "policy", "shards", "shards_in_use", "unique", "window")
+    __slots__ = (
+        "bucket",
+        "dead",
+        "dead_letterings",
+        "name",
+        "policy",
+        "ring",
+        "shards",
+        "shards_in_use",
+        "unique",
+        "window",
+    )
 
     def __init__(self, name: str, policy: TopicPolicy, window: ReplayWindow | None = None) -> None:
         self.name = name
@@ -249,14 +200,33 @@ class Topic:
         self.dead: dict[bytes, Message] = {}
         self.dead_letterings: dict[str, int] = {}
         self.unique: dict[str, Message] = {}
-        self.window = window or ReplayWindow()
+        self.window = ReplayWindow() if window is None else window
+        self.bucket: TokenBucket | None = None
+        self.ring = self._create_ring({})
 
     def shard(self, number: int) -> AnyShard:
         """Return a shard of this topic, creating it on first use."""
         shard = self.shards.get(number)
         if shard is None:
-            shard = self.shards[number] = create_shard(self.policy)
+            queue = create_queue(self.policy) if self.ring is None else FairShard(self.ring)
+            shard = self.shards[number] = KeyedShard(queue) if self.policy.ordered_keys else queue
         return shard
+
+    @property
+    def rate(self) -> Rate | None:
+        """Return the limit of its deliveries in a time."""
+        return Rate.of(self.policy.rate, self.policy.rate_period_ms, self.policy.rate_burst)
+
+    def _create_ring(self, buckets: dict[str, TokenBucket]) -> KeyRing | None:
+        policy = self.policy
+        if not policy.fair_keys:
+            return None
+        # An ordered key has one message in flight anyway.
+        most = 0 if policy.ordered_keys else policy.max_in_flight_per_key
+        rate = Rate.of(policy.rate_per_key, policy.rate_period_ms, policy.rate_burst)
+        queue = create_queue(policy)
+        order = queue.rank if isinstance(queue, PriorityShard) else _by_position
+        return KeyRing(order, partial(create_queue, policy), most, rate, buckets)
 
     @property
     def shard_count(self) -> int:
@@ -271,8 +241,23 @@ class Topic:
         used = [number for number, shard in self.shards.items() if shard.size]
         return max([*used, *(message.shard for message in self.dead.values())], default=-1)
 
-    def reorder(self, messages: Iterable[Message], now: int) -> None:
-        """Build the shards again, as the policy orders the messages of the mailbox at `now` (µs)."""
+    def change_policy(self, policy: TopicPolicy, messages: Iterable[Message], now: int) -> None:
+        """Apply a policy at `now` (µs); it may order the messages of the mailbox otherwise."""
+        queue, rate = queue_of(self.policy), self.rate
+        self.policy = policy
+        if self.bucket is not None:
+            self.bucket = self.bucket.at_rate(rate, self.rate, now)
+        if queue != queue_of(policy):
+            self._reorder(messages, now)
+
+    def _reorder(self, messages: Iterable[Message], now: int) -> None:
+        """Build the shards again."""
+        before = self.ring
+        self.ring = self._create_ring({})
+        if self.ring is not None and before is not None:
+            for key, bucket in before.buckets.items():
+                if (same := bucket.at_rate(before.rate, self.ring.rate, now)) is not None:
+                    self.ring.buckets[key] = same
         self.shards = {}
         waiting: defaultdict[int, list[Message]] = defaultdict(list)
         for message in messages:
@@ -289,7 +274,7 @@ class Topic:
         """Count a message in flight or a dead letter, before the waiting messages are restored."""
         if message.status == IN_FLIGHT:
             shard = self.shard(message.shard)
-            if isinstance(shard, KeyedShard):
+            if isinstance(shard, (KeyedShard, FairShard)):
                 shard.restore_in_flight(message)
             else:
                 shard.in_flight += 1
@@ -318,10 +303,75 @@ class Topic:
         """Return how many keys are held by dead letters."""
         return sum(len(shard.held_keys) for shard in self.shards.values() if isinstance(shard, KeyedShard))
 
+    def ready(self, now: int, offset: int = 0) -> Iterator[Message]:
+        """Yield the messages that may be delivered at `now` (µs); remove none.
+
+        Arguments:
+            offset: another one begins with another shard, so that none starves.
+        """
+        messages: Iterator[Message]
+        if self.ring is not None:
+            messages = self.ring.ready(now)
+        elif len(self.shards) == 1:
+            messages = next(iter(self.shards.values())).ready(now)
+        else:
+            numbers = sorted(self.shards)
+            start = offset % len(numbers) if numbers else 0
+            messages = chain.from_iterable(
+                self.shards[number].ready(now) for number in numbers[start:] + numbers[:start]
+            )
+        if self.policy.max_in_flight or self.policy.rate:
+            # Expired messages, which wait for a sweep, do not count.
+            return islice((message for message in messages if message.expires_at > now), self.allowed(now))
+        return messages
+
+    def allowed(self, now: int) -> int:
+        """Return how many messages its limits allow to deliver at `now` (µs)."""
+        allowed, rate = MAX_COUNT, self.rate
+        if self.policy.max_in_flight:
+            in_flight = sum(shard.in_flight for shard in self.shards.values())
+            allowed = max(0, self.policy.max_in_flight - in_flight)
+        if rate is not None:
+            allowed = min(allowed, rate.burst if self.bucket is None else self.bucket.tokens(rate, now))
+        return allowed
+
+    def waits_for(self, message: Message, now: int) -> WaitReason | None:
+        """Return what a ready message waits for at `now` (µs); None for a consumer."""
+        key, shard = message.sticky_key, self.shard(message.shard)
+        if isinstance(shard, KeyedShard) and not shard.is_head(message):
+            return "dead_letter" if key in shard.held_keys else "key"
+        if not self.allowed(now):
+            return "topic_limit"
+        return "key_limit" if self.ring is not None and self.ring.is_at_limit(key, now) else None
+
+    def end_turns(self, messages: Sequence[Message], now: int) -> None:
+        """Count deliveries at `now` (µs) against its rate and those of keys, which are served again later."""
+        if (rate := self.rate) is not None:
+            if self.bucket is None:
+                self.bucket = TokenBucket.full(rate, now)
+            self.bucket.take(rate, len(messages), now)
+        if self.ring is not None:
+            for message in messages:
+                self.ring.end_turn(message.sticky_key, now)
+
+    def next_due(self, now: int) -> int | None:
+        """Return when the first delay ends, or a limit allows a delivery (µs); None for never.
+
+        Arguments:
+            now: log time (µs).
+        """
+        limited = self.policy.max_in_flight or self.policy.rate
+        if limited and not self.allowed(now):
+            at = self.bucket.next_at(self.rate) if self.bucket is not None and self.rate is not None else now
+            return at if at > now else None  # the end of a delivery allows the next one
+        if self.ring is not None:
+            return self.ring.next_due()
+        times = [shard.next_due() for shard in self.shards.values()]
+        return min((time for time in times if time is not None), default=None)
+
     def count_deliverable(self, now: int, limit: int) -> int:
         """Return how many messages could be delivered at `now` (µs), counted up to `limit`."""
-        ready = (message for shard in self.shards.values() for message in shard.ready(now))
-        return sum(1 for _ in islice((m for m in ready if m.expires_at > now), limit))
+        return sum(1 for _ in islice((m for m in self.ready(now) if m.expires_at > now), limit))
 
     @property
     def is_empty(self) -> bool:
@@ -329,5 +379,10 @@ class Topic:
         return not self.dead and all(shard.size == 0 for shard in self.shards.values())
 
     def is_idle(self, now: int) -> bool:
-        """Return whether the topic has no messages and no idempotency keys at `now` (µs)."""
-        return self.is_empty and self.window.is_expired(now - self.policy.replay_window_ms * MS)
+        """Return whether the topic has no messages, idempotency keys and recent deliveries at `now` (µs)."""
+        if not self.is_empty or not self.window.is_expired(now - self.policy.replay_window_ms * MS):
+            return False
+        limits = [(self.rate, [] if self.bucket is None else [self.bucket])]
+        if self.ring is not None:
+            limits.append((self.ring.rate, list(self.ring.buckets.values())))
+        return all(each.is_full(rate, now) for rate, buckets in limits if rate for each in buckets)

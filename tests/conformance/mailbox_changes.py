@@ -1,6 +1,7 @@
 """Changes of single messages, and ordered keys; a part of `MailboxConformance`."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
@@ -126,6 +127,59 @@ class MailboxChangeConformance:
             with pytest.raises(InvalidRequest, match="on_conflict"):
                 await mailbox.send_message(message(unique_key=key, on_conflict=conflict))
         assert await mailbox.receive_messages("orders") == []
+
+    async def test_fair_keys_take_turns(self, mailbox: Mailbox) -> None:
+        await mailbox.set_topic_policy("orders", {"fair_keys": True})
+        keys = ["loud"] * 12 + ["quiet", "calm"]
+        await mailbox.send_batch([message(key.encode(), sticky_key=key) for key in keys])
+        received = await mailbox.receive_messages("orders", max_messages=8)  # of several mailboxes, perhaps
+        assert {each.payload for each in received} == {b"loud", b"quiet", b"calm"}
+
+    async def test_a_receiver_that_waits_gets_a_message_when_a_limit_allows_it(
+        self, mailbox: Mailbox
+    ) -> None:
+        await mailbox.set_topic_policy("orders", {"max_in_flight": 2, "fair_keys": True})
+        await mailbox.send_batch([message(b"%d" % n) for n in range(3)])
+        first, _ = await mailbox.receive_messages("orders")
+        waiting = asyncio.create_task(mailbox.receive_messages("orders", wait_ms=LONG_MS // 2))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await first.ack()
+        assert [each.payload for each in await waiting] == [b"2"]
+
+    async def test_a_receiver_that_waits_gets_a_message_when_a_rate_allows_it(self, mailbox: Mailbox) -> None:
+        await mailbox.set_topic_policy("orders", {"rate": 1, "rate_period_ms": 300})
+        await mailbox.send_batch([message(b"%d" % n) for n in range(3)])
+        times = []
+        for n in range(3):
+            (received,) = await mailbox.receive_messages("orders", wait_ms=LONG_MS // 2)
+            assert received.payload == b"%d" % n
+            times.append(received.visible_at_us)
+        assert all(after - before >= 300_000 for before, after in pairwise(times))
+
+    async def test_limits_of_keys_without_fair_keys_are_refused(self, mailbox: Mailbox) -> None:
+        with pytest.raises(InvalidRequest, match="needs fair_keys"):
+            await mailbox.set_topic_policy("orders", {"max_in_flight_per_key": 1})
+        await mailbox.set_topic_policy("orders", {"max_in_flight_per_key": 1, "fair_keys": True})
+        with pytest.raises(InvalidRequest, match="needs fair_keys"):
+            await mailbox.set_topic_policy("orders", {"fair_keys": False})
+
+    async def test_the_explanation_of_a_ready_message_names_what_it_waits_for(self, mailbox: Mailbox) -> None:
+        async def explain(policy: dict[str, int | bool]) -> str:
+            await mailbox.set_topic_policy("orders", policy)
+            return (await mailbox.explain_message(second.message_id)).now
+
+        await mailbox.set_topic_policy("orders", {"ordered_keys": True, "dead_letters_hold_keys": True})
+        await mailbox.send_message(message(sticky_key="k"))
+        second = await mailbox.send_message(message(sticky_key="k"))
+        first = await receive_one(mailbox)
+        assert "earlier messages of its sticky key" in await explain({})
+        limits = {"ordered_keys": False, "dead_letters_hold_keys": False, "fair_keys": True}
+        assert "a limit of its sticky key" in await explain({**limits, "max_in_flight_per_key": 1})
+        assert "a limit of its topic" in await explain({"max_in_flight": 1})
+        assert "for a consumer" in await explain({"max_in_flight": 2, "max_in_flight_per_key": 2})
+        await first.reject()
+        assert "dead letter" in await explain({"ordered_keys": True, "dead_letters_hold_keys": True})
 
     async def test_too_many_ids_are_refused_and_change_nothing(self, mailbox: Mailbox) -> None:
         sent = await mailbox.send_message(message())

@@ -1,10 +1,11 @@
-"""Messages of an ordered key are handled in their order, by however many processes."""
+"""The page on order, fairness and limits; messages of an ordered key in however many processes."""
 
 import signal
 
 import pytest
 
-from tests.e2e.conftest import TIMEOUT_SECONDS, Postroom
+from tests.e2e.conftest import ROOT, TIMEOUT_SECONDS, Postroom
+from tests.support.console import Session, read_steps
 from tests.support.waiting import wait_until
 
 KEYS, MESSAGES = 6, 5
@@ -45,3 +46,24 @@ def test_a_message_that_fails_once_is_handled_again_before_later_ones_of_its_key
     for key in range(KEYS):
         own = [line.partition("-")[2] for line in lines if line.startswith(f"{key}-")]
         assert own == ["1", "2", "2", "3", "4", "5"]
+
+
+def test_the_page_shows_what_happens(postroom: Postroom) -> None:
+    session = Session(postroom.shell)
+    steps = list(read_steps((ROOT / "docs" / "order.md").read_text("utf-8")))
+    for step in steps:
+        session(step)
+    assert len(steps) >= 8
+
+
+def test_a_topic_that_delivers_nothing_says_which_limit_or_key_its_messages_wait_for(
+    postroom: Postroom,
+) -> None:
+    postroom.ok("topic", "policy", "calls", "max_in_flight=1")
+    postroom.ok("topic", "policy", "steps", "ordered_keys=true")
+    for topic in ("calls", "steps"):
+        for payload in ("1", "2"):
+            postroom.ok("send", topic, payload, "--key", "k")
+        postroom.ok("recv", topic, "--max", "1")
+    assert "Topic calls is at a limit of its policy" in postroom("recv", "calls").err
+    assert "messages of topic steps wait for others of their keys" in postroom("recv", "steps").err

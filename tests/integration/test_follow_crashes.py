@@ -20,6 +20,8 @@ from tests.support.servers.postgres import PostgresServer
 from tests.support.stores import copy_store
 from tests.support.waiting import SECONDS, wait_until
 
+pytestmark = pytest.mark.extended
+
 POINTS = [
     ("heads", "before", 2, 0),
     ("heads", "before", 3, 1),

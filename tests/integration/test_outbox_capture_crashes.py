@@ -24,6 +24,8 @@ from tests.support.servers.nats import NatsServer
 from tests.support.servers.postgres import PostgresServer, postgres_folder
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.extended
+
 SCRIPT = Path(sys.executable).with_name("postroom")
 ORDERS = 5
 ROUNDS = 4

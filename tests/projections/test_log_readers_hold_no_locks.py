@@ -29,6 +29,8 @@ from postroom.projections.log_reader import Range
 from tests.conformance.records import append, sent
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.extended
+
 MAILBOX = "acme@one"
 COUNT, PER_STATEMENT, PER_BATCH = 60, 30, 6
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,10 @@ from tests.simulation.operations import (
 )
 
 TOPICS = ("orders", "news")
-SHARDS = {2: {"orders": 0, "news": 1, "a": 1, "c": 0}, 3: {"orders": 1, "news": 1, "a": 0, "c": 0}}
+SHARDS = {
+    2: {"orders": 0, "news": 1, "a": 1, "b": 1, "c": 0, "d": 1},
+    3: {"orders": 1, "news": 1, "a": 0, "b": 1, "c": 0, "d": 1},
+}
 """By number of shards, where each topic and sticky key goes: the hash may never change."""
 
 SECOND = 1_000
@@ -73,6 +76,18 @@ HOLDING = {"ordered_keys": True, "dead_letters_hold_keys": True}
 keys = st.sampled_from(["k1", "k2", "k3", "k4"])
 priorities = st.sampled_from([5, 5, 5, 4, 0, 10])
 sticky_keys = st.sampled_from([None, None, "a", "c"])
+fair_sticky_keys = st.sampled_from([None, "a", "a", "b", "c", "d"])
+limits = st.fixed_dictionaries(
+    {"fair_keys": st.just(True), "ordered_keys": st.booleans()},
+    optional={
+        "max_in_flight": st.sampled_from([1, 2, 3]),
+        "max_in_flight_per_key": st.sampled_from([1, 2]),
+        "rate": st.sampled_from([1, 3]),
+        "rate_per_key": st.sampled_from([1, 2]),
+        "rate_period_ms": st.sampled_from([500, 1_000, 3_000]),
+        "rate_burst": st.sampled_from([1, 2, 5]),
+    },
+)
 own_ids = st.sampled_from([str(UUID(int=n)) for n in (1, 2)])
 
 
@@ -91,7 +106,7 @@ class Choices:
             topic,
             data.draw(payloads, "payload"),
             key,
-            data.draw(sticky_keys, "sticky key"),
+            data.draw(fair_sticky_keys if self._policy.fair_keys else sticky_keys, "sticky key"),
             data.draw(st.sampled_from([0, 0, 0, 0, 500, 5_000]), "deliver after, ms"),
             data.draw(st.sampled_from([0, 0, 0, 0, 0, 1, 3, 60]), "ttl, s"),
             priority=data.draw(priorities, "priority"),
@@ -150,6 +165,8 @@ class Choices:
         changes: dict[str, Any] = data.draw(policies, "policy")
         if self._policy.ordered_keys:
             changes |= data.draw(st.sampled_from([HOLDING, HOLDING, ORDERED, UNORDERED]), "order of keys")
+        if self._policy.fair_keys:
+            changes |= data.draw(limits, "limits")
         return SetPolicy(topic, msgspec.structs.replace(self._policy, **changes))
 
     def group(

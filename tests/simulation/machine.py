@@ -381,6 +381,7 @@ class MailboxMachine(RuleBasedStateMachine):
                 raise answer
             else:
                 operation.tell(self.model, type(answer).__name__ if isinstance(answer, Rejected) else answer)
+            self.model.forget_turns()
         if kill_after is None:
             self.model.end_what_ran_out()
         else:  # whether the process still got to it before it died, only the log knows
@@ -475,3 +476,11 @@ class UniqueKeysMachine(MailboxMachine):
     """The same with messages that have unique keys."""
 
     has_unique_keys = True
+
+
+class FairKeysMachine(MailboxMachine):
+    """The same of a mailbox whose topics have fair keys and limits."""
+
+    policy = msgspec.structs.replace(
+        POLICY, fair_keys=True, max_in_flight=3, max_in_flight_per_key=2, rate_per_key=3
+    )

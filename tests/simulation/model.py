@@ -7,6 +7,7 @@ All times are µs, all settings ms.
 
 from collections.abc import Collection
 from fractions import Fraction
+from math import inf
 from typing import Any
 
 from tests.simulation.model_state import (
@@ -22,6 +23,7 @@ from tests.simulation.model_state import (
     Message,
     Topic,
 )
+from tests.simulation.model_turns import Turns
 
 
 class Model:
@@ -38,6 +40,7 @@ class Model:
         self.topics: dict[str, Topic] = {}
         self.paused: set[str] = set()
         self.messages: dict[str, Message] = {}
+        self.turns = Turns()
         self.delivered: dict[int, str] = {}
         """Every delivery that reached a consumer, by its number: the message's id."""
 
@@ -54,6 +57,7 @@ class Model:
         Arguments:
             last_at: log time of the last record: all that the mailbox knows of when it stopped.
         """
+        self.turns.restart()
         if not time_went_on:
             self.expiry_resumes_at = now + EXPIRY_GRACE if last_at else 0
             for message in self.messages.values():
@@ -183,6 +187,7 @@ class Model:
     def _reschedule(self, message: Message, delay_ms: int) -> None:
         if message.state != READY:
             return
+        self.turns.overtaken.get(message.topic, {}).pop(message.sticky_key, None)
         message.due = self.now + delay_ms * MS
         if not message.has_ttl:
             message.expires_at = message.due + self.topics[message.topic].policy.ready_retention_ms * MS
@@ -256,6 +261,11 @@ class Model:
         self._check_order(op, [self.messages[id_] for _, id_, *_ in answer], min(room, op.max_messages))
         for number, id_, attempt, *_ in answer:
             message = self.messages[id_]
+            policy = self.topics[message.topic].policy
+            if policy.fair_keys or policy.max_in_flight or policy.rate:
+                assert self._allowed_by_key(message.topic, message.sticky_key) >= 1, f"{id_}: above a limit"
+                assert self._allowed_by_topic(message.topic, policy) >= 1, f"{id_}: above a limit"
+                self.turns.deliver(message, self._waiting_keys(message.topic), policy, self.now)
             message.state, message.attempt, message.delivery = IN_FLIGHT, attempt, number
             message.received_at = self.now
             message.visibility = op.visibility_ms * MS
@@ -266,6 +276,64 @@ class Model:
         assert len(got) <= most, f"{op} got {len(got)} messages"
         size = sum(len(message.payload) for message in got)
         assert size <= op.max_bytes or len(got) == 1, f"{op} got {size} bytes"
+        policy = self.topics[op.topic].policy if op.topic in self.topics else self._policy(op.topic)
+        if policy.fair_keys:
+            leftover = self._check_order_of_keys(op.topic, got)
+        else:
+            leftover = self._check_order_of_shards(op, got)
+        room = min(most, self._allowed_by_topic(op.topic, policy))
+        assert len(got) <= room, f"{op} got {len(got)} messages above the limits of its topic"
+        if len(got) < room and leftover:
+            full = any(size + len(m.payload) > op.max_bytes for m in leftover)
+            assert got, f"{op} got nothing though messages were ready"
+            assert full, f"{op} got {len(got)} messages though more were ready"
+
+    def _check_order_of_keys(self, topic: str, got: list[Message]) -> list[Message]:
+        """Check that each key is served in its order; return the messages that could follow."""
+        leftover = []
+        for key in self._waiting_keys(topic):
+            waiting = [m for m in self._in_topic(topic, key) if self._is_deliverable(m)]
+            waiting.sort(key=self._precedence)
+            taken = [m for m in got if m.sticky_key == key]
+            assert taken == waiting[: len(taken)], f"key {key} was not served in order"
+            if len(taken) < self._allowed_by_key(topic, key):
+                leftover += waiting[len(taken) : len(taken) + 1]
+        return leftover
+
+    def _waiting_keys(self, topic: str) -> set[str | None]:
+        """Return the keys of which a message can be delivered; the limits of the topic apply, too."""
+        keys = {m.sticky_key for m in self.messages.values() if m.topic == topic and self._is_deliverable(m)}
+        return {key for key in keys if self._allowed_by_key(topic, key) >= 1}
+
+    def forget_turns(self) -> None:
+        """Let keys that do not wait any more begin anew."""
+        for name, topic in self.topics.items():
+            if topic.policy.fair_keys:
+                self.turns.forget(name, self._waiting_keys(name))
+
+    def _allowed_by_key(self, topic: str, key: str | None) -> float | Fraction:
+        if key is None:
+            return inf
+        policy = self.topics[topic].policy
+        room: float = inf
+        if policy.max_in_flight_per_key:
+            in_flight = sum(m.state == IN_FLIGHT for m in self._in_topic(topic, key))
+            room = policy.max_in_flight_per_key - in_flight
+        return min(room, self.turns.allowed(topic, key, policy, self.now))
+
+    def _allowed_by_topic(self, topic: str, policy: Any) -> float | Fraction:
+        room: float = inf
+        if policy.max_in_flight:
+            in_flight = sum(m.state == IN_FLIGHT and m.topic == topic for m in self.messages.values())
+            room = max(0, policy.max_in_flight - in_flight)
+        tokens = self.turns.allowed(topic, None, policy, self.now)
+        return min(room, tokens if tokens == inf else int(tokens))
+
+    def _in_topic(self, topic: str, key: str | None) -> list[Message]:
+        return [m for m in self.messages.values() if (m.topic, m.sticky_key) == (topic, key)]
+
+    def _check_order_of_shards(self, op: Any, got: list[Message]) -> list[Message]:
+        """Check that each shard is served in its order; return the messages that could follow."""
         leftover = []
         for shard in sorted({m.shard for m in self.messages.values()}):
             waiting = [m for m in self.unsettled(op.topic, shard) if self._is_deliverable(m)]
@@ -274,10 +342,7 @@ class Model:
             in_order = [m.id for m in waiting[: len(taken)]]
             assert [m.id for m in taken] == in_order, f"shard {shard} was not served in order"
             leftover += waiting[len(taken) : len(taken) + 1]
-        if len(got) < most and leftover:
-            full = any(size + len(m.payload) > op.max_bytes for m in leftover)
-            assert got, f"{op} got nothing though messages were ready"
-            assert full, f"{op} got {len(got)} messages though more were ready"
+        return leftover
 
     def _precedence(self, message: Message) -> tuple[Fraction, int]:
         """Sort first in, first out; where the policy asks for it, by priority and age before."""
@@ -424,6 +489,7 @@ class Model:
             topic.keys = self._keys_in_window(topic, self.now)
             for key in topic.keys.values():
                 key.protected_until_true += change
+            self.turns.change_policy(op.topic, topic.policy, op.policy, self.now)
             topic.allow(op.policy)
 
     def pause(self, op: Any, answer: Any) -> None:

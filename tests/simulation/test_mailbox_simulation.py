@@ -2,7 +2,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.simulation.machine import MailboxMachine, OrderedKeysMachine, UniqueKeysMachine
+from tests.simulation.machine import FairKeysMachine, MailboxMachine, OrderedKeysMachine, UniqueKeysMachine
 
 
 @pytest.mark.timeout(3600)  # half a minute of CPU, but far longer on a machine that is shared with many
@@ -19,3 +19,8 @@ def test_whatever_happens_messages_of_an_ordered_key_are_delivered_in_their_orde
 @pytest.mark.timeout(3600)  # as above
 def test_whatever_happens_a_unique_key_has_one_unsettled_message() -> None:
     run_state_machine_as_test(UniqueKeysMachine, settings=settings())
+
+
+@pytest.mark.timeout(3600)  # as above
+def test_whatever_happens_keys_take_turns_and_no_limit_is_exceeded() -> None:
+    run_state_machine_as_test(FairKeysMachine, settings=settings())

@@ -15,10 +15,12 @@ from postroom.domain.commit import Commit
 from postroom.domain.errors import BrokenLog, Unavailable
 from postroom.domain.mailbox import decide, evolve, snapshot, state, topic
 from postroom.domain.mailbox.commands import Cancel, Receive, Redrive
+from postroom.domain.mailbox.key_ring import NO_LIMIT, KeyRing, TokenBucket
 from postroom.domain.mailbox.keyed_shard import KeyedShard
 from postroom.domain.mailbox.ownership import anchor
+from postroom.domain.mailbox.priority_shard import PriorityShard
 from postroom.domain.mailbox.replay import ReplayWindow
-from postroom.domain.mailbox.topic import PriorityShard, Shard
+from postroom.domain.mailbox.topic import Shard
 from postroom.domain.message import (
     MessageAcked,
     MessageRequeued,
@@ -26,7 +28,12 @@ from postroom.domain.message import (
     MessageVisibilityExtended,
 )
 from tests.simulation import world
-from tests.simulation.machine import MailboxMachine, OrderedKeysMachine, UniqueKeysMachine
+from tests.simulation.machine import (
+    FairKeysMachine,
+    MailboxMachine,
+    OrderedKeysMachine,
+    UniqueKeysMachine,
+)
 
 Patch = pytest.MonkeyPatch
 Defect = Callable[[Patch], None]
@@ -70,6 +77,11 @@ def defect(put_in: Defect) -> Defect:
 
 def defect_of_ordered_keys(put_in: Defect) -> Defect:
     MACHINES[put_in] = OrderedKeysMachine
+    return defect(put_in)
+
+
+def defect_of_fair_keys(put_in: Defect) -> Defect:
+    MACHINES[put_in] = FairKeysMachine
     return defect(put_in)
 
 
@@ -288,7 +300,7 @@ def a_priority_that_never_ages(patch: Patch) -> None:
 
 @defect
 def last_in_first_out_among_equals(patch: Patch) -> None:
-    reordered_by(patch, lambda shard, m: (shard._rank(m)[0], -m.position))
+    reordered_by(patch, lambda shard, m: (shard.rank(m)[0], -m.position))
 
 
 @defect
@@ -510,3 +522,55 @@ def a_message_that_is_sent_beside_the_one_that_it_replaces(patch: Patch) -> None
 
     resolve = decide._resolve_conflict
     patch.setattr(decide, "_resolve_conflict", beside)
+
+
+@defect_of_fair_keys
+def a_key_that_is_served_again_at_once(patch: Patch) -> None:
+    def stay(self: KeyRing, key: Any, now: int) -> None:
+        before = [*self._ready]
+        end(self, key, now)
+        if key in self._ready:
+            for other in before:
+                if other in self._ready:
+                    self._ready.move_to_end(other)
+
+    end = KeyRing.end_turn
+    patch.setattr(KeyRing, "end_turn", stay)
+
+
+@defect_of_fair_keys
+def a_limit_of_a_key_that_is_ignored(patch: Patch) -> None:
+    patch.setattr(KeyRing, "_allowed", lambda self, key, now: NO_LIMIT)
+
+
+@defect_of_fair_keys
+def a_key_at_its_limit_that_never_comes_back(patch: Patch) -> None:
+    patch.setattr(KeyRing, "_unblock", lambda self, key, now: None)
+
+
+@defect_of_fair_keys
+def a_limit_of_a_topic_that_is_ignored(patch: Patch) -> None:
+    patch.setattr(topic.Topic, "allowed", lambda self, now: NO_LIMIT)
+
+
+@defect_of_fair_keys
+def a_rate_that_takes_no_tokens(patch: Patch) -> None:
+    patch.setattr(TokenBucket, "take", lambda self, rate, count, now: None)
+
+
+@defect_of_fair_keys
+def a_snapshot_that_forgets_tokens(patch: Patch) -> None:
+    def forget(mailbox: Any, head: Any, windows: Any) -> None:
+        restore(mailbox, head, windows)
+        for each in mailbox.topics.values():
+            each.bucket = None
+            if each.ring is not None:
+                each.ring.buckets.clear()
+
+    restore = snapshot._restore_head
+    patch.setattr(snapshot, "_restore_head", forget)
+
+
+@defect_of_fair_keys
+def a_snapshot_that_forgets_deliveries_of_keys(patch: Patch) -> None:
+    patch.setattr(KeyRing, "restore_in_flight", lambda self, key: None)

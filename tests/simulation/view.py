@@ -41,7 +41,23 @@ def _topic_view(topic: Any, now: int) -> dict[str, Any]:
         "keys": topic.window.entries(topic.window.keys(), now - topic.policy.replay_window_ms * MS),
         "shards": {
             number: (shard.size, shard.in_flight, [message.stream for message in shard.ready(now)])
+            if topic.ring is None
+            else (shard.size, shard.in_flight)
             for number, shard in topic.shards.items()
             if shard.size
         },
+        # The turns of keys begin anew when a mailbox is loaded.
+        "ready": None if topic.ring is None else {message.stream for message in topic.ring.ready(now)},
+        "tokens": None if topic.rate is None else _tokens(topic.bucket, topic.rate, now),
+        "tokens of keys": {}
+        if topic.ring is None or topic.ring.rate is None
+        else {
+            key: _tokens(bucket, topic.ring.rate, now)
+            for key, bucket in topic.ring.buckets.items()
+            if not bucket.is_full(topic.ring.rate, now)
+        },
     }
+
+
+def _tokens(bucket: Any, rate: Any, now: int) -> int:
+    return int(rate.burst if bucket is None else bucket.tokens(rate, now))

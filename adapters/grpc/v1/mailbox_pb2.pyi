@@ -1022,7 +1022,7 @@ class SetSettingsResponse(_message.Message):
     def __init__(self, changed: _Optional[bool] = ...) -> None: ...
 
 class TopicPolicy(_message.Message):
-    __slots__ = ("shards", "shard_capacity", "visibility_ms", "max_attempts", "backoff_base_ms", "backoff_max_ms", "replay_window_ms", "replay_capacity", "ready_retention_ms", "in_flight_retention_visibilities", "dead_retention_ms", "dead_capacity", "priorities", "priority_aging_ms", "ordered_keys", "dead_letters_hold_keys")
+    __slots__ = ("shards", "shard_capacity", "visibility_ms", "max_attempts", "backoff_base_ms", "backoff_max_ms", "replay_window_ms", "replay_capacity", "ready_retention_ms", "in_flight_retention_visibilities", "dead_retention_ms", "dead_capacity", "priorities", "priority_aging_ms", "ordered_keys", "dead_letters_hold_keys", "fair_keys", "max_in_flight", "max_in_flight_per_key", "rate", "rate_per_key", "rate_period_ms", "rate_burst")
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     SHARD_CAPACITY_FIELD_NUMBER: _ClassVar[int]
     VISIBILITY_MS_FIELD_NUMBER: _ClassVar[int]
@@ -1039,6 +1039,13 @@ class TopicPolicy(_message.Message):
     PRIORITY_AGING_MS_FIELD_NUMBER: _ClassVar[int]
     ORDERED_KEYS_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTERS_HOLD_KEYS_FIELD_NUMBER: _ClassVar[int]
+    FAIR_KEYS_FIELD_NUMBER: _ClassVar[int]
+    MAX_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    MAX_IN_FLIGHT_PER_KEY_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    RATE_PER_KEY_FIELD_NUMBER: _ClassVar[int]
+    RATE_PERIOD_MS_FIELD_NUMBER: _ClassVar[int]
+    RATE_BURST_FIELD_NUMBER: _ClassVar[int]
     shards: int
     shard_capacity: int
     visibility_ms: int
@@ -1055,7 +1062,14 @@ class TopicPolicy(_message.Message):
     priority_aging_ms: int
     ordered_keys: bool
     dead_letters_hold_keys: bool
-    def __init__(self, shards: _Optional[int] = ..., shard_capacity: _Optional[int] = ..., visibility_ms: _Optional[int] = ..., max_attempts: _Optional[int] = ..., backoff_base_ms: _Optional[int] = ..., backoff_max_ms: _Optional[int] = ..., replay_window_ms: _Optional[int] = ..., replay_capacity: _Optional[int] = ..., ready_retention_ms: _Optional[int] = ..., in_flight_retention_visibilities: _Optional[int] = ..., dead_retention_ms: _Optional[int] = ..., dead_capacity: _Optional[int] = ..., priorities: _Optional[bool] = ..., priority_aging_ms: _Optional[int] = ..., ordered_keys: _Optional[bool] = ..., dead_letters_hold_keys: _Optional[bool] = ...) -> None: ...
+    fair_keys: bool
+    max_in_flight: int
+    max_in_flight_per_key: int
+    rate: int
+    rate_per_key: int
+    rate_period_ms: int
+    rate_burst: int
+    def __init__(self, shards: _Optional[int] = ..., shard_capacity: _Optional[int] = ..., visibility_ms: _Optional[int] = ..., max_attempts: _Optional[int] = ..., backoff_base_ms: _Optional[int] = ..., backoff_max_ms: _Optional[int] = ..., replay_window_ms: _Optional[int] = ..., replay_capacity: _Optional[int] = ..., ready_retention_ms: _Optional[int] = ..., in_flight_retention_visibilities: _Optional[int] = ..., dead_retention_ms: _Optional[int] = ..., dead_capacity: _Optional[int] = ..., priorities: _Optional[bool] = ..., priority_aging_ms: _Optional[int] = ..., ordered_keys: _Optional[bool] = ..., dead_letters_hold_keys: _Optional[bool] = ..., fair_keys: _Optional[bool] = ..., max_in_flight: _Optional[int] = ..., max_in_flight_per_key: _Optional[int] = ..., rate: _Optional[int] = ..., rate_per_key: _Optional[int] = ..., rate_period_ms: _Optional[int] = ..., rate_burst: _Optional[int] = ...) -> None: ...
 
 class ListTopicsRequest(_message.Message):
     __slots__ = ()

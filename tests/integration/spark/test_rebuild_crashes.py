@@ -63,7 +63,7 @@ IN_POSTGRES = [
 ]
 IN_SQLITE = ["before it begins", "while parts are loaded", "when all is loaded", "before the flip"]
 
-pytestmark = pytest.mark.usefixtures("spark", "small_parts")
+pytestmark = [pytest.mark.extended, pytest.mark.usefixtures("spark", "small_parts")]
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def explained(events: Sequence[Event], *, now: int, policy: TopicPolicy | None =
     sent = next(event for event in events if isinstance(event, MessageSent))
     history = trace(items)  # type: ignore[arg-type]  # they are of a message, or takeovers
     assert history is not None
-    return explain(NAME, sent, history, now * MS)
+    return explain(NAME, sent, history, now * MS, lambda: "for a consumer to receive it")
 
 
 def at(ms: int) -> str:

@@ -94,7 +94,7 @@ def test_a_message_that_is_cancelled_never_comes_back(state: object) -> None:
     )
     mailbox = cancelled.mailbox
     assert (mailbox.messages, mailbox.in_flight, mailbox.topics["orders"].is_empty) == ({}, 0, True)
-    assert (mailbox.next_timer(), mailbox.next_due("orders")) == (None, None)
+    assert (mailbox.next_timer(), mailbox.next_due("orders", 0)) == (None, None)
     cancelled.when(Cancel(a.stream), at=3).then_nothing_happens()
     if a.receipts:
         late = Ack(a.receipt, stored_message=message)

@@ -68,7 +68,7 @@ def test_no_message_passes_one_of_its_key_that_waits_for_its_retry() -> None:
     scenario = settle(scenario, a1, "nack", 10)
     scenario, names = receive(scenario, 20)
     assert names == []
-    assert scenario.mailbox.next_due("orders") == 110_000
+    assert scenario.mailbox.next_due("orders", 0) == 110_000
     scenario, names = receive(scenario, 110)
     assert names == ["a1"]
     scenario, names = receive(settle(scenario, a1, "ack", 111), 112)

@@ -8,10 +8,10 @@ from postroom.domain.mailbox.commands import SetPolicy
 from postroom.domain.mailbox.counts import summarize_topics
 from postroom.domain.mailbox.decide import shard_of
 from postroom.domain.message import MS, MessageSent
-from postroom.domain.policy import DAY_MS, MailboxLimits, TopicPolicy
+from postroom.domain.policy import DAY_MS, UNLIMITED, MailboxLimits, TopicPolicy
 from tests.unit.domain.scenario import NOTHING, POLICY, TOPIC, Life, given, policy_set
 
-FLAGS = ("priorities", "ordered_keys", "dead_letters_hold_keys")
+FLAGS = ("priorities", "ordered_keys", "dead_letters_hold_keys", "fair_keys")
 NUMBERS = [name for name in TopicPolicy.__struct_fields__ if name not in FLAGS]
 
 
@@ -29,7 +29,10 @@ def test_the_defaults_are_those_of_the_specification() -> None:
 
 @pytest.mark.parametrize("field", NUMBERS)
 @pytest.mark.parametrize("value", [0, -1])
-def test_every_number_is_at_least_one(field: str, value: int) -> None:
+def test_every_number_is_at_least_one_or_zero_for_no_limit(field: str, value: int) -> None:
+    if field in UNLIMITED:
+        assert msgspec.structs.replace(TopicPolicy(fair_keys=True), **{field: 0}).validate()
+        value = min(value, -1)
     policy = msgspec.structs.replace(TopicPolicy(), **{field: value})
     with pytest.raises(InvalidRequest, match=rf"Topic policy {field} must be at least \d+; it was {value}"):
         policy.validate()
@@ -53,7 +56,7 @@ def test_every_number_is_an_int(field: str, value: object) -> None:
 
 @pytest.mark.parametrize("value", [1, 0, "true", None])
 @pytest.mark.parametrize("name", FLAGS)
-def test_priorities_and_ordered_keys_are_on_or_off(name: str, value: object) -> None:
+def test_every_flag_is_on_or_off(name: str, value: object) -> None:
     policy = msgspec.structs.replace(TopicPolicy(), **{name: value})
     with pytest.raises(InvalidRequest, match=f"Topic policy {name} must be of type bool, not "):
         policy.validate()
@@ -83,6 +86,8 @@ def test_every_limit_is_an_int_within_bounds(field: str, value: object) -> None:
             TopicPolicy(priorities=True, ready_retention_ms=6_000_000),
             r"priority_aging_ms must be below a tenth of ready_retention_ms \(600000\), .* it was 600000",
         ),
+        (TopicPolicy(max_in_flight_per_key=1), "max_in_flight_per_key needs fair_keys"),
+        (TopicPolicy(rate_per_key=1), "rate_per_key needs fair_keys"),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(policy: TopicPolicy, match: str) -> None:

@@ -78,6 +78,15 @@ def test_an_expired_key_is_not_stored() -> None:
     assert window.find("new", 0) is not None
 
 
+def test_the_keys_that_a_policy_made_void_stay_void_when_no_others_are_left() -> None:
+    a = Life("a")
+    longer = msgspec.structs.replace(POLICY, replay_window_ms=600_000)
+    past = [policy_set(POLICY), a.sent(at=0, idem_key="old"), policy_set(longer, at=300_000, version=4)]
+    scenario = given(past)
+    window, again = scenario.mailbox.topics[TOPIC].window, reopened(scenario).mailbox.topics[TOPIC].window
+    assert (len(window), window.dropped_until) == (len(again), again.dropped_until) == (0, 0)
+
+
 def test_a_snapshot_of_another_version_or_with_invalid_bytes_is_ignored() -> None:
     state = take_snapshot(busy()[0].mailbox)
     part = decode_part(state)

@@ -1,0 +1,343 @@
+"""Queue of a topic with fair keys: keys are served in turn, each within its limits (ADR 0117)."""
+
+import heapq
+from bisect import bisect_left, insort
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from postroom.domain.mailbox.keyed_shard import SHORT, Queue
+from postroom.domain.message import MS, Message
+
+_by_position = attrgetter("position")
+
+Key = str | None
+"""A sticky key; None for all messages without one, which share a turn and are not limited."""
+Waiting = list[Message] | Queue
+"""The ready messages of a key: a queue takes some hundred bytes, so few messages are in a sorted list."""
+NO_LIMIT = 1 << 62
+LEAST_BUCKETS = 1_024
+"""Token buckets that are kept without a search for those that are full."""
+
+
+class Rate(NamedTuple):
+    """A number of deliveries in a period (µs), and how many may come at once after a pause."""
+
+    deliveries: int
+    period: int
+    burst: int
+
+    @classmethod
+    def of(cls, count: int, period_ms: int, burst: int) -> Self | None:
+        """Return the rate that a policy sets; None without a limit."""
+        return cls(count, period_ms * MS, burst or count) if count else None
+
+
+class TokenBucket(msgspec.Struct, array_like=True, gc=False):
+    """Token bucket on log time: each delivery takes a token.
+
+    A token is as many units as its rate's period has µs, and each µs adds as many units as the rate allows
+    deliveries in a period. So nothing is rounded.
+
+    Arguments:
+        level: units at `at` (µs).
+    """
+
+    level: int
+    at: int
+
+    @classmethod
+    def full(cls, rate: Rate, now: int) -> Self:
+        """Return a bucket with as many tokens as the rate's burst."""
+        return cls(rate.burst * rate.period, now)
+
+    def tokens(self, rate: Rate, now: int) -> int:
+        """Return how many deliveries the rate allows at `now` (µs)."""
+        return max(0, self._level_at(rate, now) // rate.period)
+
+    def take(self, rate: Rate, count: int, now: int) -> None:
+        """Take the tokens of deliveries at `now` (µs)."""
+        self.level = self._level_at(rate, now) - count * rate.period
+        self.at = now
+
+    def next_at(self, rate: Rate) -> int:
+        """Return when there is a token (µs)."""
+        missing = rate.period - self.level
+        return self.at + max(0, -(-missing // rate.deliveries))
+
+    def is_full(self, rate: Rate, now: int) -> bool:
+        """Return whether the bucket has as many tokens at `now` (µs) as it can have."""
+        return self.tokens(rate, now) >= rate.burst
+
+    def at_rate(self, before: Rate | None, after: Rate | None, now: int) -> "TokenBucket | None":
+        """Return a bucket with as many tokens after a change of the rate at `now` (µs); None: full."""
+        if before is None or after is None:
+            return None
+        level = self._level_at(before, now) * after.period // before.period
+        return TokenBucket(min(level, after.burst * after.period), now)
+
+    def _level_at(self, rate: Rate, now: int) -> int:
+        return min(rate.burst * rate.period, self.level + max(0, now - self.at) * rate.deliveries)
+
+
+class KeyRing:
+    """Ready messages of a topic by key, of which each has its turn, and delayed messages.
+
+    A key that has a ready message and may be served is in `_ready`, in the order of the turns: a key joins at
+    the end, and each delivery moves it there. So a message that is the first of its key waits for at most one
+    message of each other key. A key at its limit is in `_blocked`. After a restart, turns begin anew.
+
+    Arguments:
+        order: sort key of the messages of a key.
+        new_queue: creates the queue of a key with many messages, in the same order.
+        max_in_flight: of a key; 0 without a limit.
+        rate: of a key.
+        buckets: of the keys that were served recently; full for all others.
+    """
+
+    __slots__ = (
+        "_blocked",
+        "_delayed",
+        "_due",
+        "_in_flight",
+        "_max_in_flight",
+        "_most_buckets",
+        "_new_queue",
+        "_order",
+        "_ready",
+        "_wakes",
+        "buckets",
+        "rate",
+    )
+
+    def __init__(
+        self,
+        order: Callable[[Message], Any],
+        new_queue: Callable[[], Queue],
+        max_in_flight: int,
+        rate: Rate | None,
+        buckets: dict[str, TokenBucket],
+    ) -> None:
+        self._order = order
+        self._new_queue = new_queue
+        self._max_in_flight = max_in_flight
+        self.rate = rate
+        self.buckets = buckets
+        self._ready: OrderedDict[Key, Waiting] = OrderedDict()
+        self._blocked: dict[Key, Waiting] = {}
+        self._delayed: dict[bytes, int] = {}
+        self._due: list[tuple[int, int, Message]] = []
+        self._in_flight: Counter[str] = Counter()
+        self._wakes: list[tuple[int, str]] = []
+        self._most_buckets = LEAST_BUCKETS
+
+    def add(self, message: Message, now: int) -> None:
+        """Add a message, delayed if its `due` is after `now` (µs)."""
+        if message.due > now:
+            self._delayed[message.stream] = message.due
+            heapq.heappush(self._due, (message.due, message.position, message))
+            return
+        key = message.sticky_key
+        keys = self._blocked if key in self._blocked else self._ready
+        waiting = keys.get(key)
+        if waiting is None:
+            self._join(key, [message], now)
+        elif not isinstance(waiting, list):
+            waiting.enqueue(message, now)
+        elif len(waiting) < SHORT:
+            insort(waiting, message, key=self._order)
+        else:
+            queue = keys[key] = self._new_queue()
+            for each in sorted((*waiting, message), key=_by_position):
+                queue.enqueue(each, now)
+
+    def remove(self, message: Message) -> None:
+        """Remove a message."""
+        if self._delayed.pop(message.stream, None) is not None:
+            return
+        key = message.sticky_key
+        keys = self._ready if key in self._ready else self._blocked
+        waiting = keys[key]
+        if isinstance(waiting, list):
+            del waiting[bisect_left(waiting, self._order(message), key=self._order)]
+            is_empty = not waiting
+        else:
+            waiting.dequeue(message)
+            is_empty = not waiting.size
+        if is_empty:
+            del keys[key]
+
+    def end_turn(self, key: Key, now: int) -> None:
+        """Note a delivery of a key at `now` (µs): it is served again after the others."""
+        if key is not None:
+            if self._max_in_flight:
+                self._in_flight[key] += 1
+            if self.rate is not None:
+                bucket = self.buckets.get(key)
+                if bucket is None:
+                    self._drop_full_buckets(self.rate, now)
+                    bucket = self.buckets[key] = TokenBucket.full(self.rate, now)
+                bucket.take(self.rate, 1, now)
+        if key in self._ready:
+            self._join(key, self._ready.pop(key), now)
+
+    def restore_in_flight(self, key: Key) -> None:
+        """Count a message in flight."""
+        if key is not None and self._max_in_flight:
+            self._in_flight[key] += 1
+
+    def end_delivery(self, key: Key, now: int) -> None:
+        """Note that a delivery of a key ended."""
+        if key is None or not self._max_in_flight:
+            return
+        self._in_flight[key] -= 1
+        if not self._in_flight[key]:
+            del self._in_flight[key]
+        self._unblock(key, now)
+
+    def ready(self, now: int) -> Iterator[Message]:
+        """Yield the messages that may be delivered at `now` (µs), in turns; remove none.
+
+        Expired messages, which wait for a sweep, take no turn.
+        """
+        self._promote(now)
+        turns: list[tuple[Iterator[Message], int]] = []
+        for key, waiting in self._ready.items():
+            ready = waiting if isinstance(waiting, list) else waiting.ready(now)
+            messages: Iterator[Message] = (each for each in ready if each.expires_at > now)
+            for message in messages:
+                yield message
+                turns.append((messages, self._allowed(key, now) - 1))
+                break
+        while turns := [(messages, allowed) for messages, allowed in turns if allowed > 0]:
+            for number, (messages, allowed) in enumerate(turns):
+                turns[number] = (messages, 0)
+                for message in messages:
+                    yield message
+                    turns[number] = (messages, allowed - 1)
+                    break
+
+    def is_at_limit(self, key: Key, now: int) -> bool:
+        """Return whether a limit allows no delivery of a key at `now` (µs)."""
+        return self._allowed(key, now) <= 0
+
+    def next_due(self) -> int | None:
+        """Return when a delay ends, or a limit allows another delivery (µs); None for never."""
+        while self._due and self._delayed.get(self._due[0][2].stream) != self._due[0][0]:
+            heapq.heappop(self._due)
+        times = [queue[0][0] for queue in (self._due, self._wakes) if queue]
+        return min(times, default=None)
+
+    def _join(self, key: Key, waiting: Waiting, now: int) -> None:
+        """Give a key that is not in the ring the last turn, unless it is at its limit."""
+        if self._allowed(key, now) > 0:
+            self._ready[key] = waiting
+            return
+        self._blocked[key] = waiting
+        if key is not None and self.rate is not None and key in self.buckets:
+            at = self.buckets[key].next_at(self.rate)
+            if at > now:  # else it waits for a delivery to end
+                heapq.heappush(self._wakes, (at, key))
+
+    def _unblock(self, key: Key, now: int) -> None:
+        if key in self._blocked:
+            self._join(key, self._blocked.pop(key), now)
+
+    def _allowed(self, key: Key, now: int) -> int:
+        """Return how many more messages of a key may be delivered at `now` (µs)."""
+        if key is None:
+            return NO_LIMIT
+        allowed = self._max_in_flight - self._in_flight[key] if self._max_in_flight else NO_LIMIT
+        if self.rate is not None:
+            bucket = self.buckets.get(key)
+            allowed = min(allowed, self.rate.burst if bucket is None else bucket.tokens(self.rate, now))
+        return allowed
+
+    def _drop_full_buckets(self, rate: Rate, now: int) -> None:
+        """Drop the buckets that are full again, before there are twice as many as after the last time."""
+        if len(self.buckets) < self._most_buckets:
+            return
+        for key in [key for key, bucket in self.buckets.items() if bucket.is_full(rate, now)]:
+            del self.buckets[key]
+        self._most_buckets = max(LEAST_BUCKETS, 2 * len(self.buckets))
+
+    def _promote(self, now: int) -> None:
+        """Have keys take turns whose delays or limits have ended; time is not an event."""
+        while self._due and self._due[0][0] <= now:
+            due, _, message = heapq.heappop(self._due)
+            if self._delayed.get(message.stream) == due:
+                del self._delayed[message.stream]
+                self.add(message, now)
+        while self._wakes and self._wakes[0][0] <= now:
+            self._unblock(heapq.heappop(self._wakes)[1], now)
+
+
+class FairShard:
+    """Shard of a topic with fair keys: it counts its messages, which wait in the ring of the topic."""
+
+    __slots__ = ("_ring", "_waiting", "in_flight")
+
+    def __init__(self, ring: KeyRing) -> None:
+        self._ring = ring
+        self._waiting = 0
+        self.in_flight = 0
+
+    @property
+    def size(self) -> int:
+        """Count the messages that `shard_capacity` bounds: ready, delayed and in flight (svc-mailbox I-5)."""
+        return self._waiting + self.in_flight
+
+    def enqueue(self, message: Message, now: int) -> None:
+        """Add a message, delayed if its `due` is after `now` (µs)."""
+        self._waiting += 1
+        self._ring.add(message, now)
+
+    def enqueue_new(self, messages: Sequence[Message], now: int) -> None:
+        """Add messages that were just sent without delay, in the order of their positions."""
+        for message in messages:
+            self.enqueue(message, now)
+
+    def restore(self, messages: Sequence[Message], now: int) -> None:
+        """Add messages, in the order of their positions, to an empty shard."""
+        self.enqueue_new(messages, now)
+
+    def dequeue(self, message: Message, now: int = 0) -> None:
+        """Remove a waiting message."""
+        self._waiting -= 1
+        self._ring.remove(message)
+
+    def deliver(self, message: Message) -> None:
+        """Remove a waiting message, which is in flight from now on."""
+        self.dequeue(message)
+        self.in_flight += 1
+
+    def deliver_all(self, messages: Sequence[Message]) -> None:
+        """Remove waiting messages, which are in flight from now on."""
+        for message in messages:
+            self.deliver(message)
+
+    def restore_in_flight(self, message: Message) -> None:
+        """Count a message in flight that does not wait."""
+        self.in_flight += 1
+        self._ring.restore_in_flight(message.sticky_key)
+
+    def end_delivery(self, message: Message, now: int) -> None:
+        """End a delivery at `now` (µs)."""
+        self.in_flight -= 1
+        self._ring.end_delivery(message.sticky_key, now)
+
+    def end_deliveries(self, messages: Sequence[Message], now: int) -> None:
+        """End deliveries at `now` (µs)."""
+        for message in messages:
+            self.end_delivery(message, now)
+
+    def ready(self, now: int) -> Iterator[Message]:
+        """Yield the messages of the topic that may be delivered at `now` (µs), in turns; remove none."""
+        return self._ring.ready(now)
+
+    def next_due(self) -> int | None:
+        """Return when a delay of the topic ends, or a limit allows another delivery (µs); None for never."""
+        return self._ring.next_due()
