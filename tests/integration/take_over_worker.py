@@ -19,6 +19,9 @@ from postroom import Mailbox, NewMessage, Unavailable, connect
 TOPIC = "orders"
 VISIBILITY_MS = 2_000
 SENDERS = RECEIVERS = 4
+KEYS = 8
+PAUSE_SECONDS = 0.05
+"""Between two sends, so that processes are killed in the midst of them."""
 TIMEOUT_MS = 60_000
 
 
@@ -43,10 +46,12 @@ class Worker:
         for number in self.numbers:
             self.note("sending", number)
             start = monotonic_ns()
-            message = NewMessage(topic=TOPIC, payload=f"{self.name} {number}".encode())
+            payload, key = f"{self.name} {number}".encode(), f"{self.name} {number % KEYS}"
+            message = NewMessage(topic=TOPIC, payload=payload, sticky_key=key)
             sent = await self.mailbox.send_message(message)
             self.note("sent", sent.message_id)
             self.note("call", start, monotonic_ns())
+            await asyncio.sleep(PAUSE_SECONDS)
 
     async def receive(self) -> None:
         while not self.stop.exists():

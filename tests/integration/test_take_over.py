@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -35,14 +35,14 @@ from postroom.adapters.postgres.migrate import migrate
 from postroom.adapters.postgres.url import is_url
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.mailbox.commands import OwnershipTaken
-from postroom.domain.message import MessageSent
+from postroom.domain.message import MessageAcked, MessageReceived, MessageRequeued, MessageSent
 from postroom.domain.names import mailbox_stream
 from tests.support.fork_server import popen
 from tests.support.servers.postgres import PostgresServer
 
-KILL_SECONDS = 2.0
+KILL_SECONDS = 1.0
 DEADLINE_SECONDS = 600.0
-SECONDS_PER_MESSAGE = 0.1
+SECONDS_PER_MESSAGE = 0.2
 OWNER_TIMEOUT_MS = 500
 WORKERS = 4
 PHASES = (
@@ -169,6 +169,7 @@ def run(store: str, folder: Path, count: int) -> tuple[Journal, list[float]]:
     finally:
         processes.end()
     journal = Journal.read(folder)
+    assert processes.kills, "all was settled before a process was killed"
     take_overs = []
     for kill in processes.kills:
         ends = [end for start, end in journal.calls if start > kill]
@@ -191,6 +192,51 @@ def check(store: str, journal: Journal, count: int) -> None:
     assert len(payloads) <= WORKERS * count
     late = [id_ for id_, asked in journal.got if asked > journal.acked.get(id_, asked)]
     assert not late, f"{len(late)} messages were delivered after their ack: {late[:3]}"
+
+
+ORDERED = {"ordered_keys": True, "fair_keys": True, "max_in_flight": 12, "shards": 4}
+
+
+async def set_policy(store: str) -> None:
+    async with connect(store) as mailbox:
+        await mailbox.set_topic_policy("orders", ORDERED)
+
+
+def check_order(store: str) -> int:
+    """Check in the log that keys were served in order, one message at a time; return the most in flight."""
+    keys: dict[bytes, str] = {}
+    unsettled: defaultdict[str, list[bytes]] = defaultdict(list)
+    in_flight: set[bytes] = set()
+    most = 0
+    with read_mailbox(store) as reader:
+        for record in reader.log.read():
+            event = record.event
+            if isinstance(event, MessageSent):
+                assert event.sticky_key is not None
+                keys[event.stream] = event.sticky_key
+                unsettled[event.sticky_key].append(event.stream)
+            elif isinstance(event, MessageReceived):
+                first = unsettled[keys[event.stream]][0]
+                assert event.stream == first, f"{event.stream.hex()} was delivered before {first.hex()}"
+                in_flight.add(event.stream)
+                most = max(most, len(in_flight))
+            elif isinstance(event, MessageRequeued):
+                in_flight.discard(event.stream)
+            elif isinstance(event, MessageAcked):
+                in_flight.discard(event.stream)
+                assert unsettled[keys[event.stream]].pop(0) == event.stream
+    assert most <= ORDERED["max_in_flight"], f"{most} messages were in flight"
+    return most
+
+
+@pytest.mark.extended
+def test_order_and_limits_hold_while_owners_are_killed(store: str, tmp_path: Path) -> None:
+    asyncio.run(set_policy(store))
+    count = 600
+    journal, take_overs = run(store, tmp_path, count)
+    check(store, journal, count)
+    most = check_order(store)
+    print(f"{len(take_overs)} take-overs, {most} messages in flight: {sorted(take_overs)}")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
