@@ -24,7 +24,7 @@ def handle(message: ReceivedMessage) -> None:
 """
 
 
-@pytest.mark.parametrize("processes", [1, 4])
+@pytest.mark.parametrize("processes", [1, 4, pytest.param(8, marks=pytest.mark.extended)])
 def test_a_message_that_fails_once_is_handled_again_before_later_ones_of_its_key(
     postroom: Postroom, processes: int
 ) -> None:

@@ -70,7 +70,7 @@ def test_turns_go_on_from_one_receive_to_the_next() -> None:
 
 
 def test_a_quiet_key_waits_for_one_message_of_each_other_key() -> None:
-    mailbox = waiting("a" * 300 + "bcdefgh")
+    mailbox = waiting("a" * 3_000 + "bcdefgh")
     assert deliver(mailbox, Receive(("orders",), 8, 1 << 20)) == "abcdefgh"
 
 
