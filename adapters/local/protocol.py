@@ -46,7 +46,7 @@ from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.search import EventFilter, FoundMessage
 from postroom.domain.settings import SettingsChanges
 
-VERSION: Final = 4
+VERSION: Final = 5
 FRAME_BYTES = MAX_FRAME_BYTES + (16 << 20)
 """Maximum size of a frame: the largest message with its headers."""
 BATCH_BYTES = 4 << 20
