@@ -315,7 +315,7 @@ def a_redelivery_that_starts_to_age_anew(patch: Patch) -> None:
 
 @defect
 def a_policy_that_leaves_the_old_order(patch: Patch) -> None:
-    patch.setattr(topic.Topic, "reorder", lambda self, messages, now: None)
+    patch.setattr(topic.Topic, "_reorder", lambda self, messages, now: None)
 
 
 @defect
