@@ -43,16 +43,18 @@ class TokenBucket(msgspec.Struct, array_like=True, gc=False):
     deliveries in a period. So nothing is rounded.
 
     Arguments:
-        level: units at `at` (µs).
+        level: units at `at` (µs), besides whole tokens.
+        whole: whole tokens at `at`; all units of a large rate may be too many for 64 bits.
     """
 
     level: int
     at: int
+    whole: int = 0
 
     @classmethod
     def full(cls, rate: Rate, now: int) -> Self:
         """Return a bucket with as many tokens as the rate's burst."""
-        return cls(rate.burst * rate.period, now)
+        return cls(0, now, rate.burst)
 
     def tokens(self, rate: Rate, now: int) -> int:
         """Return how many deliveries the rate allows at `now` (µs)."""
@@ -60,12 +62,12 @@ class TokenBucket(msgspec.Struct, array_like=True, gc=False):
 
     def take(self, rate: Rate, count: int, now: int) -> None:
         """Take the tokens of deliveries at `now` (µs)."""
-        self.level = self._level_at(rate, now) - count * rate.period
+        self.whole, self.level = divmod(self._level_at(rate, now) - count * rate.period, rate.period)
         self.at = now
 
     def next_at(self, rate: Rate) -> int:
         """Return when there is a token (µs)."""
-        missing = rate.period - self.level
+        missing = rate.period - self.whole * rate.period - self.level
         return self.at + max(0, -(-missing // rate.deliveries))
 
     def is_full(self, rate: Rate, now: int) -> bool:
@@ -77,10 +79,12 @@ class TokenBucket(msgspec.Struct, array_like=True, gc=False):
         if before is None or after is None:
             return None
         level = self._level_at(before, now) * after.period // before.period
-        return TokenBucket(min(level, after.burst * after.period), now)
+        whole, level = divmod(min(level, after.burst * after.period), after.period)
+        return TokenBucket(level, now, whole)
 
     def _level_at(self, rate: Rate, now: int) -> int:
-        return min(rate.burst * rate.period, self.level + max(0, now - self.at) * rate.deliveries)
+        level = self.whole * rate.period + self.level
+        return min(rate.burst * rate.period, level + max(0, now - self.at) * rate.deliveries)
 
 
 class KeyRing:

@@ -14,7 +14,7 @@ from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.key_ring import Rate, TokenBucket
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MS
-from postroom.domain.policy import TopicPolicy
+from postroom.domain.policy import MAX_COUNT, MAX_DURATION_MS, TopicPolicy
 from postroom.domain.record import Event
 from tests.support.snapshots import restore, take_snapshot
 from tests.unit.domain.scenario import NAME, Life, given, policy_set
@@ -161,6 +161,18 @@ def test_limits_hold_after_a_restart() -> None:
     ack_all(restored, at=3)
     assert deliver(restored, at=1_000) == ""
     assert deliver(restored, at=1_001) == "ab"
+
+
+def test_the_largest_rates_can_be_stored() -> None:
+    most = {"rate": MAX_COUNT, "rate_per_key": MAX_COUNT, "rate_burst": MAX_COUNT}
+    mailbox = waiting("ab", changed(**most, rate_period_ms=MAX_DURATION_MS).validate())
+    assert deliver(mailbox, ONE) == "a"
+    restored = restore(take_snapshot(mailbox), NAME)
+    assert restored is not None
+    topic, again = mailbox.topics["orders"], restored.topics["orders"]
+    assert topic.rate is not None
+    assert topic.allowed(2 * MS) == again.allowed(2 * MS) == MAX_COUNT - 1
+    assert deliver(restored, at=2) == "b"
 
 
 def test_expired_messages_do_not_count() -> None:
