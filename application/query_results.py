@@ -71,7 +71,7 @@ class MessageDetail(msgspec.Struct, frozen=True):
     Arguments:
         erased: whether the key of its subject was destroyed; the payload in `item` is ciphertext then.
         stream_id: UUID of its events in the log; it finds the message even if other topics have its id.
-        result: what its consumer returned with the ack; None if it has none, or can't be decrypted.
+        result: of the ack of its consumer; None without one, or if it can't be decrypted.
     """
 
     mailbox: str
@@ -96,12 +96,12 @@ ENDED = ("acked", "dead", "expired", "archived")
 
 
 class MessageOutcome(msgspec.Struct, frozen=True):
-    """What became of a message, or its status when the wait for it ended.
+    """Outcome of a message, or its status at the end of the wait.
 
     Arguments:
         status: `acked`; `dead`; `expired`, if it was removed or cancelled, as `reason` says; `ready`,
             `delayed` or `in_flight` if none of these happened yet; `archived` in an archive.
-        result: what its consumer returned with the ack; None if it has none, or can't be decrypted.
+        result: of the ack of its consumer; None without one, or if it can't be decrypted.
         erased: whether the key of its subject was destroyed, and the result with it.
     """
 
@@ -122,7 +122,7 @@ class MessageOutcome(msgspec.Struct, frozen=True):
     def payload(self) -> bytes:
         """Return the payload of the result.
 
-        Raises: NotFound, which says why, when there is none.
+        Raises: NotFound with the reason if the message has no result.
         """
         if self.result is not None:
             return self.result.payload
@@ -255,7 +255,7 @@ LEFT_ALONE: dict[ChangeOutcome, str] = {
     "expires_first": "would become a dead letter before, as its time to live ends",
     "unknown": "is unknown: check the id, and the mailbox it was sent to",
 }
-"""Why a message was not changed, as a predicate of `the message`."""
+"""Reasons why a message was not changed; each continues a sentence that begins with `Message ID`."""
 
 
 class MessageChange(msgspec.Struct, frozen=True):

@@ -213,9 +213,14 @@ def _require_current(message: Message, receipt: Receipt) -> None:
     ):
         return
     status = Status(message.status).name.lower().replace("_", " ")
+    rest = (
+        f"({message.reason}) and is not delivered again."
+        if message.status == EXPIRED
+        else f"with attempt {message.attempt}. Receive it again."
+    )
     raise StaleReceipt(
         f"The receipt for message {message.stream.hex()} on topic {message.topic} is of an earlier delivery; "
-        f"the message is now {status} with attempt {message.attempt}. Receive it again."
+        f"the message is now {status} {rest}"
     )
 
 

@@ -1,4 +1,4 @@
-"""`postroom ack`, `nack`, `extend` and `result`: the ends of deliveries, and what they return."""
+"""`postroom ack`, `nack`, `extend` and `result`: settling deliveries, and their results."""
 
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -37,7 +37,7 @@ async def ack(
     session: Session,
     receipts: Receipts,
     result: Annotated[
-        str | None, Option(help="What the sender gets from postroom result; - reads it from stdin.")
+        str | None, Option(help="Result for the sender, see postroom result; - reads it from stdin.")
     ] = None,
     result_file: Annotated[str | None, Option(metavar="FILE", help="Read the result from a file.")] = None,
     content_type: Annotated[str | None, Option(help="Media type of the result.")] = None,
@@ -71,7 +71,7 @@ async def result(
         str, Option(metavar="DURATION", help="Wait up to this long, at most 60s, for the result.")
     ] = "0",
 ) -> int | None:
-    """Show the result of a message: what its consumer returned with the ack.
+    """Show the result of a message, which its consumer gave with the ack.
 
     Ends with exit code 3 if the message is not acked, dead-lettered or removed yet.
     """
@@ -91,7 +91,7 @@ async def result(
     elif outcome.status == "acked" and not outcome.erased:
         session.out.note(f"Message {message_id} was acked without a result.")
     else:
-        _ = outcome.payload  # raises what tells why there is none
+        _ = outcome.payload  # raises NotFound with the reason
     return None if outcome.is_final else NOTHING
 
 

@@ -363,7 +363,7 @@ Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")
 
 
 def read_payload(payload: str, file: str | None) -> bytes:
-    """Return a payload: the text, or what is read from a file, or from stdin for `-`.
+    """Return a payload: the text itself, the content of a file, or that of stdin for `-`.
 
     Raises: InvalidRequest when it can't be read.
     """

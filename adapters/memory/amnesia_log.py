@@ -164,10 +164,10 @@ class AmnesiaEventLog(MemoryEventLog, VolatileLog):
             self._index.pop(stream, None)
 
     def _needed(self, positions: Sequence[int]) -> set[int]:
-        """Return the send of an unsettled message, and what suffices to fold its latest delivery.
+        """Return the positions of the events that fold an unsettled message.
 
-        These are the first and the last event of the delivery, as an extension replaces those before it, and
-        the last event of all, which reschedules the message if it is another one.
+        They are its send, the first and the last event of its latest delivery, as an extension replaces those
+        before it, and its last event, which may reschedule it.
         """
         events = {each: self._records[each].event for each in positions}
         begins = [each for each, event in events.items() if isinstance(event, _DELIVERY_BEGINS)] or positions

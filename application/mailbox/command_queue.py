@@ -205,7 +205,7 @@ class EndWatch:
     """Events that ended messages since the watch began, by stream.
 
     Arguments:
-        failure: why there will be no more.
+        failure: the reason why no more events will come.
     """
 
     def __init__(self, failure: PostroomError | None) -> None:
@@ -214,7 +214,7 @@ class EndWatch:
         self.changed = asyncio.Event()
 
     async def wait(self, seconds: float) -> None:
-        """Return at the next event, or after this time; raises when there will be no more events."""
+        """Return at the next event, or after this time; raises the failure if no more events will come."""
         if self.failure is not None:
             raise self.failure
         self.changed.clear()
@@ -227,7 +227,7 @@ class LongPolls:
     def __init__(self) -> None:
         self._by_topic: dict[str, dict[asyncio.Future[None], Sequence[str]]] = {}
         self.watches: dict[bytes, list[EndWatch]] = {}
-        """Those who wait for the end of a message, by the beginning of its stream."""
+        """Watches for the end of a message, by the first bytes of its stream."""
         self._failure: PostroomError | None = None
 
     def __iter__(self) -> Iterator[str]:
@@ -270,7 +270,7 @@ class LongPolls:
                 self.wake(topic, count)
 
     def wake_all(self, failure: PostroomError) -> None:
-        """Wake every receiver, and fail those who wait for the end of a message."""
+        """Wake every receiver, and end every watch with a failure."""
         for topic in self:
             self.wake(topic, self.count(topic))
         self._failure = failure
@@ -292,7 +292,7 @@ class LongPolls:
                 del self.watches[prefix]
 
     def note(self, events: GroupEvents) -> None:
-        """Tell those who wait which messages ended, durably."""
+        """Notify the watches of messages whose end is durable."""
         for commit in events.commits:
             for event in commit.events:
                 if isinstance(event, _ENDS):

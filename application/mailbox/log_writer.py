@@ -181,7 +181,7 @@ class Committer:
             check_ownership: see `MailboxEngine.check_ownership`; called for groups without events.
             on_failure: called with the first failed append of a state; it must invalidate the state.
             refuse: called with the requests of each group whose state is void, and the reason.
-            long_polls: callers that are told which messages ended when that is durable.
+            long_polls: notified of the messages whose end is durable.
         """
         self._writer = writer
         self._check_ownership = check_ownership

@@ -119,10 +119,10 @@ class GetMessage:
     def find(
         self, id_: str, covers: Callable[[str], bool], ends: Container[bytes] = ()
     ) -> tuple[MessageSent, MessageOutcome]:
-        """Return a message as it is stored, and what became of it.
+        """Return a message as it is stored, and its outcome.
 
         Arguments:
-            ends: streams of messages whose content the caller needs no more.
+            ends: streams of messages whose content the caller does not need.
 
         Raises: as a call does.
         """
@@ -133,7 +133,7 @@ class GetMessage:
 
     @refuse_altered_records
     def end(self, sent: MessageSent, end: MessageEvent) -> MessageOutcome:
-        """Return what became of a message, by the event that ended it; raises Unavailable as a call does."""
+        """Return the outcome of a message from the event that ended it; raises Unavailable as a call does."""
         return self._outcome(sent, evolve(evolve(None, sent), end), end)
 
     def _read(

@@ -142,10 +142,13 @@ def _sent(mailbox: Mailbox, events: Sequence[MessageSent]) -> bool:
         if message.unique_key is not None:
             topics[message.topic].unique[message.unique_key] = message
     by_shard: defaultdict[tuple[str, int], list[Message]] = defaultdict(list)
-    for shard, group in groupby(messages, _shard_of):
-        by_shard[shard] += group
-    for name in {name for name, _ in by_shard}:
+    for name in {message.topic for message in messages}:
         topics[name].shards_in_use = topics[name].shard_count
+    for (name, number), group in groupby(messages, _shard_of):
+        if topics[name].ring is None:
+            by_shard[name, number] += group
+        else:  # keys join the ring in the order of their messages, whatever their shards
+            topics[name].shard(number).enqueue_new(list(group), at)
     for (name, number), queued in by_shard.items():
         topics[name].shard(number).enqueue_new(queued, at)
     mailbox.set_timers(messages)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from postroom.domain.mailbox.keyed_shard import SHORT, Queue
+from postroom.domain.mailbox.keyed_shard import MAX_STALE, SHORT, Queue
 from postroom.domain.message import MS, Message
 
 _by_position = attrgetter("position")
@@ -17,14 +17,14 @@ _by_position = attrgetter("position")
 Key = str | None
 """A sticky key; None for all messages without one, which share a turn and are not limited."""
 Waiting = list[Message] | Queue
-"""The ready messages of a key: a queue takes some hundred bytes, so few messages are in a sorted list."""
+"""Ready messages of a key: a sorted list while they are few, as a queue takes some hundred bytes."""
 NO_LIMIT = 1 << 62
 LEAST_BUCKETS = 1_024
-"""Token buckets that are kept without a search for those that are full."""
+"""Number of token buckets below which full ones are not dropped."""
 
 
 class Rate(NamedTuple):
-    """A number of deliveries in a period (µs), and how many may come at once after a pause."""
+    """Number of deliveries in a period (µs), and of those that may come at once after a pause."""
 
     deliveries: int
     period: int
@@ -88,7 +88,7 @@ class TokenBucket(msgspec.Struct, array_like=True, gc=False):
 
 
 class KeyRing:
-    """Ready messages of a topic by key, of which each has its turn, and delayed messages.
+    """Messages that wait in a topic: ready ones by key, in the order of turns, and delayed ones.
 
     A key that has a ready message and may be served is in `_ready`, in the order of the turns: a key joins at
     the end, and each delivery moves it there. So a message that is the first of its key waits for at most one
@@ -113,6 +113,7 @@ class KeyRing:
         "_order",
         "_ready",
         "_wakes",
+        "_waking",
         "buckets",
         "rate",
     )
@@ -136,6 +137,7 @@ class KeyRing:
         self._due: list[tuple[int, int, Message]] = []
         self._in_flight: Counter[str] = Counter()
         self._wakes: list[tuple[int, str]] = []
+        self._waking: set[str] = set()
         self._most_buckets = LEAST_BUCKETS
 
     def add(self, message: Message, now: int) -> None:
@@ -161,6 +163,10 @@ class KeyRing:
     def remove(self, message: Message) -> None:
         """Remove a message."""
         if self._delayed.pop(message.stream, None) is not None:
+            if len(self._due) > 2 * len(self._delayed) + MAX_STALE:
+                due = {each[2].stream: each for each in self._due}.values()
+                self._due = [each for each in due if self._delayed.get(each[2].stream) == each[0]]
+                heapq.heapify(self._due)
             return
         key = message.sticky_key
         keys = self._ready if key in self._ready else self._blocked
@@ -175,7 +181,7 @@ class KeyRing:
             del keys[key]
 
     def end_turn(self, key: Key, now: int) -> None:
-        """Note a delivery of a key at `now` (µs): it is served again after the others."""
+        """Count a delivery of a key at `now` (µs), and move the key behind the others."""
         if key is not None:
             if self._max_in_flight:
                 self._in_flight[key] += 1
@@ -194,7 +200,7 @@ class KeyRing:
             self._in_flight[key] += 1
 
     def end_delivery(self, key: Key, now: int) -> None:
-        """Note that a delivery of a key ended."""
+        """Count a delivery of a key no longer, at `now` (µs)."""
         if key is None or not self._max_in_flight:
             return
         self._in_flight[key] -= 1
@@ -243,8 +249,9 @@ class KeyRing:
         self._blocked[key] = waiting
         if key is not None and self.rate is not None and key in self.buckets:
             at = self.buckets[key].next_at(self.rate)
-            if at > now:  # else it waits for a delivery to end
+            if at > now and key not in self._waking:  # an earlier wake looks at the key again
                 heapq.heappush(self._wakes, (at, key))
+                self._waking.add(key)
 
     def _unblock(self, key: Key, now: int) -> None:
         if key in self._blocked:
@@ -261,7 +268,7 @@ class KeyRing:
         return allowed
 
     def _drop_full_buckets(self, rate: Rate, now: int) -> None:
-        """Drop the buckets that are full again, before there are twice as many as after the last time."""
+        """Drop full buckets once there are twice as many as were left the last time."""
         if len(self.buckets) < self._most_buckets:
             return
         for key in [key for key, bucket in self.buckets.items() if bucket.is_full(rate, now)]:
@@ -269,14 +276,16 @@ class KeyRing:
         self._most_buckets = max(LEAST_BUCKETS, 2 * len(self.buckets))
 
     def _promote(self, now: int) -> None:
-        """Have keys take turns whose delays or limits have ended; time is not an event."""
+        """Let keys join whose delays or limits have ended; time is not an event, so reads may do this."""
         while self._due and self._due[0][0] <= now:
             due, _, message = heapq.heappop(self._due)
             if self._delayed.get(message.stream) == due:
                 del self._delayed[message.stream]
                 self.add(message, now)
         while self._wakes and self._wakes[0][0] <= now:
-            self._unblock(heapq.heappop(self._wakes)[1], now)
+            _, key = heapq.heappop(self._wakes)
+            self._waking.remove(key)
+            self._unblock(key, now)
 
 
 class FairShard:

@@ -10,7 +10,9 @@ from postroom.domain.message import Message
 
 _by_position = attrgetter("position")
 SHORT = 64
-"""Messages that are kept in a list, of which a deque takes ten times the bytes if it is short."""
+"""Number of messages up to which a list holds them, as a short deque takes ten times the bytes."""
+MAX_STALE = 1_024
+"""Stale entries of a queue or a heap that may outnumber those of its messages, before they are dropped."""
 
 
 class Queue(Protocol):

@@ -23,7 +23,7 @@ class PriorityShard:
     __slots__ = ("_aging", "_new_queue", "_queues", "in_flight")
 
     def __init__(self, aging: int, new_queue: Callable[[], Queue]) -> None:
-        """Initialise with the time (µs) that counts as one priority, and what creates a FIFO queue."""
+        """Initialise with the time (µs) that counts as one priority, and a factory of FIFO queues."""
         self._aging = aging
         self._new_queue = new_queue
         self._queues: dict[int, Queue] = {}

@@ -249,21 +249,21 @@ def _restore_messages(mailbox: Mailbox, by_stream: dict[bytes, Message]) -> None
         messages.sort(key=_by_position)
         by_stream = {message.stream: message for message in messages}
     mailbox.messages = by_stream
-    ready: defaultdict[tuple[str, int], list[Message]] = defaultdict(list)
+    ready: defaultdict[str, list[Message]] = defaultdict(list)
     dead: list[Message] = []
     for message in messages:
         if message.unique_key is not None and message.status != DEAD:
             mailbox.topic(message.topic).unique[message.unique_key] = message
         if message.status == READY:
-            ready[message.topic, message.shard].append(message)
+            ready[message.topic].append(message)
         elif message.status == IN_FLIGHT:
             mailbox.topic(message.topic).restore(message)
             mailbox.in_flight += 1
         elif message.status == DEAD:
             mailbox.topic(message.topic).restore(message)
             dead.append(message)
-    for (name, number), some in ready.items():
-        mailbox.topic(name).shard(number).restore(some, mailbox.at)
+    for name, some in ready.items():
+        mailbox.topic(name).restore_waiting(some, mailbox.at)
     for message in sorted(dead, key=_by_last):  # the order in which they expire
         topic = mailbox.topic(message.topic)
         topic.dead[message.stream] = message

@@ -4,6 +4,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 
 from postroom.domain.mailbox.commands import (
     Clock,
@@ -216,17 +217,26 @@ class Mailbox:
         before, self.stored_settings = self.stored_settings, stored
         self.settings, self.limits = stored.settings, stored.settings.limits
         self._policies.clear()
+        by_topic = cache(self._messages_by_topic)
         for topic in self.topics.values():
-            self._change_policy(topic, resolve_policy(stored.settings, topic.name), at)
+            self._change_policy(topic, resolve_policy(stored.settings, topic.name), by_topic, at)
             is_known = before.is_stored or "shards" in before.settings.topics.get(topic.name, ())
             if stored.is_stored and not is_known and not topic.is_empty:
                 # The former owner's number is unknown, but is not below those that it used.
                 topic.shards_in_use = max(topic.policy.shards, topic.highest_shard + 1)
 
-    def _change_policy(self, topic: Topic, policy: TopicPolicy, at: int) -> None:
+    def _messages_by_topic(self) -> dict[str, list[Message]]:
+        by_topic: dict[str, list[Message]] = {name: [] for name in self.topics}
+        for message in self.messages.values():
+            by_topic[message.topic].append(message)
+        return by_topic
+
+    def _change_policy(
+        self, topic: Topic, policy: TopicPolicy, by_topic: Callable[[], dict[str, list[Message]]], at: int
+    ) -> None:
         # Before the new policy applies: a longer window must not revive expired keys.
         topic.window.drop_until(at - topic.policy.replay_window_ms * MS)
-        topic.change_policy(policy, self.messages.values(), at)
+        topic.change_policy(policy, by_topic, at)
         if len(topic.dead) > policy.dead_capacity:
             self.over_capacity.add(topic.name)
         else:

@@ -2,22 +2,22 @@
 
 import heapq
 from bisect import bisect_left, insort
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import merge
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from operator import attrgetter
 from typing import Any, Literal
 
 from postroom.domain.mailbox.key_ring import FairShard, KeyRing, Rate, TokenBucket
-from postroom.domain.mailbox.keyed_shard import KeyedShard
+from postroom.domain.mailbox.keyed_shard import MAX_STALE, KeyedShard
 from postroom.domain.mailbox.priority_shard import PriorityShard, by_ready_time
 from postroom.domain.mailbox.replay import ReplayWindow
 from postroom.domain.message import DEAD, IN_FLIGHT, MS, READY, REPLACED, Message
 from postroom.domain.policy import MAX_COUNT, TopicPolicy
 
-_by_position, _by_stream = attrgetter("position"), attrgetter("stream")
+_by_position, _by_stream, _by_shard = map(attrgetter, ("position", "stream", "shard"))
 
 
 class Shard:
@@ -91,6 +91,8 @@ class Shard:
         elif queue is self._returned:
             order = self._order
             del self._returned[bisect_left(self._returned, order(message), key=order)]
+        if len(self._fresh) + len(self._delayed) > 2 * len(self._waiting) + MAX_STALE:
+            self._drop_stale()
 
     def dequeue_all(self, messages: Sequence[Message]) -> None:
         """Remove waiting messages; see `dequeue`."""
@@ -137,6 +139,14 @@ class Shard:
                 insort(self._returned, entry[2], key=self._order)
                 self._waiting[entry[2].stream] = self._returned
 
+    def _drop_stale(self) -> None:
+        fresh = list(self._live_fresh())
+        self._fresh.clear()
+        self._fresh.extend(fresh)
+        # A message that was removed and added again with the same delay has two entries.
+        delayed = {entry[2].stream: entry for entry in self._delayed if self._is_due(entry)}
+        self._delayed[:] = sorted(delayed.values())
+
     def _is_live(self, message: Message, queue: object) -> bool:
         return self._waiting.get(message.stream) is queue
 
@@ -146,13 +156,13 @@ class Shard:
 
 
 WaitReason = Literal["dead_letter", "key", "key_limit", "topic_limit"]
-"""What a ready message waits for: a dead letter that holds its ordered key, earlier messages of the key, or a
-limit of the key or the topic."""
+"""Reason why a ready message waits: a dead letter holds its ordered key, earlier messages of the key are not
+settled, or the key or the topic is at a limit."""
 AnyShard = Shard | PriorityShard | KeyedShard | FairShard
 
 
 def queue_of(policy: TopicPolicy) -> tuple[int | bool | None, ...]:
-    """Return what the policy says about the order of the messages: the queues are rebuilt if it changes."""
+    """Return the fields of a policy that order messages; when one changes, the queues are built again."""
     return (
         policy.priority_aging_ms if policy.priorities else None,
         policy.ordered_keys,
@@ -214,7 +224,7 @@ class Topic:
 
     @property
     def rate(self) -> Rate | None:
-        """Return the limit of its deliveries in a time."""
+        """Return the rate that limits its deliveries; None without a limit."""
         return Rate.of(self.policy.rate, self.policy.rate_period_ms, self.policy.rate_burst)
 
     def _create_ring(self, buckets: dict[str, TokenBucket]) -> KeyRing | None:
@@ -241,16 +251,18 @@ class Topic:
         used = [number for number, shard in self.shards.items() if shard.size]
         return max([*used, *(message.shard for message in self.dead.values())], default=-1)
 
-    def change_policy(self, policy: TopicPolicy, messages: Iterable[Message], now: int) -> None:
-        """Apply a policy at `now` (µs); it may order the messages of the mailbox otherwise."""
+    def change_policy(
+        self, policy: TopicPolicy, messages: Callable[[], Mapping[str, list[Message]]], now: int
+    ) -> None:
+        """Apply a policy at `now` (µs); it may order the messages of the mailbox, by topic, otherwise."""
         queue, rate = queue_of(self.policy), self.rate
         self.policy = policy
         if self.bucket is not None:
             self.bucket = self.bucket.at_rate(rate, self.rate, now)
         if queue != queue_of(policy):
-            self._reorder(messages, now)
+            self._reorder(messages().get(self.name, []), now)
 
-    def _reorder(self, messages: Iterable[Message], now: int) -> None:
+    def _reorder(self, messages: Sequence[Message], now: int) -> None:
         """Build the shards again."""
         before = self.ring
         self.ring = self._create_ring({})
@@ -259,16 +271,16 @@ class Topic:
                 if (same := bucket.at_rate(before.rate, self.ring.rate, now)) is not None:
                     self.ring.buckets[key] = same
         self.shards = {}
-        waiting: defaultdict[int, list[Message]] = defaultdict(list)
         for message in messages:
-            if message.topic != self.name:
-                continue
-            if message.status == READY:
-                waiting[message.shard].append(message)
-            else:
-                self.restore(message)
-        for number, some in waiting.items():
-            self.shard(number).restore(some, now)
+            self.restore(message)
+        self.restore_waiting([each for each in messages if each.status == READY], now)
+
+    def restore_waiting(self, messages: Iterable[Message], now: int) -> None:
+        """Add messages that wait, in the order of their positions, to empty shards at `now` (µs)."""
+        if self.ring is None:  # keys join a ring in the order of their oldest messages, whatever their shards
+            messages = sorted(messages, key=_by_shard)
+        for number, some in groupby(messages, _by_shard):
+            self.shard(number).restore(list(some), now)
 
     def restore(self, message: Message) -> None:
         """Count a message in flight or a dead letter, before the waiting messages are restored."""
@@ -336,7 +348,7 @@ class Topic:
         return allowed
 
     def waits_for(self, message: Message, now: int) -> WaitReason | None:
-        """Return what a ready message waits for at `now` (µs); None for a consumer."""
+        """Return why a ready message waits at `now` (µs); None if it waits for a consumer."""
         key, shard = message.sticky_key, self.shard(message.shard)
         if isinstance(shard, KeyedShard) and not shard.is_head(message):
             return "dead_letter" if key in shard.held_keys else "key"
@@ -345,7 +357,7 @@ class Topic:
         return "key_limit" if self.ring is not None and self.ring.is_at_limit(key, now) else None
 
     def end_turns(self, messages: Sequence[Message], now: int) -> None:
-        """Count deliveries at `now` (µs) against its rate and those of keys, which are served again later."""
+        """Count deliveries at `now` (µs) against the rates, and move their keys behind the others."""
         if (rate := self.rate) is not None:
             if self.bucket is None:
                 self.bucket = TokenBucket.full(rate, now)

@@ -113,7 +113,7 @@ class MailboxChangeConformance:
         received = await receive_one(mailbox)
         assert received.payload == b"3"
         await mailbox.send_message(message(b"4", unique_key="k", on_conflict="replace"))
-        with pytest.raises(StaleReceipt):
+        with pytest.raises(StaleReceipt, match=r"is now expired \(superseded\)"):
             await received.ack()
         await (await receive_one(mailbox)).ack()
         why = await mailbox.explain_message(first.message_id)

@@ -30,6 +30,7 @@ from tests.support.access import Controlled, controlled_mailbox
 from tests.support.erasure import files_with, keys_of, new_erasure
 from tests.support.stores import MAILBOX, message, receive_one
 from tests.support.surfaces import served
+from tests.support.waiting import until
 from tests.support.worker_runs import running
 
 WAIT_MS = 30_000
@@ -169,8 +170,7 @@ async def test_a_token_that_is_revoked_during_the_wait_gets_no_result(place: Pla
     token = place.issue()
     mailbox = (await place.control.open_session(token)).mailbox
     waiting = asyncio.create_task(mailbox.wait_for_result(sent.message_id, wait_ms=WAIT_MS))
-    while not place.mailbox.engine.long_polls.watches:
-        await asyncio.sleep(0)
+    await until(lambda: place.mailbox.engine.long_polls.watches)
     place.capabilities.revoke(Token.decode(token).read_identifier().nonce)
     await place.control.refresh()
     await (await receive_one(place.mailbox)).ack(result=RESULT)
@@ -202,8 +202,7 @@ async def test_in_amnesia_mode_a_result_reaches_those_who_wait_and_nobody_later(
         sent = await mailbox.send_message(message())
         waiting = asyncio.create_task(mailbox.wait_for_result(sent.message_id, wait_ms=WAIT_MS))
         received = await receive_one(mailbox)
-        while not mailbox.engine.long_polls.watches:
-            await asyncio.sleep(0)
+        await until(lambda: mailbox.engine.long_polls.watches)
         await received.ack(result=RESULT, content_type="text/plain")
         outcome = await waiting
         assert (outcome.message_id, outcome.payload) == (sent.message_id, RESULT)
@@ -293,8 +292,7 @@ async def test_a_service_that_stops_ends_waits_with_a_retry(protocol: str) -> No
         sent = await mailbox.send_message(message())
         async with served(mailbox, protocol) as url:
             client = await asyncio.create_task(wait_in_client(url, sent.message_id))
-            while not mailbox.engine.long_polls.watches:
-                await asyncio.sleep(0.01)
+            await until(lambda: mailbox.engine.long_polls.watches)
         async with asyncio.timeout(WAIT_MS / 2_000):
             with pytest.raises(Unavailable):
                 await client

@@ -7,7 +7,6 @@ All times are µs, all settings ms.
 
 from collections.abc import Collection
 from fractions import Fraction
-from math import inf
 from typing import Any
 
 from tests.simulation.model_state import (
@@ -23,10 +22,10 @@ from tests.simulation.model_state import (
     Message,
     Topic,
 )
-from tests.simulation.model_turns import Turns
+from tests.simulation.model_turns import KeyRules, Turns
 
 
-class Model:
+class Model(KeyRules):
     """A mailbox as svc-mailbox describes it."""
 
     def __init__(self, policy: Any, limits: Any, shards: dict[int, dict[str, int]]) -> None:
@@ -86,20 +85,6 @@ class Model:
     def _is_deliverable(self, message: Message) -> bool:
         is_ready = message.state == READY and message.due <= self.now and not self._is_overdue(message)
         return is_ready and self._has_turn(message)
-
-    def _has_turn(self, message: Message) -> bool:
-        """Return whether a message is the oldest of its ordered key, and none of the key blocks it."""
-        policy = self.topics[message.topic].policy
-        if not policy.ordered_keys or message.sticky_key is None:
-            return True
-        holding = (IN_FLIGHT, DEAD) if policy.dead_letters_hold_keys else (IN_FLIGHT,)
-        return not any(
-            other.state in holding or (other.state == READY and other.rank < message.rank)
-            for other in self.messages.values()
-            if other.sticky_key == message.sticky_key
-            and other.topic == message.topic
-            and other is not message
-        )
 
     def _has_run_out(self, message: Message) -> bool:
         expiry_pauses = message.state != IN_FLIGHT and self.now < self.expiry_resumes_at
@@ -287,50 +272,6 @@ class Model:
             full = any(size + len(m.payload) > op.max_bytes for m in leftover)
             assert got, f"{op} got nothing though messages were ready"
             assert full, f"{op} got {len(got)} messages though more were ready"
-
-    def _check_order_of_keys(self, topic: str, got: list[Message]) -> list[Message]:
-        """Check that each key is served in its order; return the messages that could follow."""
-        leftover = []
-        for key in self._waiting_keys(topic):
-            waiting = [m for m in self._in_topic(topic, key) if self._is_deliverable(m)]
-            waiting.sort(key=self._precedence)
-            taken = [m for m in got if m.sticky_key == key]
-            assert taken == waiting[: len(taken)], f"key {key} was not served in order"
-            if len(taken) < self._allowed_by_key(topic, key):
-                leftover += waiting[len(taken) : len(taken) + 1]
-        return leftover
-
-    def _waiting_keys(self, topic: str) -> set[str | None]:
-        """Return the keys of which a message can be delivered; the limits of the topic apply, too."""
-        keys = {m.sticky_key for m in self.messages.values() if m.topic == topic and self._is_deliverable(m)}
-        return {key for key in keys if self._allowed_by_key(topic, key) >= 1}
-
-    def forget_turns(self) -> None:
-        """Let keys that do not wait any more begin anew."""
-        for name, topic in self.topics.items():
-            if topic.policy.fair_keys:
-                self.turns.forget(name, self._waiting_keys(name))
-
-    def _allowed_by_key(self, topic: str, key: str | None) -> float | Fraction:
-        if key is None:
-            return inf
-        policy = self.topics[topic].policy
-        room: float = inf
-        if policy.max_in_flight_per_key:
-            in_flight = sum(m.state == IN_FLIGHT for m in self._in_topic(topic, key))
-            room = policy.max_in_flight_per_key - in_flight
-        return min(room, self.turns.allowed(topic, key, policy, self.now))
-
-    def _allowed_by_topic(self, topic: str, policy: Any) -> float | Fraction:
-        room: float = inf
-        if policy.max_in_flight:
-            in_flight = sum(m.state == IN_FLIGHT and m.topic == topic for m in self.messages.values())
-            room = max(0, policy.max_in_flight - in_flight)
-        tokens = self.turns.allowed(topic, None, policy, self.now)
-        return min(room, tokens if tokens == inf else int(tokens))
-
-    def _in_topic(self, topic: str, key: str | None) -> list[Message]:
-        return [m for m in self.messages.values() if (m.topic, m.sticky_key) == (topic, key)]
 
     def _check_order_of_shards(self, op: Any, got: list[Message]) -> list[Message]:
         """Check that each shard is served in its order; return the messages that could follow."""

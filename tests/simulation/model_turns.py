@@ -1,4 +1,4 @@
-"""Whose turn it is, and how many deliveries the limits of a topic and its keys allow."""
+"""Model of the turns of keys, and of the deliveries that limits allow."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -6,13 +6,13 @@ from fractions import Fraction
 from math import inf
 from typing import Any
 
-from tests.simulation.model_state import MS, Message
+from tests.simulation.model_state import DEAD, IN_FLIGHT, MS, READY, Message, Topic
 
 Tokens = float | Fraction
 
 
 class Turns:
-    """What a mailbox may deliver of topics with fair keys or limits; times are µs of log time."""
+    """Turns and tokens of topics with fair keys or limits; times are µs of log time."""
 
     def __init__(self) -> None:
         self.tokens: dict[tuple[str, str | None], tuple[Tokens, int]] = {}
@@ -72,3 +72,76 @@ class Turns:
                 self.tokens[topic, key] = (min(tokens, Fraction(after.rate_burst or rate)), now)
             else:
                 del self.tokens[topic, key]
+
+
+class KeyRules:
+    """Part of the model: which messages the keys and limits of a topic allow to deliver."""
+
+    now: int
+    topics: dict[str, Topic]
+    messages: dict[str, Message]
+    turns: Turns
+
+    def _is_deliverable(self, message: Message) -> bool:
+        raise NotImplementedError
+
+    def _precedence(self, message: Message) -> tuple[Fraction, int]:
+        raise NotImplementedError
+
+    def _has_turn(self, message: Message) -> bool:
+        """Return whether a message is the oldest of its ordered key, and none of the key blocks it."""
+        policy = self.topics[message.topic].policy
+        if not policy.ordered_keys or message.sticky_key is None:
+            return True
+        holding = (IN_FLIGHT, DEAD) if policy.dead_letters_hold_keys else (IN_FLIGHT,)
+        return not any(
+            other.state in holding or (other.state == READY and other.rank < message.rank)
+            for other in self.messages.values()
+            if other.sticky_key == message.sticky_key
+            and other.topic == message.topic
+            and other is not message
+        )
+
+    def _check_order_of_keys(self, topic: str, got: list[Message]) -> list[Message]:
+        """Check that each key is served in its order; return the messages that could follow."""
+        leftover = []
+        for key in self._waiting_keys(topic):
+            waiting = [m for m in self._in_topic(topic, key) if self._is_deliverable(m)]
+            waiting.sort(key=self._precedence)
+            taken = [m for m in got if m.sticky_key == key]
+            assert taken == waiting[: len(taken)], f"key {key} was not served in order"
+            if len(taken) < self._allowed_by_key(topic, key):
+                leftover += waiting[len(taken) : len(taken) + 1]
+        return leftover
+
+    def _waiting_keys(self, topic: str) -> set[str | None]:
+        """Return the keys of which a message can be delivered; the limits of the topic apply, too."""
+        keys = {m.sticky_key for m in self.messages.values() if m.topic == topic and self._is_deliverable(m)}
+        return {key for key in keys if self._allowed_by_key(topic, key) >= 1}
+
+    def forget_turns(self) -> None:
+        """Let keys that do not wait any more begin anew."""
+        for name, topic in self.topics.items():
+            if topic.policy.fair_keys:
+                self.turns.forget(name, self._waiting_keys(name))
+
+    def _allowed_by_key(self, topic: str, key: str | None) -> float | Fraction:
+        if key is None:
+            return inf
+        policy = self.topics[topic].policy
+        room: float = inf
+        if policy.max_in_flight_per_key:
+            in_flight = sum(m.state == IN_FLIGHT for m in self._in_topic(topic, key))
+            room = policy.max_in_flight_per_key - in_flight
+        return min(room, self.turns.allowed(topic, key, policy, self.now))
+
+    def _allowed_by_topic(self, topic: str, policy: Any) -> float | Fraction:
+        room: float = inf
+        if policy.max_in_flight:
+            in_flight = sum(m.state == IN_FLIGHT and m.topic == topic for m in self.messages.values())
+            room = max(0, policy.max_in_flight - in_flight)
+        tokens = self.turns.allowed(topic, None, policy, self.now)
+        return min(room, tokens if tokens == inf else int(tokens))
+
+    def _in_topic(self, topic: str, key: str | None) -> list[Message]:
+        return [m for m in self.messages.values() if (m.topic, m.sticky_key) == (topic, key)]

@@ -284,7 +284,7 @@ def _describe(report: RedriveReport, action: str) -> str:
 
 
 async def _ask(page: Page, action: str, id_: str, error: str = "", status: int = HTTPStatus.OK) -> Response:
-    """Ask whether an action is to be done; after an error, with what was entered."""
+    """Ask to confirm an action; after an error, with the values that were entered."""
     return await page.render(
         "message/confirm",
         status,

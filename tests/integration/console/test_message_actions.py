@@ -1,4 +1,4 @@
-"""What the page of a message does: redrive, archive, purge, cancel, reschedule, and edit and resend."""
+"""Actions of the page of a message: redrive, archive, purge, cancel, reschedule, and edit and resend."""
 
 import re
 from collections.abc import AsyncIterator, Sequence

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given as examples
 from hypothesis import strategies as st
 
+from postroom.domain.mailbox.batch import decide_batch, evolve_batch
 from postroom.domain.mailbox.commands import Ack, Receive, Sweep
-from postroom.domain.mailbox.decide import decide
+from postroom.domain.mailbox.decide import decide, shard_of
 from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.key_ring import Rate, TokenBucket
 from postroom.domain.mailbox.state import Mailbox
@@ -173,6 +174,26 @@ def test_the_largest_rates_can_be_stored() -> None:
     assert topic.rate is not None
     assert topic.allowed(2 * MS) == again.allowed(2 * MS) == MAX_COUNT - 1
     assert deliver(restored, at=2) == "b"
+
+
+@pytest.mark.parametrize("way", ["one by one", "batch", "snapshot", "policy"])
+def test_keys_take_turns_in_the_order_of_their_oldest_messages_over_all_shards(way: str) -> None:
+    keys, policy = "cafb", changed(shards=2)
+    assert [shard_of(key, 2) for key in keys] == [0, 1, 0, 1]
+    mailbox = waiting(
+        "." if way == "batch" else "." + keys, TopicPolicy(shards=2) if way == "policy" else policy
+    )
+    if way == "batch":
+        events = decide_batch([Life(f"{key}1").send(sticky_key=key) for key in keys], mailbox, 0)
+        assert events is not None
+        evolve_batch(mailbox, events)
+    elif way == "snapshot":
+        restored = restore(take_snapshot(mailbox), NAME)
+        assert restored is not None
+        mailbox = restored
+    elif way == "policy":
+        apply(mailbox, [policy_set(policy, version=4)])
+    assert deliver(mailbox) == "." + keys
 
 
 def test_expired_messages_do_not_count() -> None:

@@ -1,10 +1,15 @@
 """Unique keys: of the unsettled messages of a topic, dead letters aside, one has the key."""
 
+import tracemalloc
+
+import msgspec
 import pytest
 
 from postroom.domain.errors import Saturated
 from postroom.domain.mailbox.commands import Cancel, Purge, Receive, Redrive
-from postroom.domain.message import OnConflict
+from postroom.domain.mailbox.decide import decide
+from postroom.domain.mailbox.evolve import evolve
+from postroom.domain.message import MS, OnConflict
 from postroom.domain.policy import TopicPolicy
 from tests.unit.domain.scenario import NOTHING, Life, given
 
@@ -90,3 +95,34 @@ def test_a_message_that_is_the_first_with_its_unique_key_is_sent(on_conflict: On
     a = Life("a")
     send = a.send(unique_key="k", on_conflict=on_conflict)
     given(NOTHING).when(send, at=0).then([a.sent(at=0, unique_key="k")])
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        TopicPolicy(),
+        TopicPolicy(priorities=True),
+        TopicPolicy(ordered_keys=True),
+        TopicPolicy(fair_keys=True),
+        TopicPolicy(fair_keys=True, rate_per_key=1, rate_period_ms=3_600_000),
+    ],
+)
+@pytest.mark.parametrize(
+    ("on_conflict", "delay_ms"), [("replace", 0), ("replace", 60_000), ("reschedule", 60_000)]
+)
+def test_messages_that_were_replaced_or_rescheduled_take_no_memory(
+    policy: TopicPolicy, on_conflict: OnConflict, delay_ms: int
+) -> None:
+    mailbox = given([Life("first", policy=policy).sent(at=0)], policy=policy).mailbox
+    command = Life("0").send(unique_key="k", on_conflict=on_conflict, deliver_after_ms=delay_ms)
+    tracemalloc.start()
+    try:
+        for number in range(12_000):
+            send = msgspec.structs.replace(command, message=b"%016d" % number)
+            for event in decide(send, mailbox, number * MS):
+                evolve(mailbox, event)
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(mailbox.messages) == 2
+    assert size < 1_000_000
