@@ -14,6 +14,7 @@ from postroom.domain.mailbox.counts import TopicCount
 from postroom.domain.names import message_id
 from postroom.domain.redrive.job import RedriveJob
 from postroom.domain.redrive.spec import RedriveSpec
+from postroom.domain.subscription import SubscriptionStatus
 
 Moment = int | datetime
 """A log position, or a time: the mailbox after that record, or after all records up to that log time."""
@@ -269,6 +270,51 @@ class MessageChange(msgspec.Struct, frozen=True):
 
     message_id: str
     outcome: ChangeOutcome
+
+
+class SubscriptionReport(msgspec.Struct, frozen=True):
+    """A subscription with its progress.
+
+    Arguments:
+        name: also the topic from which its messages are received.
+        topics, headers: its filter; see `SubscriptionFilter`.
+        status: `live`, it gets its copies with the sends; `copying`, it gets those of earlier messages from
+            the log; `clearing`, its topic is emptied first.
+        position: through which its messages were copied; the end of the log for one that is live.
+        behind: number of positions of the log that it has yet to read.
+        skipped: number of messages that could not be copied, as their bytes were altered on disk.
+        ready, in_flight, dead: number of messages in its topic; delayed ones are among those that are ready.
+        paused: whether its topic is paused.
+        created_at: log time.
+    """
+
+    name: str
+    topics: tuple[str, ...]
+    headers: dict[str, str]
+    status: SubscriptionStatus
+    position: int
+    behind: int
+    skipped: int
+    ready: int
+    in_flight: int
+    dead: int
+    paused: bool
+    created_at: str
+
+
+class RewindReport(msgspec.Struct, frozen=True):
+    """The effects of a rewind of a subscription.
+
+    Arguments:
+        position: of the log after which messages are copied again.
+        removed: number of messages in its topic that are removed: waiting, in flight and dead.
+        copied: number of messages of the log that match.
+    """
+
+    name: str
+    position: int
+    removed: int
+    copied: int
 
 
 class RedriveMessage(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ NACK_ACTIONS: tuple[NackAction, ...] = ("retry", "reject", "release")
 """What a nack does with its delivery; see `Nack`."""
 DeadReason = Literal["max_attempts", "rejected", "ttl_expired", "retention_expired", "integrity", "replaced"]
 ExpiryReason = Literal[
-    "retention", "capacity", "purged", "archived", "undone", "erased", "cancelled", "superseded"
+    "retention", "capacity", "purged", "archived", "undone", "erased", "cancelled", "superseded", "rewound"
 ]
 OnConflict = Literal["keep", "replace", "reschedule"]
 ON_CONFLICT: tuple[OnConflict, ...] = ("keep", "replace", "reschedule")
@@ -69,6 +69,7 @@ class MessageSent(Event, frozen=True, gc=False):
         priority: of the envelope, 0 to 10.
         sticky_key: see `Send`; None also in logs from before it was stored.
         unique_key: see `Send`.
+        copy_of: id of the message of which a subscription got this copy; None for any other message.
     """
 
     topic: str
@@ -84,6 +85,7 @@ class MessageSent(Event, frozen=True, gc=False):
     priority: int = DEFAULT_PRIORITY
     sticky_key: str | None = None
     unique_key: str | None = None
+    copy_of: str | None = None
 
 
 class MessageReceived(Event, frozen=True, gc=False):

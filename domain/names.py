@@ -214,6 +214,16 @@ def _name_based(name: str) -> bytes:
     return digest[:6] + _AS_VERSION_5[digest[6]] + digest[7:8] + _AS_VARIANT[digest[8]] + digest[9:16]
 
 
+def copy_stream(subscription: bytes, rewinds: int, stream: bytes) -> bytes:
+    """Return the stream id of the copy of a message that a subscription gets after a number of rewinds.
+
+    Arguments:
+        subscription: stream id of the subscription, which senders can't guess, so that none takes the id.
+        stream: of the message.
+    """
+    return _name_based(f"{subscription.hex()} {rewinds} {stream.hex()}")
+
+
 def b3(digest: bytes) -> str:
     """Return a digest in its text form, `b3:<hex>` (svc-mailbox I-7)."""
     return f"b3:{digest.hex()}"

@@ -62,6 +62,8 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             limit.
         rate_period_ms: the period in which they are counted.
         rate_burst: deliveries that either of them allows at once after a pause; 0 for as many as in a period.
+        subscriptions_only: whether messages go to subscriptions only, and are archived in the topic itself
+            instead of waiting there (ADR 0119).
     """
 
     shards: int = 8
@@ -87,6 +89,7 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rate_per_key: int = 0
     rate_period_ms: int = SECOND_MS
     rate_burst: int = 0
+    subscriptions_only: bool = False
 
     def validate(self) -> "TopicPolicy":
         """Return this policy.
@@ -153,7 +156,7 @@ class MailboxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 UNLIMITED = ("max_in_flight", "max_in_flight_per_key", "rate", "rate_per_key", "rate_burst")
 """Fields of policies of which 0 sets no limit."""
-_FLAGS = ("priorities", "ordered_keys", "dead_letters_hold_keys", "fair_keys")
+_FLAGS = ("priorities", "ordered_keys", "dead_letters_hold_keys", "fair_keys", "subscriptions_only")
 _POLICY_BOUNDS = dict.fromkeys((n for n in TopicPolicy.__struct_fields__ if n not in _FLAGS), _COUNT) | {
     "shards": (1, MAX_SHARDS),
     "visibility_ms": (MIN_VISIBILITY_MS, MAX_VISIBILITY_MS),

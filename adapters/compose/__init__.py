@@ -30,6 +30,7 @@ from postroom.application.mailbox.command_enricher import CACHE_BYTES
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.owner_tasks import LeaseTerm, MemoryBound, own_by_lease, watch_ownership
 from postroom.application.mailbox.retention import DeleteOldEvents, Retention
+from postroom.application.mailbox.subscriptions import SubscriptionCopier, Subscriptions
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.page import Page
 from postroom.application.ports.event_log import Clock, EventLog, LogArchive
@@ -56,7 +57,7 @@ from postroom.domain.settings import UNCHANGED, SettingsChanges
 OWNERSHIP_WAIT_MS = 2_000
 
 
-class OwnerHandlers(CommandHandlers, MessageChanges, OwnerQueries):
+class OwnerHandlers(CommandHandlers, MessageChanges, Subscriptions, OwnerQueries):
     """The handlers of all operations of a mailbox that this process owns."""
 
     def __init__(
@@ -72,6 +73,7 @@ class OwnerHandlers(CommandHandlers, MessageChanges, OwnerQueries):
         self.retention = Retention(engine, archive)
         self.delete_old_events = DeleteOldEvents(self.retention)
         self.erase_messages = EraseMessages(engine)
+        self.copier = SubscriptionCopier(engine)
         self.redrives = RedriveJobs(engine, self.describe_dead_letters, uuid_utils.uuid7)
         self.preview_redrive = self.redrives.preview_redrive
         self.start_redrive = self.redrives.start_redrive
@@ -283,6 +285,7 @@ async def own_mailbox(
         await opened.enter_async_context(background_task(run))
         await opened.enter_async_context(background_task(watch_ownership(engine)))
         await opened.enter_async_context(background_task(postroom.redrives.worker.run()))
+        await opened.enter_async_context(background_task(postroom.copier.run()))
         relays = OutboxRelays(mailbox, postroom.send_batch)
         opened.push_async_callback(relays.close)
         relays.add_store(store)

@@ -146,11 +146,13 @@ def decrypt(sent: MessageSent, key: SubjectKey) -> MessageSent:
         raise IntegrityFailure(f"The headers of a message of {key.pseudonym} are of another message.")
     envelope.payload.type_url = stored.payload.type_url
     envelope.payload.value = key.decrypt("payload", stored.payload.value)
-    content = _content(envelope, sent.headers, sent.idem_key)
+    content = _content(envelope, sent.headers, sent.idem_key, sent.topic)
     return msgspec.structs.replace(sent, **content._asdict())
 
 
-def _content(envelope: PrismEnvelope, headers: Headers, idem_key: str | None) -> StoredContent:
+def _content(
+    envelope: PrismEnvelope, headers: Headers, idem_key: str | None, topic: str | None = None
+) -> StoredContent:
     blob = envelope.SerializeToString(deterministic=True)
     item = extract_mailbox_item(blob, received_at=headers.timestamp, envelope=envelope)
     digest, opened = payload_hash(envelope.payload.value), OpenedEnvelope(envelope)
@@ -161,7 +163,9 @@ def _content(envelope: PrismEnvelope, headers: Headers, idem_key: str | None) ->
         principal=item.principal,
         custom_headers=item.custom_headers or None,
     )
-    chain = hash_chain(item.topic, opened.published_at_us, idem_key, digest, opened.extensions)
+    chain = hash_chain(
+        item.topic if topic is None else topic, opened.published_at_us, idem_key, digest, opened.extensions
+    )
     return StoredContent(blob, changed, digest, chain)
 
 

@@ -180,6 +180,9 @@ def _undecodable(commit: Commit, reason: object) -> BrokenLog:
 T = TypeVar("T")
 
 LEVEL = 1
+WINDOW_LOG = 24
+"""Window of 16 MiB, a commit's envelopes: a copy for a subscription takes no space, however far it is from
+its original (ADR 0119)."""
 MIN_BYTES = 256
 """Size below which compression saves less than it costs."""
 MAX_BYTES = 1 << 30
@@ -249,7 +252,8 @@ def _take(unused: list[T], make: Callable[[], T]) -> T:
 
 
 def _new_compressor() -> zstandard.ZstdCompressor:
-    return zstandard.ZstdCompressor(LEVEL)
+    parameters = zstandard.ZstdCompressionParameters.from_level(LEVEL, window_log=WINDOW_LOG)
+    return zstandard.ZstdCompressor(compression_params=parameters)
 
 
 FORMAT = 3

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.groups import Group
 from postroom.application.mailbox.log_writer import Committer
 from postroom.application.mailbox.stored_snapshots import fold_message
-from postroom.application.ports.event_log import EventLog
+from postroom.application.ports.event_log import EventLog, EventLogReader
 from postroom.domain.errors import BrokenLog, Saturated, Unavailable
 from postroom.domain.mailbox.commands import Ack, Command, Extend, Nack, Receive, Send
 from postroom.domain.mailbox.decide import deliverable
@@ -21,6 +21,7 @@ from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import Message, MessageSent
 from postroom.domain.record import Record
 from postroom.domain.subject import is_encrypted
+from postroom.domain.subscription import AdvanceSubscription
 
 CACHE_BYTES = 64 << 20
 READ_AHEAD_RATIO = 16
@@ -161,8 +162,11 @@ class CommandEnricher:
             return msgspec.structs.replace(command, stored_message=self._removed[command.receipt.message])
         return command
 
-    async def from_log(self, commands: Sequence[Command], mailbox: Mailbox) -> Sequence[Command]:
+    async def from_log(self, commands: Sequence[Command], group: Group) -> Sequence[Command]:
         """Enrich commands with the log's records of ids that are not new, and of settled messages."""
+        mailbox = group.state.mailbox
+        if type(commands[0]) is AdvanceSubscription:
+            return [await self._with_newest(commands[0], group)]
         settling: list[tuple[int, Ack | Nack | Extend]] = []
         sends: list[tuple[int, Send]] = []
         for index, command in enumerate(commands):
@@ -192,6 +196,26 @@ class CommandEnricher:
             for index, send in sends:
                 enriched[index] = _with_existing(send, messages)
         return enriched
+
+    async def _with_newest(self, command: AdvanceSubscription, group: Group) -> AdvanceSubscription:
+        """Add to the messages that a subscription copies those that were sent since the log was read.
+
+        With them, it has all messages up to the next command, so that it may be live from there on.
+        """
+        mailbox = group.state.mailbox
+        subscription = mailbox.subscriptions.get(command.subscription)
+        if not command.is_last or subscription is None or mailbox.position - command.through > TAIL:
+            return command
+        await self._committer.wait_until_durable()
+        covers = covers_sent(mailbox, subscription.name)
+        found = await asyncio.to_thread(find_sent, self._log, covers, command.through)
+        sent, through = [*command.sent, *found.sent], found.through
+        if through == group.state.position:  # all of the log was read; the group's own events follow
+            own = group.events.sent(through + 1).items()
+            sent += [(position, each) for position, each in own if covers(each)]
+            through = mailbox.position
+        skipped = command.skipped + found.skipped
+        return msgspec.structs.replace(command, sent=tuple(sent), through=through, skipped=skipped)
 
     def _stored(self, streams: Sequence[bytes]) -> dict[bytes, _Existing]:
         """Return the messages that are stored; without what retention removed of them."""
@@ -329,6 +353,69 @@ class CommandEnricher:
             for position, each in records.items()
             if isinstance(each.event, MessageSent) and is_intact(each)
         }
+
+
+TAIL = 10_000
+"""Positions of the log that are read while other commands wait, at most."""
+FIND_BYTES = 4 << 20
+"""Size of the payloads after which `find_sent` stops."""
+
+
+class FoundSent(NamedTuple):
+    """Messages of the log after their positions, the position through which it was read, and others' number.
+
+    `skipped` counts those whose bytes were altered.
+    """
+
+    sent: list[tuple[int, MessageSent]]
+    through: int
+    skipped: int
+
+
+def covers_sent(mailbox: Mailbox, name: str) -> Callable[[MessageSent], bool]:
+    """Return a test of whether a subscription gets a copy of a message; it may run in any thread."""
+    filter_, queues = mailbox.subscriptions[name].filter, frozenset(mailbox.subscriptions)
+    return lambda sent: (
+        sent.copy_of is None
+        and sent.topic not in queues
+        and filter_.covers_topic(sent.topic)
+        and filter_.covers_headers(sent.headers)
+    )
+
+
+def find_sent(
+    log: EventLogReader,
+    covers: Callable[[MessageSent], bool],
+    after: int,
+    *,
+    messages: int = TAIL,
+    positions: int = TAIL,
+) -> FoundSent:
+    """Return the messages sent after a position that are covered, with their envelopes, verified.
+
+    Arguments:
+        messages, positions: of the log, after which to stop; the last commit is read in full.
+    """
+    matches: list[int] = []
+    through, size = after, 0
+    for first, events in log.replay_runs(after):
+        if len(matches) >= messages or size >= FIND_BYTES or first > after + positions:
+            break
+        through = first + len(events) - 1
+        if type(events[0]) is MessageSent:
+            for position, event in enumerate(events, first):
+                if isinstance(event, MessageSent) and covers(event):
+                    matches.append(position)
+                    size += event.size
+    records = log.at_positions(matches) if matches else {}
+    intact = [
+        (position, record.event)
+        for position in matches
+        if (record := records.get(position)) is not None
+        and isinstance(record.event, MessageSent)
+        and is_intact(record)
+    ]
+    return FoundSent(intact, through, len(matches) - len(intact))
 
 
 def _streams_of(commands: Sequence[Command]) -> list[bytes]:

@@ -50,6 +50,13 @@ from postroom.domain.message import (
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Event, StoredEvent
 from postroom.domain.settings import MailboxSettings
+from postroom.domain.subscription import (
+    SubscriptionAdvanced,
+    SubscriptionDeleted,
+    SubscriptionFilter,
+    SubscriptionRewound,
+    SubscriptionSet,
+)
 
 HASH_BYTES = 32
 
@@ -83,6 +90,7 @@ class SentRun(Run, frozen=True, tag="MessageSent.1"):
     custom_headers: dict[str, str] | list[dict[str, str] | None] | None
     sticky_keys: OptionalTexts = None
     unique_keys: OptionalTexts = None
+    copies_of: OptionalTexts = None
 
     @classmethod
     def of(cls, events: Sequence[Event], distances: Sequence[int]) -> "SentRun":
@@ -104,13 +112,14 @@ class SentRun(Run, frozen=True, tag="MessageSent.1"):
             *_header_columns([each.headers for each in sent]),
             column([each.sticky_key for each in sent]),
             column([each.unique_key for each in sent]),
+            column([each.copy_of for each in sent]),
         )
         return cls(*columns)
 
     def events(self, at: int, envelopes: Iterator[bytes]) -> Iterable[Event]:
         """Return the `MessageSent` events with their envelopes; see `Run.events`."""
         topics, shards, due, expires_at, sizes, idem_keys, _, _, _, priorities, *rest = self.columns()
-        *headers, sticky_keys, unique_keys = rest
+        *headers, sticky_keys, unique_keys, copies_of = rest
         return map(
             MessageSent,
             *self.identity(at),
@@ -127,6 +136,7 @@ class SentRun(Run, frozen=True, tag="MessageSent.1"):
             priorities,
             sticky_keys,
             unique_keys,
+            copies_of,
         )
 
     def columns(self) -> Iterator[Iterable[Any]]:
@@ -293,6 +303,47 @@ class TruncatedRun(Run, frozen=True, tag="LogTruncated.1"):
     links: bytes | list[bytes]
 
 
+class SubscriptionSetRun(Run, frozen=True, tag="SubscriptionSet.1"):
+    """Subscriptions that operators created or changed."""
+
+    event = SubscriptionSet
+
+    subscriptions: Texts
+    filters: SubscriptionFilter | list[SubscriptionFilter]
+    positions: Ints
+    operators: OptionalTexts
+
+
+class SubscriptionRewoundRun(Run, frozen=True, tag="SubscriptionRewound.1"):
+    """Subscriptions that operators rewound."""
+
+    event = SubscriptionRewound
+
+    subscriptions: Texts
+    positions: Ints
+    operators: OptionalTexts
+
+
+class SubscriptionAdvancedRun(Run, frozen=True, tag="SubscriptionAdvanced.1"):
+    """Progress of subscriptions."""
+
+    event = SubscriptionAdvanced
+
+    subscriptions: Texts
+    statuses: Texts
+    positions: Ints
+    skipped: Ints
+
+
+class SubscriptionDeletedRun(Run, frozen=True, tag="SubscriptionDeleted.1"):
+    """Subscriptions that operators deleted."""
+
+    event = SubscriptionDeleted
+
+    subscriptions: Texts
+    operators: OptionalTexts
+
+
 class StoredRun(Run, frozen=True, tag="StoredEvent.1"):
     """Events of a log that is not a mailbox's."""
 
@@ -320,6 +371,10 @@ AnyRun = (
     | PausedRun
     | ResumedRun
     | TruncatedRun
+    | SubscriptionSetRun
+    | SubscriptionRewoundRun
+    | SubscriptionAdvancedRun
+    | SubscriptionDeletedRun
     | StoredRun
     | RedriveRun
 )

@@ -26,7 +26,6 @@ from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MS, MessageAcked, MessageExpired, MessageReceived, MessageSent, Receipt
 from postroom.domain.record import Event
-from postroom.domain.redrive.job import AdvanceRedrive, Copy
 
 DRAIN_RATES = 1_024
 """Maximum number of topics whose drain rate is known."""
@@ -81,7 +80,7 @@ class GroupDecider:
         self, request: Request, group: Group, now: int
     ) -> list[Answer] | IntegrityFailure:
         try:
-            commands = await self._enricher.from_log(request.commands, group.state.mailbox)
+            commands = await self._enricher.from_log(request.commands, group)
         except IntegrityFailure as failure:
             return failure
         except PostroomError:
@@ -142,9 +141,11 @@ class GroupDecider:
         mailbox = group.state.mailbox
         try:
             command = self._enricher.from_batch(command)
-            if self._admit is not None and type(command) is AdvanceRedrive and command.copies:
-                self._admit(mailbox, sum(len(each.envelope) for each in command.copies if type(each) is Copy))
             events = decide(command, mailbox, now)
+            if self._admit is not None:
+                size = sum(len(each.envelope) for each in events if type(each) is MessageSent)
+                if size:
+                    self._admit(mailbox, size)
             if type(command) is not Send:
                 nacked = mailbox.messages.get(command.receipt.message) if type(command) is Nack else None
                 self._apply(events, group)
@@ -154,8 +155,6 @@ class GroupDecider:
             if not events or type(events[0]) is not MessageSent:
                 self._apply(events, group)
                 return self._duplicate(command, mailbox, now)
-            if self._admit is not None:
-                self._admit(mailbox, len(command.envelope))
             self._apply(events, group)
         except Exception as error:
             return self._refusal(command, group, error, now)

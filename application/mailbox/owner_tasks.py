@@ -85,8 +85,11 @@ class MemoryBound:
     async def compact(self, engine: MailboxEngine) -> int:
         """Forget settled messages and the earlier deliveries of the others; return the number of events.
 
-        The log is compacted only if it has the commit of the snapshot.
+        The log is compacted only if it has the commit of the snapshot, and no subscription has yet to copy
+        messages of it.
         """
+        if engine.mailbox.copied_through < engine.mailbox.position:
+            return 0
         for _ in range(SNAPSHOT_TRIES):
             # One that needs no earlier part, as those have the ids of messages that settled long ago.
             taken = await engine.take_snapshot(whole=True)

@@ -212,8 +212,17 @@ class Retention:
 
     def _settled_through(self, through: int) -> int:
         """Return the last position before the oldest unsettled message, but at most `through`."""
-        messages = self._engine.mailbox.messages.values()  # in the order of their positions
-        oldest = next(iter(messages), None)
+        mailbox = self._engine.mailbox
+        oldest = next(iter(mailbox.messages.values()), None)  # they are in the order of their positions
+        if (copied := mailbox.copied_through) < through:
+            logger().warning(
+                "mailbox.retention_blocked",
+                mailbox=self._log.mailbox,
+                subscriptions=[each.name for each in mailbox.subscriptions.values() if not each.is_live],
+                position=copied,
+                records=through - copied,
+            )
+            through = copied
         if oldest is None or oldest.position > through:
             return through
         logger().warning(

@@ -36,6 +36,8 @@ from postroom.application.query_results import (
     RedriveMessage,
     RedrivePreview,
     RedriveReport,
+    RewindReport,
+    SubscriptionReport,
     check_moment,
 )
 from postroom.domain.arguments import MAX_INT, MAX_PAGE, MAX_TEXT_CHARS, check_ids
@@ -55,6 +57,7 @@ from postroom.domain.settings import (
     check_changes,
     check_policy_changes,
 )
+from postroom.domain.subscription import SubscriptionFilter, check_filter
 
 Topic = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT_CHARS), Check(check_topic, TOPIC_TEXT)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
@@ -74,6 +77,7 @@ At = Annotated[Position | datetime, Check(check_moment)]
 Spec = Annotated[RedriveSpec, Check(check_spec)]
 Changes = Annotated[SettingsChanges, Check(check_changes)]
 Policy = Annotated[TopicPolicy | PolicyChanges, Check(check_policy_changes)]
+Filter = Annotated[SubscriptionFilter, Check(check_filter)]
 Action = Annotated[JobAction, Check(check_action)]
 Principal = Annotated[Text | None, BY_SERVER]
 
@@ -320,6 +324,58 @@ class Mailbox:
         """Deliver the messages of a topic again, to waiting receivers at once; idempotent.
 
         Raises: NotFound for an unknown topic.
+        """
+
+    @operation(Right.ADMIN, "PUT /v1/subscriptions/{name}")
+    async def set_subscription(
+        self, name: Topic, filter_: Filter, /, *, start: At | None = None, principal: Principal = None
+    ) -> SubscriptionReport:
+        """Create a subscription, or change its filter from now on; idempotent.
+
+        A subscription is a topic, of its own name, that gets a copy of each message that is sent to a topic
+        of its filter, in the commit of the send. It is received from, settled, paused, redriven and given a
+        policy as any topic; nothing is sent to it.
+
+        Arguments:
+            start: a new one also gets what was sent since this moment, as far as retention left it: a time,
+                or the position of the log after which it begins; 0 is the beginning. None is now. It does not
+                change one that exists; `rewind_subscription` does.
+            principal: who sets it, for the record; a server enters that of the caller's capability.
+
+        Raises: InvalidRequest when the topic holds messages, Saturated when the mailbox has too many
+            subscriptions.
+        """
+
+    @operation(Right.READ_HEADERS, "GET /v1/subscriptions", answer="subscriptions")
+    async def list_subscriptions(self) -> list[SubscriptionReport]:
+        """Return the subscriptions with their progress, sorted by name."""
+
+    @operation(Right.ADMIN, "POST /v1/subscriptions/{name}/rewind", is_repeatable=False)
+    async def rewind_subscription(
+        self, name: Topic, start: At, /, *, dry_run: bool = False, principal: Principal = None
+    ) -> RewindReport:
+        """Empty the topic of a subscription, and copy what was sent since a moment again.
+
+        Messages in flight are removed, too: their receipts are stale then. Those before `start` that were not
+        settled are not copied again.
+
+        Arguments:
+            start: a time, or the position of the log after which it begins; 0 is the beginning.
+            dry_run: only return what would be removed and copied.
+            principal: as of `set_subscription`.
+
+        Raises: NotFound for an unknown subscription.
+        """
+
+    @operation(Right.ADMIN, "DELETE /v1/subscriptions/{name}", is_repeatable=False, answer="left")
+    async def delete_subscription(self, name: Topic, /, *, principal: Principal = None) -> int:
+        """Delete a subscription: it gets no more copies; the messages in its topic stay.
+
+        Arguments:
+            principal: as of `set_subscription`.
+
+        Returns: number of messages in its topic, to be received or purged.
+        Raises: NotFound for an unknown subscription.
         """
 
     @operation(Right.ADMIN, "POST /v1/log/delete", answer="removed")

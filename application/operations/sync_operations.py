@@ -14,6 +14,7 @@ from postroom.application.operations.mailbox import (
     At,
     Before,
     Changes,
+    Filter,
     JobId,
     Limit,
     Mailbox,
@@ -39,6 +40,8 @@ from postroom.application.query_results import (
     RedriveMessage,
     RedrivePreview,
     RedriveReport,
+    RewindReport,
+    SubscriptionReport,
 )
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.counts import TopicSummary
@@ -237,6 +240,58 @@ class SyncOperations(ABC):
         Raises: NotFound for an unknown topic.
         """
         self._run(self._open.resume_topic(topic))
+
+    def set_subscription(
+        self, name: Topic, filter_: Filter, /, *, start: At | None = None, principal: Principal = None
+    ) -> SubscriptionReport:
+        """Create a subscription, or change its filter from now on; idempotent.
+
+        A subscription is a topic, of its own name, that gets a copy of each message that is sent to a topic
+        of its filter, in the commit of the send. It is received from, settled, paused, redriven and given a
+        policy as any topic; nothing is sent to it.
+
+        Arguments:
+            start: a new one also gets what was sent since this moment, as far as retention left it: a time,
+                or the position of the log after which it begins; 0 is the beginning. None is now. It does not
+                change one that exists; `rewind_subscription` does.
+            principal: who sets it, for the record; a server enters that of the caller's capability.
+
+        Raises: InvalidRequest when the topic holds messages, Saturated when the mailbox has too many
+            subscriptions.
+        """
+        return self._run(self._open.set_subscription(name, filter_, start=start, principal=principal))
+
+    def list_subscriptions(self) -> list[SubscriptionReport]:
+        """Return the subscriptions with their progress, sorted by name."""
+        return self._run(self._open.list_subscriptions())
+
+    def rewind_subscription(
+        self, name: Topic, start: At, /, *, dry_run: bool = False, principal: Principal = None
+    ) -> RewindReport:
+        """Empty the topic of a subscription, and copy what was sent since a moment again.
+
+        Messages in flight are removed, too: their receipts are stale then. Those before `start` that were not
+        settled are not copied again.
+
+        Arguments:
+            start: a time, or the position of the log after which it begins; 0 is the beginning.
+            dry_run: only return what would be removed and copied.
+            principal: as of `set_subscription`.
+
+        Raises: NotFound for an unknown subscription.
+        """
+        return self._run(self._open.rewind_subscription(name, start, dry_run=dry_run, principal=principal))
+
+    def delete_subscription(self, name: Topic, /, *, principal: Principal = None) -> int:
+        """Delete a subscription: it gets no more copies; the messages in its topic stay.
+
+        Arguments:
+            principal: as of `set_subscription`.
+
+        Returns: number of messages in its topic, to be received or purged.
+        Raises: NotFound for an unknown subscription.
+        """
+        return self._run(self._open.delete_subscription(name, principal=principal))
 
     def delete_old_events(self, older_than: Before, /) -> int:
         """Remove the settled records written before log time `older_than` (µs); return how many."""

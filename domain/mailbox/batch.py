@@ -11,13 +11,14 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from postroom.domain.mailbox.commands import Ack, Command, Send
-from postroom.domain.mailbox.decide import sent, shard_of
+from postroom.domain.mailbox.decide import sent
 from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.key_ring import FairShard
 from postroom.domain.mailbox.keyed_shard import KeyedShard
 from postroom.domain.mailbox.replay import ReplayEntry
 from postroom.domain.mailbox.snapshot import VERSION, Chunk, Head, SnapshotPart, encode_chunk
-from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.mailbox.state import Mailbox, shard_of
+from postroom.domain.mailbox.subscription_decisions import fan_out
 from postroom.domain.mailbox.topic import Topic
 from postroom.domain.mailbox.topic_decisions import is_in_the_clear
 from postroom.domain.message import (
@@ -38,7 +39,9 @@ _shard_of = attrgetter("topic", "shard")
 
 
 def decide_batch(commands: Sequence[Command], mailbox: Mailbox, now: int) -> Sequence[Event] | None:
-    """Return the events of commands if each causes exactly one; None if they must be decided one by one.
+    """Return the events of commands if each is accepted; None if they must be decided one by one.
+
+    Each causes one event; copies for subscriptions follow them.
 
     Arguments:
         commands: all of one type.
@@ -63,15 +66,17 @@ def evolve_batch(mailbox: Mailbox, events: Sequence[Event]) -> None:
     mailbox.at = events[0].at
 
 
-def _send(commands: Sequence[Send], mailbox: Mailbox, now: int) -> list[MessageSent] | None:
+def _send(commands: Sequence[Send], mailbox: Mailbox, now: int) -> Sequence[Event] | None:
     """Decide sends of new messages to one topic that has room for all of them."""
     topic = mailbox.topics.get(commands[0].topic)
-    if topic is None or mailbox.mode == "archive":
+    if topic is None or mailbox.mode == "archive" or topic.name in mailbox.subscriptions:
         return None
     is_encrypting = bool(mailbox.settings.subject_policies)
     if is_encrypting and any(is_in_the_clear(topic.name, each.headers, mailbox) for each in commands):
         return None
     name, policy, frame_bytes = topic.name, topic.policy, mailbox.limits.frame_bytes
+    if policy.subscriptions_only:
+        return None
     shards = topic.shard_count
     retention_ms, unkeyed = policy.ready_retention_ms, shard_of(name, shards)
     events = []
@@ -101,7 +106,7 @@ def _send(commands: Sequence[Send], mailbox: Mailbox, now: int) -> list[MessageS
         size = 0 if queue is None else queue.size
         if size + count > policy.shard_capacity:
             return None
-    return events
+    return [*events, *fan_out(events, mailbox, now)] if mailbox.subscriptions_of(name) else events
 
 
 def _ack(commands: Sequence[Ack], mailbox: Mailbox, now: int) -> list[MessageAcked] | None:

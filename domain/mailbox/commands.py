@@ -9,6 +9,7 @@ from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Event
 from postroom.domain.redrive.job import RedriveCommand
 from postroom.domain.settings import UNCHANGED, MailboxSettings, SettingsChanges, settings_before
+from postroom.domain.subscription import SubscriptionCommand
 
 MailboxMode = Literal["queue", "archive"]
 
@@ -357,4 +358,5 @@ Command = (
     | TakeOwnership
     | Truncate
     | RedriveCommand
+    | SubscriptionCommand
 )

@@ -1,11 +1,8 @@
 """The mailbox's decider: `decide(command, state, now) -> events`, or a `Rejected`."""
 
 from collections.abc import Callable, Collection, Sequence
-from functools import lru_cache
 from itertools import chain, islice
 from typing import Any
-
-from blake3 import blake3
 
 from postroom.domain.errors import FrameTooLarge, IdempotencyConflict, InvalidRequest, NotFound, Saturated
 from postroom.domain.mailbox.commands import (
@@ -30,7 +27,8 @@ from postroom.domain.mailbox.commands import (
 )
 from postroom.domain.mailbox.ownership import take_ownership, truncate
 from postroom.domain.mailbox.redrive_decisions import decide_redrive
-from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.mailbox.state import Mailbox, shard_of
+from postroom.domain.mailbox.subscription_decisions import decide_subscription, fan_out, refuse_send
 from postroom.domain.mailbox.topic import Topic
 from postroom.domain.mailbox.topic_decisions import (
     find_topic,
@@ -67,6 +65,7 @@ from postroom.domain.names import message_id
 from postroom.domain.policy import ARCHIVE_ROOM_BYTES, SATURATED_RETRY_MS, TopicPolicy, check_visibility
 from postroom.domain.record import Event
 from postroom.domain.redrive.job import RedriveCommand
+from postroom.domain.subscription import SubscriptionCommand
 
 
 def decide(command: Command, mailbox: Mailbox, now: int) -> Sequence[Event]:
@@ -80,12 +79,6 @@ def decide(command: Command, mailbox: Mailbox, now: int) -> Sequence[Event]:
     """
     decider = _DECIDE[type(command)]
     return decider(command, mailbox, now)
-
-
-@lru_cache(65_536)
-def shard_of(key: str, shards: int) -> int:
-    """Return the shard of a sticky key, by a hash that never changes (svc-mailbox P-6)."""
-    return int.from_bytes(blake3(key.encode()).digest(8), "big") % shards
 
 
 def deliverable(
@@ -129,6 +122,8 @@ def _send(command: Send, mailbox: Mailbox, now: int) -> list[Event]:
             f"Mailbox {mailbox.name} encrypts the messages of topic {command.topic}, and its owner does not "
             "know the key store; open it with the settings of erasure."
         )
+    if mailbox.subscriptions:
+        refuse_send(command.topic, mailbox)
     if command.existing_hash is not None or command.message in mailbox.messages:
         return _check_duplicate(command)
     topic = mailbox.topics.get(command.topic)
@@ -153,8 +148,12 @@ def _send(command: Send, mailbox: Mailbox, now: int) -> list[Event]:
         return [sent(command, 0, None, 0, now)]
     holder = None if topic is None or command.unique_key is None else topic.unique.get(command.unique_key)
     if holder is None:
-        return [_enqueue(command, topic, mailbox, now)]
-    return _resolve_conflict(command, holder, mailbox, now)
+        events: list[Event] = [_enqueue(command, topic, mailbox, now)]
+    else:
+        events = _resolve_conflict(command, holder, mailbox, now)
+    if mailbox.subscriptions and events and type(events[0]) is MessageSent:
+        events += fan_out([events[0]], mailbox, now)
+    return events
 
 
 def _resolve_conflict(command: Send, holder: Message, mailbox: Mailbox, now: int) -> list[Event]:
@@ -184,6 +183,8 @@ def _enqueue(
 ) -> MessageSent:
     """Return the event of a send to a queue, in which the message that it replaces takes no place."""
     policy = mailbox.policy(command.topic) if topic is None else topic.policy
+    if policy.subscriptions_only:
+        return _archive(command, now)
     shards = policy.shards if topic is None else topic.shard_count
     # The retention of a delayed message begins when it is due; its time to live, when it is sent.
     kept_ms = command.deliver_after_ms + policy.ready_retention_ms
@@ -204,6 +205,16 @@ def _enqueue(
             SATURATED_RETRY_MS,
         )
     return sent(command, shard, now + command.deliver_after_ms * MS, now + kept_ms * MS, now)
+
+
+def _archive(command: Send, now: int) -> MessageSent:
+    """Return the event of a send to a topic whose messages go to subscriptions only."""
+    if command.deliver_after_ms:
+        raise InvalidRequest(
+            f"deliver_after_ms must be 0 for topic {command.topic}, whose messages go to subscriptions only; "
+            f"it was {command.deliver_after_ms}."
+        )
+    return sent(command, 0, None, 0, now)
 
 
 def sent(command: Send, shard: int, due: int | None, expires_at: int, now: int) -> MessageSent:
@@ -410,4 +421,5 @@ _DECIDE: dict[type, Callable[[Any, Mailbox, int], Sequence[Event]]] = {
     TakeOwnership: take_ownership,
     Truncate: truncate,
     **dict.fromkeys(RedriveCommand.__args__, decide_redrive),
+    **dict.fromkeys(SubscriptionCommand.__args__, decide_subscription),
 }

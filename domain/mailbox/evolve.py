@@ -38,6 +38,8 @@ from postroom.domain.message import evolve as evolve_message
 from postroom.domain.record import Event
 from postroom.domain.redrive.job import RedriveEvent
 from postroom.domain.redrive.job import evolve as evolve_redrives
+from postroom.domain.subscription import SubscriptionEvent
+from postroom.domain.subscription import evolve as evolve_subscriptions
 
 
 def evolve(mailbox: Mailbox, event: Event) -> Mailbox:
@@ -181,6 +183,11 @@ def _redrive_changed(mailbox: Mailbox, event: RedriveEvent) -> None:
     evolve_redrives(mailbox.redrives, event)
 
 
+def _subscription_changed(mailbox: Mailbox, event: SubscriptionEvent) -> None:
+    evolve_subscriptions(mailbox.subscriptions, event, mailbox.position)
+    mailbox.set_subscriptions(mailbox.subscriptions)
+
+
 _EVOLVE: dict[type[Event], Callable[[Mailbox, Any], None]] = {
     MessageSent: _sent,
     MessageReceived: _received,
@@ -199,4 +206,5 @@ _EVOLVE: dict[type[Event], Callable[[Mailbox, Any], None]] = {
     TopicResumed: _resumed,
     LogTruncated: truncated,
     **dict.fromkeys(RedriveEvent.__args__, _redrive_changed),
+    **dict.fromkeys(SubscriptionEvent.__args__, _subscription_changed),
 }

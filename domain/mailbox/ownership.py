@@ -137,8 +137,11 @@ def take_ownership(command: TakeOwnership, mailbox: Mailbox, now: int) -> list[E
 
 
 def truncate(command: Truncate, mailbox: Mailbox, now: int) -> list[Event]:
-    """Return the event that records a removal of old commits, unless it is recorded."""
-    if command.through <= mailbox.truncated_through:
+    """Return the event that records a removal of old commits, unless it is recorded.
+
+    None, too, if a subscription has yet to copy messages of them.
+    """
+    if command.through <= mailbox.truncated_through or command.through > mailbox.copied_through:
         return []
     stream = mailbox_stream(mailbox.name)
     return [LogTruncated(stream, mailbox.version + 1, now, command.through, command.link)]

@@ -6,6 +6,7 @@ from typing import Any
 
 from postroom.domain.errors import IdempotencyConflict, InvalidRequest, NotFound, Saturated
 from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.mailbox.subscription_decisions import fan_out
 from postroom.domain.mailbox.topic_decisions import is_in_the_clear
 from postroom.domain.message import (
     MS,
@@ -97,7 +98,7 @@ def _advance(command: AdvanceRedrive, mailbox: Mailbox, now: int) -> list[Event]
     job = mailbox.redrives.get(command.job)
     if job is None or job.status != JobStatus.RUNNING:
         return []
-    sends: list[Event] = []
+    sends: list[MessageSent] = []
     changes: list[Event] = []
     skips: list[tuple[bytes, SkipReason]] = []
     room: dict[tuple[str, int], int] = {}
@@ -134,7 +135,9 @@ def _advance(command: AdvanceRedrive, mailbox: Mailbox, now: int) -> list[Event]
     # Selected messages whose records retention removed before the job reached them can't be named.
     unnamed = job.left - len(changes) - len(skips) if is_complete else 0
     skipped = len(skips) + max(0, unnamed)
-    events, version = [*sends, *changes], job.version
+    # Copies for subscriptions come first: the counts of the job's events are of those before them.
+    events = [*fan_out(sends, mailbox, now), *sends, *changes]
+    version = job.version
     if changes or skipped or cursor > job.cursor:
         version += 1
         events.append(RedriveAdvanced(job.job, version, now, cursor, len(changes), skipped))
@@ -198,17 +201,18 @@ def _send(
     copy: Copy, key: str | None, shard: int, spec: RedriveSpec, mailbox: Mailbox, now: int
 ) -> MessageSent:
     """Send a copy as a sender would, but without idempotency and unique keys, which are the original's."""
-    retention_ms = mailbox.policy(copy.topic).ready_retention_ms
-    ttl_ms = retention_ms if copy.ttl_ms is None else min(retention_ms, copy.ttl_ms)
+    policy = mailbox.policy(copy.topic)
+    ttl_ms = policy.ready_retention_ms if copy.ttl_ms is None else min(policy.ready_retention_ms, copy.ttl_ms)
     due = now + spec.delay_ms * MS
+    is_archived = policy.subscriptions_only
     return MessageSent(
         copy.message,
         1,
         now,
         copy.topic,
         shard,
-        due,
-        due + ttl_ms * MS,
+        None if is_archived else due,
+        0 if is_archived else due + ttl_ms * MS,
         copy.size,
         None,
         copy.payload_hash,

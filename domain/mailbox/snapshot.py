@@ -18,10 +18,11 @@ from postroom.domain.message import DEAD, IN_FLIGHT, MS, READY, Message
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.job import RedriveJob
 from postroom.domain.settings import settings_before
+from postroom.domain.subscription import Subscription
 
-VERSION = 8
+VERSION = 9
 """Increment when fields of these structs or `Message` change."""
-READABLE = (5, 6, 7, VERSION)
+READABLE = (5, 6, 7, 8, VERSION)
 """Versions that can be restored, as retention may have removed the events; others are ignored."""
 ROW_BYTES = 1 << 20
 """Bytes of chunks in a row; encoding and storing one holds the interpreter for about a millisecond."""
@@ -75,6 +76,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     topics: dict[str, TopicHead]
     redrives: list[RedriveJob] = []
     stored_settings: StoredSettings | None = None
+    subscriptions: list[Subscription] = []
 
     @classmethod
     def of(cls, mailbox: Mailbox) -> "Head":
@@ -105,6 +107,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
             topics,
             list(mailbox.redrives.values()),
             mailbox.stored_settings,
+            list(mailbox.subscriptions.values()),
         )
 
     @property
@@ -218,6 +221,7 @@ def _restore_head(mailbox: Mailbox, head: Head, windows: dict[str, dict[str, Rep
     mailbox.configure(head.settings, head.at)
     mailbox.paused_topics = set(head.paused_topics)
     mailbox.redrives = {job.job: job for job in head.redrives}
+    mailbox.set_subscriptions({each.name: each for each in head.subscriptions})
     for name, saved in head.topics.items():
         policy = mailbox.policy(name)
         since = max(saved.dropped_until, mailbox.at - policy.replay_window_ms * MS)

@@ -4,7 +4,9 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
+
+from blake3 import blake3
 
 from postroom.domain.mailbox.commands import (
     Clock,
@@ -23,12 +25,19 @@ from postroom.domain.message import (
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.job import RedriveJob
 from postroom.domain.settings import is_glob, resolve_policy, sections_of
+from postroom.domain.subscription import Subscription
 
 _EXPIRING = (READY, DEAD)
 
 TIMERS_BETWEEN_REBUILDS = 1_024
 MAX_RESOLVED = 1_024
-"""Policies of topics without messages that are kept resolved."""
+"""Policies of topics without messages that are kept resolved, and topics whose subscriptions are."""
+
+
+@lru_cache(65_536)
+def shard_of(key: str, shards: int) -> int:
+    """Return the shard of a sticky key, by a hash that never changes (svc-mailbox P-6)."""
+    return int.from_bytes(blake3(key.encode()).digest(8), "big") % shards
 
 
 class Timers:
@@ -147,6 +156,7 @@ class Mailbox:
         over_capacity: names of the topics with more dead letters than their `dead_capacity`.
         paused_topics: names of the topics whose messages are not delivered.
         redrives: redrive jobs by id.
+        subscriptions: by name, which is also that of the topic to which their messages are copied.
         stored_settings: its `settings`, of which `limits` are a part, and whether the log has them.
     """
 
@@ -172,6 +182,8 @@ class Mailbox:
         self.over_capacity: set[str] = set()
         self.paused_topics: set[str] = set()
         self.redrives: dict[bytes, RedriveJob] = {}
+        self.subscriptions: dict[str, Subscription] = {}
+        self._subscriptions_of: dict[str, tuple[Subscription, ...]] = {}
         self._is_replaying = False
         self.changes = Changes()
         self._until_rebuild = TIMERS_BETWEEN_REBUILDS
@@ -193,6 +205,30 @@ class Mailbox:
     def own_policy(self, topic: str) -> TopicPolicy | None:
         """Return the policy of a topic if a section matches it, or None if it has the default policy."""
         return self.policy(topic) if sections_of(self.settings, topic) else None
+
+    def subscriptions_of(self, topic: str) -> tuple[Subscription, ...]:
+        """Return the subscriptions whose filters match a topic; none for the topic of a subscription."""
+        if not self.subscriptions:
+            return ()
+        found = self._subscriptions_of.get(topic)
+        if found is None:
+            if len(self._subscriptions_of) >= MAX_RESOLVED:
+                self._subscriptions_of.clear()
+            others = () if topic in self.subscriptions else self.subscriptions.values()
+            found = tuple(each for each in others if each.filter.covers_topic(topic))
+            self._subscriptions_of[topic] = found
+        return found
+
+    @property
+    def copied_through(self) -> int:
+        """Return the position through which all subscriptions have their copies."""
+        behind = (each.position for each in self.subscriptions.values() if not each.is_live)
+        return min(behind, default=self.position)
+
+    def set_subscriptions(self, subscriptions: dict[str, Subscription]) -> None:
+        """Replace the subscriptions."""
+        self.subscriptions = subscriptions
+        self._subscriptions_of.clear()
 
     def shard_count(self, topic: str) -> int:
         """Return the number of shards among which the next message of a topic is placed."""

@@ -21,7 +21,7 @@ from postroom.application.mailbox.stored_snapshots import fold, usable_snapshots
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.workers.worker import Worker
 from postroom.domain.errors import Difference, InvalidRequest, SettingsConflict
-from postroom.domain.mailbox.decide import shard_of
+from postroom.domain.mailbox.state import shard_of
 from postroom.domain.mailbox.topic_decisions import SettingsEffect
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.settings import SettingsChanges

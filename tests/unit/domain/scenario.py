@@ -17,9 +17,9 @@ from postroom.domain.mailbox.commands import (
     Send,
     TopicPolicySet,
 )
-from postroom.domain.mailbox.decide import decide, shard_of
+from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.evolve import evolve
-from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.mailbox.state import Mailbox, shard_of
 from postroom.domain.message import (
     DEFAULT_PRIORITY,
     MS,

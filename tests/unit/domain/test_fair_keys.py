@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from postroom.domain.mailbox.batch import decide_batch, evolve_batch
 from postroom.domain.mailbox.commands import Ack, Receive, Sweep
-from postroom.domain.mailbox.decide import decide, shard_of
+from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.key_ring import Rate, TokenBucket
-from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.mailbox.state import Mailbox, shard_of
 from postroom.domain.message import MS
 from postroom.domain.policy import MAX_COUNT, MAX_DURATION_MS, TopicPolicy
 from postroom.domain.record import Event

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from postroom.domain.commit import GENESIS, link
 from postroom.domain.integrity import hash_chain, payload_hash
-from postroom.domain.mailbox.decide import shard_of
+from postroom.domain.mailbox.state import shard_of
 from postroom.domain.names import b3, mailbox_stream, message_stream
 
 HELLO = bytes.fromhex("ea8f163db38682925e4491c5e58d4bb3506ef8c14eb78a86e908c5624a67200f")

@@ -6,7 +6,7 @@ import pytest
 from postroom.domain.errors import InvalidRequest, Saturated
 from postroom.domain.mailbox.commands import SetPolicy
 from postroom.domain.mailbox.counts import summarize_topics
-from postroom.domain.mailbox.decide import shard_of
+from postroom.domain.mailbox.state import shard_of
 from postroom.domain.message import MS, MessageSent
 from postroom.domain.policy import DAY_MS, UNLIMITED, MailboxLimits, TopicPolicy
 from tests.unit.domain.scenario import NOTHING, POLICY, TOPIC, Life, given, policy_set

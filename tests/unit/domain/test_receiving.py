@@ -4,7 +4,7 @@ import pytest
 
 from postroom.domain.errors import InvalidRequest, Saturated
 from postroom.domain.mailbox.commands import Receive, Sweep
-from postroom.domain.mailbox.decide import shard_of
+from postroom.domain.mailbox.state import shard_of
 from postroom.domain.message import MessageReceived
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.record import Event

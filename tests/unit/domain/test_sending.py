@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from postroom.domain.errors import FrameTooLarge, IdempotencyConflict, InvalidRequest, Saturated
 from postroom.domain.integrity import payload_hash
 from postroom.domain.mailbox.commands import Purge, Sweep
-from postroom.domain.mailbox.decide import shard_of
+from postroom.domain.mailbox.state import shard_of
 from postroom.domain.message import MS, MessageSent
 from postroom.domain.policy import ARCHIVE_ROOM_BYTES, DAY_MS, MailboxLimits, TopicPolicy
 from tests.unit.domain.scenario import NOTHING, TOPIC, Life, given, policy_set
