@@ -30,7 +30,6 @@ from postroom.application.mailbox.command_enricher import CACHE_BYTES
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.owner_tasks import LeaseTerm, MemoryBound, own_by_lease, watch_ownership
 from postroom.application.mailbox.retention import DeleteOldEvents, Retention
-from postroom.application.mailbox.subscriptions import SubscriptionCopier, Subscriptions
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.page import Page
 from postroom.application.ports.event_log import Clock, EventLog, LogArchive
@@ -38,6 +37,7 @@ from postroom.application.queries.owner_queries import OwnerQueries
 from postroom.application.redrive.jobs import RedriveJobs
 from postroom.application.redrive.message_changes import MessageChanges
 from postroom.application.service import Search
+from postroom.application.subscriptions import SubscriptionCopier, Subscriptions
 from postroom.application.threads import DaemonExecutor, background_task, in_query_thread
 from postroom.domain.arguments import (
     check_choice,
