@@ -144,7 +144,14 @@ class Subscriptions:
     """The handlers of subscriptions, for the owner."""
 
     _engine: MailboxEngine
-    copier: SubscriptionCopier
+    _copier: SubscriptionCopier | None = None
+
+    def run_copier(self) -> None:
+        """Run the worker that copies until the engine is closed, or have it check the subscriptions now."""
+        if self._copier is None:
+            self._copier = SubscriptionCopier(self._engine)
+            self._engine.tasks.append(asyncio.create_task(self._copier.run(), name="subscriptions"))
+        self._copier.wake()
 
     async def set_subscription(
         self,
@@ -200,7 +207,7 @@ class Subscriptions:
 
     async def _submit(self, command: SubscriptionCommand) -> None:
         await submit(self._engine, command)
-        self.copier.wake()
+        self.run_copier()
 
     async def _position(self, start: Moment) -> int:
         """Return the position of the log after which messages are sent since a moment."""

@@ -37,7 +37,7 @@ from postroom.application.queries.owner_queries import OwnerQueries
 from postroom.application.redrive.jobs import RedriveJobs
 from postroom.application.redrive.message_changes import MessageChanges
 from postroom.application.service import Search
-from postroom.application.subscriptions import SubscriptionCopier, Subscriptions
+from postroom.application.subscriptions import Subscriptions
 from postroom.application.threads import DaemonExecutor, background_task, in_query_thread
 from postroom.domain.arguments import (
     check_choice,
@@ -73,7 +73,6 @@ class OwnerHandlers(CommandHandlers, MessageChanges, Subscriptions, OwnerQueries
         self.retention = Retention(engine, archive)
         self.delete_old_events = DeleteOldEvents(self.retention)
         self.erase_messages = EraseMessages(engine)
-        self.copier = SubscriptionCopier(engine)
         self.redrives = RedriveJobs(engine, self.describe_dead_letters, uuid_utils.uuid7)
         self.preview_redrive = self.redrives.preview_redrive
         self.start_redrive = self.redrives.start_redrive
@@ -285,7 +284,8 @@ async def own_mailbox(
         await opened.enter_async_context(background_task(run))
         await opened.enter_async_context(background_task(watch_ownership(engine)))
         await opened.enter_async_context(background_task(postroom.redrives.worker.run()))
-        await opened.enter_async_context(background_task(postroom.copier.run()))
+        if engine.mailbox.subscriptions:
+            postroom.run_copier()
         relays = OutboxRelays(mailbox, postroom.send_batch)
         opened.push_async_callback(relays.close)
         relays.add_store(store)

@@ -88,7 +88,7 @@ async def open_memory_mailbox(
     clock._engines.append(engine)
     mailbox = MemoryMailbox(engine, clock)
     try:
-        async with background_task(mailbox.redrives.worker.run()), background_task(mailbox.copier.run()):
+        async with background_task(mailbox.redrives.worker.run()):
             yield mailbox
     finally:
         clock._engines.remove(engine)

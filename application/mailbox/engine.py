@@ -22,7 +22,7 @@ from postroom.application.mailbox.snapshots import Taken
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.event_log import Answer, Clock, EventLog
 from postroom.application.telemetry import logger, summarize
-from postroom.application.threads import check_not_forked
+from postroom.application.threads import cancel_and_wait, check_not_forked
 from postroom.domain.arguments import check_int
 from postroom.domain.commit import Commit
 from postroom.domain.errors import (
@@ -91,6 +91,7 @@ class MailboxEngine:
         self._wake = asyncio.Event()
         self._saver = SnapshotSaver(self.writer, self._wake)
         self._task: asyncio.Task[None] | None = None
+        self.tasks: list[asyncio.Task[None]] = []
         self._closing = False
         self._lost: PostroomError | None = None
         self._is_lost = asyncio.Event()
@@ -132,7 +133,8 @@ class MailboxEngine:
         self._task = asyncio.create_task(self._run(), name=f"mailbox {self.log.mailbox}")
 
     async def close(self) -> None:
-        """Finish the pending requests, save a snapshot if the log has grown, seal the log, and stop."""
+        """End `tasks` and the pending requests, save a snapshot if the log has grown, seal the log, and stop."""
+        await cancel_and_wait(*self.tasks)
         self._closing = True
         self._wake.set()
         self.long_polls.wake_all(MailboxClosed(f"Mailbox {self.log.mailbox} is closed; open it again."))
