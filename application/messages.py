@@ -190,8 +190,13 @@ class DeliveredMessage(msgspec.Struct, gc=False, eq=False):
 
     @property
     def topic(self) -> str:
-        """Return the topic it was sent to."""
+        """Return the topic it was received from; of a copy, the name of the subscription."""
         return self._delivery.topic
+
+    @property
+    def published_topic(self) -> str:
+        """Return the topic that the sender named; of a copy that a subscription got, that of the original."""
+        return self._open().topic
 
     @property
     def shard(self) -> int:

@@ -133,7 +133,7 @@ class MailboxEngine:
         self._task = asyncio.create_task(self._run(), name=f"mailbox {self.log.mailbox}")
 
     async def close(self) -> None:
-        """End `tasks` and the pending requests, save a snapshot if the log has grown, seal the log, and stop."""
+        """End `tasks` and pending requests, save a snapshot if the log has grown, seal the log, and stop."""
         await cancel_and_wait(*self.tasks)
         self._closing = True
         self._wake.set()

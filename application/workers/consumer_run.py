@@ -28,6 +28,7 @@ from postroom.application.workers.handler import (
 from postroom.domain.errors import Fenced, MailboxClosed, PoisonMessage, Saturated, Unavailable
 from postroom.domain.message import Receipt
 from postroom.domain.policy import OutageBackoff, backoff_ms
+from postroom.domain.subscription import SubscriptionFilter
 
 
 class Consumer(NamedTuple):
@@ -37,6 +38,7 @@ class Consumer(NamedTuple):
         topic: name of a topic, or a pattern.
         timeout_ms: time limit of the handler; None for none.
         has_results: whether messages are acked with what the handler returns.
+        subscription: filter of the subscription whose topic it is, if it is one.
     """
 
     topic: str
@@ -47,6 +49,7 @@ class Consumer(NamedTuple):
     timeout_ms: int | None
     visibility_ms: int
     has_results: bool = False
+    subscription: SubscriptionFilter | None = None
 
 
 REFRESH_SECONDS = 1.0

@@ -1,7 +1,9 @@
 """`Worker`: registration of handlers by topic, independent of any mailbox, and their run."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import random
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -10,13 +12,21 @@ import msgspec
 from postroom.application.metrics import Metric
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import logger
-from postroom.application.threads import cancel_and_wait
-from postroom.application.workers.consumer_run import Consumer, ConsumerRun, Topics
+from postroom.application.threads import cancel_and_wait, wait_at_most
+from postroom.application.workers.consumer_run import BACKOFF, Consumer, ConsumerRun, Topics
 from postroom.application.workers.handler import Handling, LoopWatch, Middleware, make_handler
 from postroom.domain.arguments import check_int, check_items, check_text, check_type
-from postroom.domain.errors import InvalidRequest
+from postroom.domain.errors import (
+    Fenced,
+    Forbidden,
+    InvalidRequest,
+    MailboxClosed,
+    Saturated,
+    Unavailable,
+)
 from postroom.domain.names import check_topic
-from postroom.domain.policy import MAX_DURATION_MS, check_visibility
+from postroom.domain.policy import MAX_DURATION_MS, backoff_ms, check_visibility
+from postroom.domain.subscription import SubscriptionFilter, check_filter
 
 
 def worker_metrics(runs: Sequence[ConsumerRun]) -> list[Metric]:
@@ -84,8 +94,10 @@ class Worker:
 
     def consumer(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         *,
+        subscription: str | None = None,
+        headers: dict[str, str] | None = None,
         concurrency: int = 1,
         timeout_ms: int | None = 60_000,
         visibility_ms: int = 30_000,
@@ -101,7 +113,12 @@ class Worker:
 
         Arguments:
             topic: name of a topic, or a pattern with `*`, `?` or `[...]`. A topic that several match goes to
-                the one of its exact name, else to the first that was registered.
+                the one of its exact name, else to the first that was registered. Of a subscription: the
+                topics or globs (with `*` only) of its filter, one or several.
+            subscription: name of a subscription, whose copies the handler gets. A run creates it if it is
+                missing, for messages from then on. Consumers with different subscriptions get each message,
+                each of them; those with the same one share them.
+            headers: custom headers that messages must have with these values; for a subscription only.
             concurrency: maximum number of messages that are handled at once.
             timeout_ms: time limit of the handler, after which the delivery fails; None for none.
             visibility_ms: visibility timeout: when the process dies, its messages are delivered again after
@@ -113,11 +130,9 @@ class Worker:
 
         Raises: InvalidRequest for an argument or handler that is malformed, and for a topic registered twice.
         """
-        if any(wildcard in check_text("topic", topic, 1) for wildcard in WILDCARDS):
-            is_pattern = True
-        else:
-            is_pattern = False
-            check_topic(topic)
+        filter_ = None if subscription is None else _make_filter(topic, headers)
+        name = _check_one_topic(topic, headers) if subscription is None else check_topic(subscription)
+        is_pattern = any(wildcard in name for wildcard in WILDCARDS)
         check_int("concurrency", concurrency, 1, MAX_CONCURRENCY)
         if timeout_ms is not None:
             check_int("timeout_ms", timeout_ms, 1, MAX_DURATION_MS)
@@ -126,10 +141,10 @@ class Worker:
         inner = (*self._middlewares, *_check_middlewares(middlewares))
 
         def register(function: _Function) -> _Function:
-            if topic in self._consumers:
-                raise InvalidRequest(f"Worker {self.name} has a handler of topic {topic} already.")
-            self._consumers[topic] = Consumer(
-                topic,
+            if name in self._consumers:
+                raise InvalidRequest(f"Worker {self.name} has a handler of topic {name} already.")
+            self._consumers[name] = Consumer(
+                name,
                 is_pattern,
                 make_handler(function),
                 inner,
@@ -137,6 +152,7 @@ class Worker:
                 timeout_ms,
                 visibility_ms,
                 has_results,
+                filter_,
             )
             return function
 
@@ -152,8 +168,9 @@ class Worker:
 
         Calls are repeated with a backoff while the mailbox is unavailable.
 
-        Raises: InvalidRequest without handlers, without a mailbox or while it runs, Fenced when the mailbox
-            was taken over, MailboxClosed when it was closed.
+        Raises: InvalidRequest without handlers, without a mailbox, while it runs, and when a subscription has
+            another filter than its consumer names, Forbidden when the token may not create one that is
+            missing, Fenced when the mailbox was taken over, MailboxClosed when it was closed.
         """
         if not callable(getattr(mailbox, "receive_messages", None)):
             raise InvalidRequest(
@@ -172,7 +189,7 @@ class Worker:
             for each in self._consumers.values()
         ]
         self._runs = runs
-        running = asyncio.create_task(_run_all(runs))
+        running = asyncio.create_task(self._run_all(mailbox, runs, self._stop))
         stopping = asyncio.create_task(self._stop.wait())
         try:
             with LoopWatch(self._find_handling):
@@ -203,6 +220,30 @@ class Worker:
         if self._stop is not None:
             self._stop.set()
 
+    async def _run_all(self, mailbox: Mailbox, runs: Sequence[ConsumerRun], stop: asyncio.Event) -> None:
+        filters = {
+            name: each.subscription for name, each in self._consumers.items() if each.subscription is not None
+        }
+        failures = 0
+        while filters:
+            try:
+                await _subscribe(self.name, mailbox, filters)
+                break
+            except (Fenced, MailboxClosed):
+                raise
+            except (Saturated, Unavailable) as error:
+                failures += 1
+                pause_ms = backoff_ms(BACKOFF, failures, random.random())
+                logger().warning("worker.subscribe_failed", error=str(error), pause_ms=pause_ms)
+                await wait_at_most(pause_ms / 1_000, stop.wait())
+                if stop.is_set():
+                    return
+        tasks = [asyncio.create_task(each.run()) for each in runs]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            await cancel_and_wait(*tasks)
+
     def _find_handling(self, task: "asyncio.Task[Any]") -> Handling | None:
         return next((handling for each in self._runs if (handling := each.find_handling(task))), None)
 
@@ -214,12 +255,54 @@ class Worker:
         return next(matches, None)
 
 
-async def _run_all(runs: Sequence[ConsumerRun]) -> None:
-    tasks = [asyncio.create_task(each.run()) for each in runs]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        await cancel_and_wait(*tasks)
+async def _subscribe(worker: str, mailbox: Mailbox, filters: Mapping[str, SubscriptionFilter]) -> None:
+    """Create the subscriptions that the mailbox lacks; raise InvalidRequest if one has another filter."""
+    existing = {each.name: each for each in await mailbox.list_subscriptions()}
+    for name, filter_ in filters.items():
+        options = [f"--header {shlex.quote(f'{key}={value}')}" for key, value in filter_.headers.items()]
+        command = " ".join(
+            ["postroom subscription set", *map(shlex.quote, (name, *filter_.topics)), *options]
+        )
+        if (found := existing.get(name)) is None:
+            try:
+                await mailbox.set_subscription(name, filter_)
+            except Forbidden as error:
+                raise Forbidden(
+                    f"Mailbox {mailbox.name} has no subscription {name}, and the token of worker {worker} "
+                    f"lacks `admin` of the whole mailbox to create it; create it with `{command}`.",
+                    error.reason,
+                ) from error
+            logger().info("worker.subscription_created", subscription=name, topics=list(filter_.topics))
+        elif {*found.topics} != {*filter_.topics} or found.headers != filter_.headers:
+            raise InvalidRequest(
+                f"Subscription {name} of mailbox {mailbox.name} gets messages of "
+                f"{_describe(found.topics, found.headers)}, but worker {worker} names "
+                f"{_describe(filter_.topics, filter_.headers)}; correct the worker, or change the "
+                f"subscription with `{command}`."
+            )
+
+
+def _describe(topics: Sequence[str], headers: Mapping[str, str]) -> str:
+    """Return the filter of a subscription for a sentence."""
+    values = ", ".join(f"{name}={value}" for name, value in sorted(headers.items()))
+    return ", ".join(topics) + (f" with header {values}" if values else "")
+
+
+def _make_filter(topics: object, headers: dict[str, str] | None) -> SubscriptionFilter:
+    """Return the filter of a subscription."""
+    patterns: Any = (topics,) if isinstance(topics, str) else tuple(check_items("topic", topics))
+    return check_filter(SubscriptionFilter(patterns, {} if headers is None else headers))
+
+
+def _check_one_topic(topic: object, headers: object) -> str:
+    """Return the topic or pattern of a consumer without a subscription."""
+    if headers is not None or not isinstance(topic, str):
+        raise InvalidRequest(
+            "A consumer of several topics, or of messages with certain headers, needs a subscription; pass "
+            "subscription with its name."
+        )
+    check_text("topic", topic, 1)
+    return topic if any(wildcard in topic for wildcard in WILDCARDS) else check_topic(topic)
 
 
 def _check_middlewares(middlewares: object) -> tuple[Middleware, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from postroom import NewMessage, Worker
 from postroom.adapters.compose import OwnedMailbox
+from postroom.application.operations.mailbox import Mailbox
 from tests.support.waiting import SECONDS
 
 
@@ -23,9 +24,7 @@ async def unsettled(mailbox: OwnedMailbox) -> dict[str, int]:
 
 
 @asynccontextmanager
-async def running(
-    worker: Worker, mailbox: OwnedMailbox, **options: Any
-) -> AsyncIterator["asyncio.Task[Any]"]:
+async def running(worker: Worker, mailbox: Mailbox, **options: Any) -> AsyncIterator["asyncio.Task[Any]"]:
     """Run a worker until the context ends, and see that it stops."""
     task = asyncio.create_task(worker.run(mailbox, **options))
     try:

@@ -218,6 +218,7 @@ async def place(message: ReceivedMessage, order: dict[str, str]) -> None:
     assert_type(message.attempt, int)
 
 
+@worker.consumer(["orders.*", "invoices"], subscription="mail", headers={"country": "de"})
 @worker.consumer("reports")
 def report(text: str) -> None: ...
 
