@@ -86,6 +86,8 @@ if TYPE_CHECKING:
         RedriveMessage,
         RedrivePreview,
         RedriveReport,
+        RewindReport,
+        SubscriptionReport,
     )
     from postroom.application.workers.worker import Worker, WorkerCounts
     from postroom.domain.envelope.validation import EnvelopeProblem, ValidationMode
@@ -123,6 +125,7 @@ if TYPE_CHECKING:
     from postroom.domain.search import EventFilter, FoundMessage
     from postroom.domain.settings import MailboxSettings, SettingsChanges
     from postroom.domain.subject import SubjectPolicy
+    from postroom.domain.subscription import SubscriptionFilter
     from postroom.projections.projection import Column, EventProjection, MessageProjection
     from postroom.projections.reports.report import Chart, Report
 
@@ -212,6 +215,7 @@ __all__ = [
     "RedriveSpec",
     "Rejected",
     "Report",
+    "RewindReport",
     "Saturated",
     "SendBatch",
     "SendEnvelopes",
@@ -225,6 +229,8 @@ __all__ = [
     "StaleReceipt",
     "StreamDefinition",
     "SubjectPolicy",
+    "SubscriptionFilter",
+    "SubscriptionReport",
     "SyncMailbox",
     "SyncMessageStream",
     "SyncReceivedMessage",
@@ -320,7 +326,7 @@ _NAMES = {
     "application.queries.verify": "Verification",
     "application.query_results": (
         "Backlog DeadLetter Explanation HistoryEntry MessageDetail MessageOutcome PeekedMessage "
-        "RedriveMessage RedrivePreview RedriveReport"
+        "RedriveMessage RedrivePreview RedriveReport RewindReport SubscriptionReport"
     ),
     "application.workers.worker": "Worker WorkerCounts",
     "domain.envelope.validation": "EnvelopeProblem ValidationMode",
@@ -337,6 +343,7 @@ _NAMES = {
     "domain.search": "EventFilter FoundMessage",
     "domain.settings": "MailboxSettings SettingsChanges",
     "domain.subject": "SubjectPolicy",
+    "domain.subscription": "SubscriptionFilter",
     "projections.projection": "Column EventProjection MessageProjection",
     "projections.reports.report": "Chart Report",
 }

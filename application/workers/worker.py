@@ -263,7 +263,7 @@ async def _subscribe(worker: str, mailbox: Mailbox, filters: Mapping[str, Subscr
         command = " ".join(
             ["postroom subscription set", *map(shlex.quote, (name, *filter_.topics)), *options]
         )
-        if (found := existing.get(name)) is None:
+        if (report := existing.get(name)) is None:
             try:
                 await mailbox.set_subscription(name, filter_)
             except Forbidden as error:
@@ -273,10 +273,10 @@ async def _subscribe(worker: str, mailbox: Mailbox, filters: Mapping[str, Subscr
                     error.reason,
                 ) from error
             logger().info("worker.subscription_created", subscription=name, topics=list(filter_.topics))
-        elif {*found.topics} != {*filter_.topics} or found.headers != filter_.headers:
+        elif {*report.topics} != {*filter_.topics} or report.headers != filter_.headers:
             raise InvalidRequest(
                 f"Subscription {name} of mailbox {mailbox.name} gets messages of "
-                f"{_describe(found.topics, found.headers)}, but worker {worker} names "
+                f"{_describe(report.topics, report.headers)}, but worker {worker} names "
                 f"{_describe(filter_.topics, filter_.headers)}; correct the worker, or change the "
                 f"subscription with `{command}`."
             )

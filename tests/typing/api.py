@@ -40,10 +40,13 @@ from postroom import (
     RedriveReport,
     RedriveSpec,
     Rejected,
+    RewindReport,
     Saturated,
     SendMessage,
     Sent,
     Simulation,
+    SubscriptionFilter,
+    SubscriptionReport,
     Tables,
     TopicPolicy,
     Unavailable,
@@ -145,6 +148,10 @@ async def operate(mailbox: OwnedMailbox) -> None:
     assert_type(await mailbox.list_redrives(), list[RedriveReport])
     assert_type(await mailbox.list_redrive_messages(job.job_id, outcome="skipped"), Page[RedriveMessage])
     assert_type(await mailbox.purge_topic("orders", dead=True, ready=False), int)
+    filter_ = SubscriptionFilter(("orders.*", "invoices"), {"country": "de"})
+    assert_type(await mailbox.set_subscription("mail", filter_, start=0), SubscriptionReport)
+    assert_type(await mailbox.rewind_subscription("mail", datetime.now(UTC), dry_run=True), RewindReport)
+    assert_type(await mailbox.delete_subscription("mail"), int)
 
 
 async def own() -> None:
