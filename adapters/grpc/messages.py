@@ -44,9 +44,13 @@ def read_request(kind: type[M], data: bytes) -> M:
 
 
 def set_fields(message: Message) -> dict[str, Any]:
-    """Return the fields that are set, by name; maps as dicts."""
+    """Return the fields that are set, by name; maps as dicts, and repeated ones as tuples."""
     return {
-        field.name: dict(value) if isinstance(value, Mapping) else value
+        field.name: dict(value)
+        if isinstance(value, Mapping)
+        else tuple(value)
+        if field.is_repeated
+        else value
         for field, value in message.ListFields()
     }
 
@@ -138,30 +142,16 @@ def read_result(message: Message, result: type[T]) -> T:
     return msgspec.convert(_as_builtins(message), result)
 
 
-def read_struct(message: Struct, kind: type[T]) -> T:
-    """Return the struct of a request or response that has the form of its JSON.
+def read_struct(message: Message, kind: type[T]) -> T:
+    """Return the struct with the fields of a message, or with the form of the JSON that it contains.
 
     Raises: InvalidRequest naming what is wrong.
     """
+    fields = _as_builtins(message) if isinstance(message, Struct) else set_fields(message)
     try:
-        return msgspec.convert(_as_builtins(message), kind)
+        return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"The {kind.__name__} is invalid: {error}.") from None
-
-
-def read_spec(message: pb.RedriveSpec) -> RedriveSpec:
-    """Return the specification of a job; the mailbox validates it.
-
-    Raises: InvalidRequest for an unknown action.
-    """
-    fields: dict[str, Any] = set_fields(message)
-    for name, value in fields.items():
-        if message.DESCRIPTOR.fields_by_name[name].is_repeated and not isinstance(value, dict):
-            fields[name] = tuple(value)
-    try:
-        return msgspec.convert(fields, RedriveSpec)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"The redrive specification is wrong: {error}.") from None
 
 
 def public_envelope(blob: bytes) -> bytes:
@@ -207,9 +197,7 @@ def read_filter(request: pb.QueryRequest, mailbox: str) -> EventFilter:
     Raises: InvalidRequest naming the value that is malformed or out of range.
     """
     values = set_fields(request)
-    for name in ("topics", "principals", "statuses"):
-        values[name] = tuple(values.get(name, ()))
-    values["statuses"] = tuple(parse_status(status) for status in values["statuses"])
+    values["statuses"] = tuple(parse_status(status) for status in request.statuses)
     if "order" in values:
         if values["order"] not in {each.value for each in Order}:
             raise InvalidRequest(f"Unknown order {values['order']!r}; expected newest or oldest.")

@@ -15,8 +15,10 @@ from postroom.application.operations.mailbox import OPERATIONS
 from postroom.application.operations.operation import Arguments, Operation, Parameter
 from postroom.application.page import Page, read_position
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.search import FoundMessage
 from postroom.domain.settings import SettingsChanges
+from postroom.domain.subscription import SubscriptionFilter
 
 METHOD_NAMES = {
     "send_message": "send",
@@ -69,15 +71,23 @@ def _write_cursor(cursor: str, request: Any) -> None:
 
 _CODECS = {
     "at": _Codec(lambda at, request: messages.write_moment(at, request.at), messages.read_moment),
+    "start": _Codec(lambda start, request: messages.write_moment(start, request.start), messages.read_moment),
     "changes": _Codec(
         lambda changes, request: messages.write_result(changes, request.changes),
         lambda field: messages.read_struct(field, SettingsChanges),
     ),
     "cursor": _Codec(_write_cursor, str),  # some are numbers in the contract
+    "filter_": _Codec(
+        lambda filter_, request: messages.write_result(filter_, request.filter),
+        lambda field: messages.read_struct(field, SubscriptionFilter),
+    ),
     "ids": _Codec(lambda ids, request: request.ids.extend(ids), list),
     "message_ids": _Codec(_write_ids, lambda field: list(field.message_ids)),
     "policy": _Codec(_write_policy, messages.set_fields),
-    "spec": _Codec(lambda spec, request: messages.write_result(spec, request.spec), messages.read_spec),
+    "spec": _Codec(
+        lambda spec, request: messages.write_result(spec, request.spec),
+        lambda field: messages.read_struct(field, RedriveSpec),
+    ),
 }
 """Arguments that are messages of the contract."""
 
@@ -172,7 +182,7 @@ def _field(parameter: Parameter) -> str:
 
 def _answer_field(operation: Operation, response: Any) -> str:
     """Return the field with the result; "" if the response has its fields."""
-    for field in ("job", _DEAD_LETTERS):
+    for field in ("job", "subscription", _DEAD_LETTERS):
         if field in response.DESCRIPTOR.fields_by_name:
             return field
     return _FIELDS.get(operation.answer, operation.answer)

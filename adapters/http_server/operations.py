@@ -54,6 +54,12 @@ _EXAMPLES: dict[str, tuple[Any, Any]] = {
     "preview_settings": ({"changes": {"default_policy": {"dead_capacity": 1_000}}}, None),
     "pause_topic": (None, _OK),
     "resume_topic": (None, _OK),
+    "set_subscription": ({"filter": {"topics": ["orders.*"], "headers": {"region": "eu"}}, "start": 0}, None),
+    "rewind_subscription": (
+        {"start": "2026-01-31T12:00:00Z"},
+        {"name": "mail", "position": 1_200, "removed": 3, "copied": 40},
+    ),
+    "delete_subscription": (None, {"left": 3}),
     "purge_topic": ({"dead": True}, {"removed": 3}),
     "delete_old_events": ({"older_than_us": 1_700_000_000_000_000}, {"removed": 1_200}),
     "cancel_messages": ({"ids": [_JOB], "reason": "ordered twice"}, _CHANGED),

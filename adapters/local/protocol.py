@@ -45,8 +45,9 @@ from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, check_visib
 from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.search import EventFilter, FoundMessage
 from postroom.domain.settings import SettingsChanges
+from postroom.domain.subscription import SubscriptionFilter
 
-VERSION: Final = 5
+VERSION: Final = 6
 FRAME_BYTES = MAX_FRAME_BYTES + (16 << 20)
 """Maximum size of a frame: the largest message with its headers."""
 BATCH_BYTES = 4 << 20
@@ -237,13 +238,12 @@ def read_query(body: msgspec.Raw) -> Query:
     query: Query = _read(_READ_QUERY, body)
     if query.name not in QUERIES:
         raise InvalidRequest(f"There is no query {query.name[:40]!r}.")
-    struct = _argument_struct(query.name)
-    if struct is not None and query.arguments:
-        kind, name = struct
-        try:
-            query.arguments[0] = msgspec.convert(query.arguments[0], kind)
-        except (msgspec.ValidationError, RecursionError) as error:
-            raise InvalidRequest(f"{name} is wrong: {error}.") from None
+    for index, kind, name in _argument_structs(query.name):
+        if index < len(query.arguments):
+            try:
+                query.arguments[index] = msgspec.convert(query.arguments[index], kind)
+            except (msgspec.ValidationError, RecursionError) as error:
+                raise InvalidRequest(f"{name} is wrong: {error}.") from None
     return query
 
 
@@ -301,7 +301,11 @@ _OTHER_RESULTS = {
     "search_unsettled": Page[FoundMessage],
 }
 """Results of the queries that are no operations."""
-_STRUCTS = {RedriveSpec: "The redrive specification", SettingsChanges: "The change of settings"}
+_STRUCTS = {
+    RedriveSpec: "The redrive specification",
+    SettingsChanges: "The change of settings",
+    SubscriptionFilter: "The filter of a subscription",
+}
 """Arguments that are structs, as errors name them."""
 
 
@@ -316,12 +320,13 @@ def _result_decoder(query: str) -> Callable[[Any], Any]:
 
 
 @cache
-def _argument_struct(query: str) -> tuple[type[msgspec.Struct], str] | None:
-    """Return the struct that is the first argument of a query, and its name in errors."""
+def _argument_structs(query: str) -> list[tuple[int, type[msgspec.Struct], str]]:
+    """Return the positions of the arguments of a query that are structs, and their names in errors."""
     if query == "search_unsettled":
-        return EventFilter, "The filter"
+        return [(0, EventFilter, "The filter")]
     parameters = OPERATIONS[query].parameters if query in OPERATIONS else ()
-    return next(((each.kind, _STRUCTS[each.kind]) for each in parameters[:1] if each.kind in _STRUCTS), None)
+    kinds = enumerate(each.kind for each in parameters)
+    return [(index, kind, _STRUCTS[kind]) for index, kind in kinds if kind in _STRUCTS]
 
 
 _READ_DELIVERIES = msgspec.msgpack.Decoder(list[MessageDelivery]).decode

@@ -77,7 +77,7 @@ At = Annotated[Position | datetime, Check(check_moment)]
 Spec = Annotated[RedriveSpec, Check(check_spec)]
 Changes = Annotated[SettingsChanges, Check(check_changes)]
 Policy = Annotated[TopicPolicy | PolicyChanges, Check(check_policy_changes)]
-Filter = Annotated[SubscriptionFilter, Check(check_filter)]
+Filter = Annotated[SubscriptionFilter, Check(check_filter), SentAs("filter")]
 Action = Annotated[JobAction, Check(check_action)]
 Principal = Annotated[Text | None, BY_SERVER]
 

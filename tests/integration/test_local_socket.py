@@ -83,7 +83,7 @@ class Peer:
 @asynccontextmanager
 async def peer(store: Path) -> AsyncIterator[Peer]:
     connected = Peer(*await asyncio.open_unix_connection(str(socket_of(store))))
-    assert await connected.read() == {"version": 5, "mailbox": MAILBOX}
+    assert await connected.read() == {"version": 6, "mailbox": MAILBOX}
     try:
         yield connected
     finally:

@@ -1022,7 +1022,7 @@ class SetSettingsResponse(_message.Message):
     def __init__(self, changed: _Optional[bool] = ...) -> None: ...
 
 class TopicPolicy(_message.Message):
-    __slots__ = ("shards", "shard_capacity", "visibility_ms", "max_attempts", "backoff_base_ms", "backoff_max_ms", "replay_window_ms", "replay_capacity", "ready_retention_ms", "in_flight_retention_visibilities", "dead_retention_ms", "dead_capacity", "priorities", "priority_aging_ms", "ordered_keys", "dead_letters_hold_keys", "fair_keys", "max_in_flight", "max_in_flight_per_key", "rate", "rate_per_key", "rate_period_ms", "rate_burst")
+    __slots__ = ("shards", "shard_capacity", "visibility_ms", "max_attempts", "backoff_base_ms", "backoff_max_ms", "replay_window_ms", "replay_capacity", "ready_retention_ms", "in_flight_retention_visibilities", "dead_retention_ms", "dead_capacity", "priorities", "priority_aging_ms", "ordered_keys", "dead_letters_hold_keys", "fair_keys", "max_in_flight", "max_in_flight_per_key", "rate", "rate_per_key", "rate_period_ms", "rate_burst", "subscriptions_only")
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     SHARD_CAPACITY_FIELD_NUMBER: _ClassVar[int]
     VISIBILITY_MS_FIELD_NUMBER: _ClassVar[int]
@@ -1046,6 +1046,7 @@ class TopicPolicy(_message.Message):
     RATE_PER_KEY_FIELD_NUMBER: _ClassVar[int]
     RATE_PERIOD_MS_FIELD_NUMBER: _ClassVar[int]
     RATE_BURST_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_ONLY_FIELD_NUMBER: _ClassVar[int]
     shards: int
     shard_capacity: int
     visibility_ms: int
@@ -1069,7 +1070,8 @@ class TopicPolicy(_message.Message):
     rate_per_key: int
     rate_period_ms: int
     rate_burst: int
-    def __init__(self, shards: _Optional[int] = ..., shard_capacity: _Optional[int] = ..., visibility_ms: _Optional[int] = ..., max_attempts: _Optional[int] = ..., backoff_base_ms: _Optional[int] = ..., backoff_max_ms: _Optional[int] = ..., replay_window_ms: _Optional[int] = ..., replay_capacity: _Optional[int] = ..., ready_retention_ms: _Optional[int] = ..., in_flight_retention_visibilities: _Optional[int] = ..., dead_retention_ms: _Optional[int] = ..., dead_capacity: _Optional[int] = ..., priorities: _Optional[bool] = ..., priority_aging_ms: _Optional[int] = ..., ordered_keys: _Optional[bool] = ..., dead_letters_hold_keys: _Optional[bool] = ..., fair_keys: _Optional[bool] = ..., max_in_flight: _Optional[int] = ..., max_in_flight_per_key: _Optional[int] = ..., rate: _Optional[int] = ..., rate_per_key: _Optional[int] = ..., rate_period_ms: _Optional[int] = ..., rate_burst: _Optional[int] = ...) -> None: ...
+    subscriptions_only: bool
+    def __init__(self, shards: _Optional[int] = ..., shard_capacity: _Optional[int] = ..., visibility_ms: _Optional[int] = ..., max_attempts: _Optional[int] = ..., backoff_base_ms: _Optional[int] = ..., backoff_max_ms: _Optional[int] = ..., replay_window_ms: _Optional[int] = ..., replay_capacity: _Optional[int] = ..., ready_retention_ms: _Optional[int] = ..., in_flight_retention_visibilities: _Optional[int] = ..., dead_retention_ms: _Optional[int] = ..., dead_capacity: _Optional[int] = ..., priorities: _Optional[bool] = ..., priority_aging_ms: _Optional[int] = ..., ordered_keys: _Optional[bool] = ..., dead_letters_hold_keys: _Optional[bool] = ..., fair_keys: _Optional[bool] = ..., max_in_flight: _Optional[int] = ..., max_in_flight_per_key: _Optional[int] = ..., rate: _Optional[int] = ..., rate_per_key: _Optional[int] = ..., rate_period_ms: _Optional[int] = ..., rate_burst: _Optional[int] = ..., subscriptions_only: _Optional[bool] = ...) -> None: ...
 
 class ListTopicsRequest(_message.Message):
     __slots__ = ()
@@ -1133,6 +1135,116 @@ class ResumeTopicRequest(_message.Message):
 class ResumeTopicResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class SubscriptionFilter(_message.Message):
+    __slots__ = ("topics", "headers")
+    class HeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    headers: _containers.ScalarMap[str, str]
+    def __init__(self, topics: _Optional[_Iterable[str]] = ..., headers: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class SubscriptionReport(_message.Message):
+    __slots__ = ("name", "topics", "headers", "status", "position", "behind", "skipped", "ready", "in_flight", "dead", "paused", "created_at")
+    class HeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    headers: _containers.ScalarMap[str, str]
+    status: str
+    position: int
+    behind: int
+    skipped: int
+    ready: int
+    in_flight: int
+    dead: int
+    paused: bool
+    created_at: str
+    def __init__(self, name: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., headers: _Optional[_Mapping[str, str]] = ..., status: _Optional[str] = ..., position: _Optional[int] = ..., behind: _Optional[int] = ..., skipped: _Optional[int] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., dead: _Optional[int] = ..., paused: _Optional[bool] = ..., created_at: _Optional[str] = ...) -> None: ...
+
+class SetSubscriptionRequest(_message.Message):
+    __slots__ = ("name", "filter", "start")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    filter: SubscriptionFilter
+    start: Moment
+    def __init__(self, name: _Optional[str] = ..., filter: _Optional[_Union[SubscriptionFilter, _Mapping]] = ..., start: _Optional[_Union[Moment, _Mapping]] = ...) -> None: ...
+
+class SetSubscriptionResponse(_message.Message):
+    __slots__ = ("subscription",)
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    subscription: SubscriptionReport
+    def __init__(self, subscription: _Optional[_Union[SubscriptionReport, _Mapping]] = ...) -> None: ...
+
+class ListSubscriptionsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListSubscriptionsResponse(_message.Message):
+    __slots__ = ("subscriptions",)
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    subscriptions: _containers.RepeatedCompositeFieldContainer[SubscriptionReport]
+    def __init__(self, subscriptions: _Optional[_Iterable[_Union[SubscriptionReport, _Mapping]]] = ...) -> None: ...
+
+class RewindSubscriptionRequest(_message.Message):
+    __slots__ = ("name", "start", "dry_run")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    start: Moment
+    dry_run: bool
+    def __init__(self, name: _Optional[str] = ..., start: _Optional[_Union[Moment, _Mapping]] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class RewindSubscriptionResponse(_message.Message):
+    __slots__ = ("name", "position", "removed", "copied")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    COPIED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    position: int
+    removed: int
+    copied: int
+    def __init__(self, name: _Optional[str] = ..., position: _Optional[int] = ..., removed: _Optional[int] = ..., copied: _Optional[int] = ...) -> None: ...
+
+class DeleteSubscriptionRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DeleteSubscriptionResponse(_message.Message):
+    __slots__ = ("left",)
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    left: int
+    def __init__(self, left: _Optional[int] = ...) -> None: ...
 
 class DeleteOldEventsRequest(_message.Message):
     __slots__ = ("older_than_us",)
