@@ -242,14 +242,14 @@ def report_of(subscription: Subscription, mailbox: Mailbox) -> SubscriptionRepor
     topic = mailbox.topics.get(subscription.name)
     shards = [] if topic is None else topic.shards.values()
     in_flight = sum(each.in_flight for each in shards)
-    position = mailbox.position if subscription.is_live else subscription.position
+    behind = subscription.behind(mailbox.position)
     return SubscriptionReport(
         subscription.name,
         subscription.filter.topics,
         subscription.filter.headers,
         subscription.status,
-        position,
-        mailbox.position - position,
+        mailbox.position - behind,
+        behind,
         subscription.skipped,
         sum(each.size for each in shards) - in_flight,
         in_flight,

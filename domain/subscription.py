@@ -100,6 +100,10 @@ class Subscription(msgspec.Struct, frozen=True):
         """Return whether it gets its copies with the sends."""
         return self.status == "live"
 
+    def behind(self, end: int) -> int:
+        """Return the number of positions of a log that ends at `end` that it has yet to read."""
+        return 0 if self.is_live else end - self.position
+
 
 class SubscriptionSet(Event, frozen=True, gc=False):
     """An operator created a subscription, or changed its filter from now on.

@@ -72,6 +72,7 @@ class MeasureMailbox:
             *_shards(mailbox),
             *_topics(mailbox),
             *_policies(mailbox),
+            *_subscriptions(mailbox),
             *_redrives(mailbox),
             *self._metrics.collect(),
         ]
@@ -176,6 +177,20 @@ def _policies(mailbox: Mailbox) -> Iterable[Metric]:
         "Time for which the records of settled messages are retained.",
         mailbox.limits.history_retention_ms / SECOND_MS,
     )
+
+
+def _subscriptions(mailbox: Mailbox) -> Iterable[Metric]:
+    """Yield the metrics of subscriptions."""
+    subscriptions = [each for _, each in sorted(mailbox.subscriptions.items())]
+    behind = [({"subscription": each.name}, each.behind(mailbox.position)) for each in subscriptions]
+    text = "Positions of the log that a subscription has yet to read; 0 if it is live."
+    yield Metric("postroom_subscription_behind", "gauge", text, behind)
+    status = [({"subscription": each.name, "status": str(each.status)}, 1.0) for each in subscriptions]
+    text = "1 for the status of a subscription: live, copying or clearing."
+    yield Metric("postroom_subscription_status", "gauge", text, status)
+    skipped = [({"subscription": each.name}, each.skipped) for each in subscriptions]
+    text = "Messages that a subscription could not copy, as their bytes were altered or forgotten."
+    yield Metric("postroom_subscription_skipped", "counter", text, skipped)
 
 
 def _redrives(mailbox: Mailbox) -> Iterable[Metric]:

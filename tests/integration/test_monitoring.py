@@ -46,6 +46,7 @@ from postroom.application.ports.outbox import SlotState
 from postroom.application.workers.worker import Worker
 from postroom.domain.errors import LeaseHeld
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.subscription import SubscriptionFilter
 from tests.integration.inbox_world import CONSUMER
 from tests.integration.ingest_world import MAILBOX, envelopes, namespace, publish
 from tests.projections import following
@@ -144,6 +145,7 @@ async def mailbox_metrics() -> list[Metric]:
         (message,) = await mailbox.receive_messages("orders", max_messages=1)
         await mailbox.nack_messages([message.receipt])
         await mailbox.pause_topic("orders")
+        await mailbox.set_subscription("audit", SubscriptionFilter(("orders",)))
         surfaces.answered_http("GET", "/metrics", 200)
         surfaces.answered_grpc("send", "OK")
         worker = Worker()
