@@ -240,7 +240,7 @@ class MailboxClient(Mailbox):
 
     async def _call(self, operation: Operation, arguments: Arguments) -> Any:
         named = name_job(arguments, self._new_id)
-        if "filter_" in named:
+        if operation.name == "search_messages":
             named = {**named, "filter_": filter_of_mailbox(named["filter_"], self._name)}
 
         now, wait_ms = asyncio.get_running_loop().time, named.get("wait_ms", 0)

@@ -8,12 +8,14 @@ import pytest
 
 from postroom import Forbidden, InvalidRequest, NewMessage, ReceivedMessage, Worker, open_mailbox
 from postroom.adapters.compose import OwnedMailbox
+from postroom.adapters.compose.connect import connect_remote
 from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Unavailable
 from postroom.domain.subscription import SubscriptionFilter
 from tests.support.access import controlled_mailbox, mailbox_of
 from tests.support.namespaces import open_namespace
+from tests.support.surfaces import served
 from tests.support.waiting import SECONDS, until
 from tests.support.worker_runs import running, send, unsettled
 
@@ -172,6 +174,17 @@ async def test_a_token_that_may_not_create_the_subscription_is_told_the_command(
         await place.mailbox.set_subscription("mail", SubscriptionFilter(("orders.*",)))
         await send(place.mailbox, b"1", topic="orders.placed")
         assert (await mail.worker.run(limited, once=True)).handled == 1
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+async def test_workers_of_subscriptions_run_over_a_server(mailbox: OwnedMailbox, protocol: str) -> None:
+    async with served(mailbox, protocol) as url, connect_remote(url, timeout_ms=30_000) as client:
+        mail, audit = Recorder("mail"), Recorder("audit")
+        async with running(mail.worker, client), running(audit.worker, client):
+            await started(mailbox, "mail", "audit")
+            await send(mailbox, *payloads(20), topic="orders.placed")
+            await until(lambda: len(mail.payloads) == len(audit.payloads) == 20, SECONDS)
+    assert sorted(mail.payloads) == sorted(audit.payloads) == sorted(payloads(20))
 
 
 async def test_a_worker_of_a_subscription_runs_with_a_namespace() -> None:
