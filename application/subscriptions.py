@@ -105,25 +105,25 @@ class SubscriptionCopier:
             command = await self._next_cleared(before)
         else:
             covers = covers_sent(engine.mailbox, name)
-            found = await asyncio.to_thread(
+            batch = await asyncio.to_thread(
                 find_sent, engine.log, covers, before.position, messages=self._batch, positions=POSITIONS
             )
-            if found.skipped:
+            if batch.skipped:
                 logger().error(
                     "subscription.altered_messages",
                     mailbox=engine.name,
                     subscription=name,
                     after=before.position,
-                    through=found.through,
-                    messages=found.skipped,
+                    through=batch.through,
+                    messages=batch.skipped,
                 )
             command = AdvanceSubscription(
                 name,
                 before.version,
-                sent=tuple(found.sent),
-                through=found.through,
-                skipped=found.skipped,
-                is_last=engine.mailbox.position - found.through <= TAIL,
+                sent=tuple(batch.sent),
+                through=batch.through,
+                skipped=batch.skipped,
+                is_last=engine.mailbox.position - batch.through <= TAIL,
             )
         await submit(engine, command)
         after = engine.mailbox.subscriptions.get(name)

@@ -71,7 +71,15 @@ MAX_ITEMS = 1_000
 """Maximum number of messages or receipts in a request; an empty one has 2 bytes there, and 2 KB here."""
 TOKEN_CHECK_SECONDS = 2.0
 """How often the token of a stream is checked; below the shortest `cap_cache_ttl`."""
-FENCED = ("pause_topic", "resume_topic", "set_topic_policy", "set_settings")
+FENCED = (
+    "pause_topic",
+    "resume_topic",
+    "set_topic_policy",
+    "set_settings",
+    "set_subscription",
+    "rewind_subscription",
+    "delete_subscription",
+)
 """Methods that are refused to a caller who does not know all members of the namespace."""
 ANSWER_MS = 100
 """Time that a receive with a deadline leaves for its answer."""

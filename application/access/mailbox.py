@@ -179,11 +179,17 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
             return await self._read(topic, operation, arguments)
         if "limit" in arguments:
             arguments = {**arguments, "limit": self._guard.at_most(arguments["limit"])}
+        if "principal" in arguments:
+            arguments = {**arguments, "principal": self._guard.access.principal}
         change = partial(operation.ask, self._mailbox, arguments)
         name = CRITERIA.get(operation.name, operation.name)
         if topic is not None:
             return await self._change_topic(operation.right, topic, change, name)
-        fields = _fields_of(arguments["changes"]) if "changes" in arguments else None
+        fields: Mapping[str, Sequence[str]] | None = None
+        if "changes" in arguments:
+            fields = _fields_of(arguments["changes"])
+        elif "name" in arguments:  # of a subscription
+            fields = {arguments["name"]: ()}
         return await self._change_mailbox(change, name, fields, is_whole=arguments.get("replace", False))
 
     async def _change_mailbox(
@@ -194,10 +200,11 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
         *,
         is_whole: bool,
     ) -> Any:
-        """Make a change of the mailbox, and record it with the settings that it names.
+        """Make a change of the mailbox, and record it with the settings or the subscription that it names.
 
         Arguments:
-            fields: names by the topic or glob of their section, "" for the mailbox's own.
+            fields: names by the topic or glob of their section, "" for the mailbox's own; of a subscription,
+                none by its name.
             is_whole: the change is of the mailbox whatever it names.
         """
 

@@ -20,6 +20,7 @@ from postroom.application.query_results import (
     MessageDetail,
     Moment,
     PeekedMessage,
+    SubscriptionReport,
 )
 from postroom.application.service import Search
 from postroom.domain.arguments import check_text
@@ -166,6 +167,11 @@ class AuthorizedReads(Mailbox):
     async def list_topics(self) -> list[TopicSummary]:
         await self._begin_read(None)
         return [each for each in await self._mailbox.list_topics() if self._guard.covers(each.topic)]
+
+    @audit_refusals(READ_HEADERS)
+    async def list_subscriptions(self) -> list[SubscriptionReport]:
+        await self._begin_read(None)
+        return [each for each in await self._mailbox.list_subscriptions() if self._guard.covers(each.name)]
 
     async def _begin_read(self, topic: str | None, right: Right = READ_HEADERS) -> None:
         await self._guard.check(right)

@@ -10,7 +10,13 @@ from postroom.application.cluster.namespace_members import (
     pause_topic,
     use_generation,
 )
-from postroom.application.cluster.namespace_queries import NamespaceQueries, merge_settings, merge_topics
+from postroom.application.cluster.namespace_queries import (
+    NamespaceQueries,
+    merge_settings,
+    merge_subscription,
+    merge_subscriptions,
+    merge_topics,
+)
 from postroom.application.cluster.namespace_receiver import NamespaceReceiver, ReceiptHomes
 from postroom.application.cluster.namespace_redrives import NamespaceRedrives
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
@@ -51,12 +57,13 @@ def merge_changes(answers: Sequence[Sequence[MessageChange]]) -> list[MessageCha
 
 READS_OF_MESSAGES = ("get_message", "wait_for_result", "explain_message")
 """Operations that the mailbox with the message answers."""
-CHANGES_OF_TOPICS = ("purge_topic", "resume_topic")
-"""Operations of the mailboxes that have the topic, one after the other."""
+CHANGES_OF_TOPICS = ("purge_topic", "resume_topic", "delete_subscription")
+"""Operations of the mailboxes that have the topic or subscription, one after the other."""
 CHANGES_OF_SETTINGS = ("set_topic_policy", "set_settings")
 """Operations of all mailboxes, also of mailboxes that are added meanwhile."""
 MERGES: dict[str, Callable[[list[Any]], Any]] = {
     "list_topics": merge_topics,
+    "list_subscriptions": merge_subscriptions,
     "preview_settings": merge_settings,
     "set_settings": any,
     "cancel_messages": merge_changes,
@@ -79,8 +86,8 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
     """`Mailbox` over the mailboxes of a namespace; its name is the namespace's.
 
     A message is sent to the mailbox that its sticky key hashes to, or its topic's name without one. A receive
-    asks all mailboxes, settlements find the one that delivered the message, and policies, pauses, purges and
-    redrives go to all.
+    asks all mailboxes, settlements find the one that delivered the message, and policies, pauses, purges,
+    redrives and subscriptions go to all.
 
     Arguments:
         timeout_ms: time for each call, besides the wait for messages.
@@ -302,6 +309,21 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
             raise NotFound(f"Namespace {self.name} has no topic {topic}; `list_topics` returns those it has.")
         await self._at_all(lambda mailbox: pause_topic(mailbox, topic))
 
+    async def _change_subscription(self, operation: Operation, arguments: Arguments) -> Any:
+        """Set or rewind a subscription in all mailboxes, since a moment that they have in common."""
+        if arguments["start"]:  # 0 is the beginning of each
+            await self._check_moment("start", arguments["start"])
+        reports: dict[str, Any] = {}
+
+        async def change(mailbox: Mailbox) -> None:
+            reports[mailbox.name] = await operation.ask(mailbox, arguments)
+
+        is_set = operation.name == "set_subscription"
+        await (self._at_all if is_set else self._at_each_that_has_it)(change)
+        return merge_subscription([*reports.values()])
+
+    _set_subscription = _rewind_subscription = _change_subscription
+
     async def _call(self, operation: Operation, arguments: Arguments) -> Any:
         def ask(mailbox: Mailbox) -> Awaitable[Any]:
             return operation.ask(mailbox, arguments)
@@ -332,9 +354,9 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
                 await asyncio.sleep(STALE_PAUSE_SECONDS)
 
     async def _at_each_that_has_it(self, call: Callable[[Mailbox], Awaitable[T]]) -> list[T]:
-        """Make a call of all mailboxes, one after the other; return answers of mailboxes with the topic.
+        """Make a call of all mailboxes, one after the other; return answers of those that know its object.
 
-        Raises: NotFound when none has it.
+        Raises: NotFound when none does.
         """
 
         async def unless_missing(mailbox: Mailbox) -> T | NotFound:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from datetime import datetime
 from typing import NamedTuple
 
 from postroom.application.cluster.members_history import (
@@ -15,7 +16,16 @@ from postroom.application.cluster.members_history import (
 )
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.ports.control_plane import NamespaceDirectory
-from postroom.domain.errors import Forbidden, IdempotencyConflict, NotFound, StaleMembers, Unavailable
+from postroom.application.query_results import SubscriptionReport
+from postroom.application.telemetry import logger
+from postroom.domain.errors import (
+    Forbidden,
+    IdempotencyConflict,
+    InvalidRequest,
+    NotFound,
+    StaleMembers,
+    Unavailable,
+)
 from postroom.domain.namespace.members import (
     RESERVED_TOPIC,
     MembersRecord,
@@ -23,6 +33,7 @@ from postroom.domain.namespace.members import (
     find_predecessors,
 )
 from postroom.domain.settings import SettingsChanges
+from postroom.domain.subscription import SubscriptionFilter
 
 _generation: ContextVar[int | None] = ContextVar("generation", default=None)
 
@@ -217,7 +228,7 @@ class NamespaceMembers:
             await record_cutoffs(self._directory.poller(name), len(names), cutoffs)
 
     async def _copy_topics(self, name: str, predecessors: dict[str, int]) -> None:
-        """Give a new member the sections and the paused topics of an older one; it keeps its own sections."""
+        """Give a new member sections, paused topics and subscriptions of an older one; it keeps its own."""
         new, old = self._directory.poller(name), self._directory.poller(min(predecessors))
         existing = (await new.get_settings()).topics
         sections = (await old.get_settings()).topics
@@ -227,6 +238,29 @@ class NamespaceMembers:
         for topic in await old.list_topics():
             if topic.paused and topic.topic != RESERVED_TOPIC and topic.topic not in existing:
                 await pause_topic(new, topic.topic)
+        names = {each.name for each in await new.list_subscriptions()}
+        for each in await old.list_subscriptions():
+            if each.name not in names:
+                await _copy_subscription(each, new)
+
+
+async def _copy_subscription(subscription: SubscriptionReport, mailbox: Mailbox) -> None:
+    """Give a mailbox a subscription, with what was sent to it since the subscription was created.
+
+    A mailbox without a history, or whose clock is behind, gets it from now on. One that refuses it, as it has
+    messages in its topic, goes without it: the namespace can be used all the same.
+    """
+    name, filter_ = subscription.name, SubscriptionFilter(subscription.topics, subscription.headers)
+    try:
+        try:
+            start = datetime.fromisoformat(subscription.created_at)
+            await mailbox.set_subscription(name, filter_, start=start)
+        except InvalidRequest:
+            await mailbox.set_subscription(name, filter_)
+    except InvalidRequest as refusal:
+        logger().warning(
+            "namespace.subscription_refused", mailbox=mailbox.name, subscription=name, error=str(refusal)
+        )
 
 
 async def pause_topic(mailbox: Mailbox, topic: str) -> None:

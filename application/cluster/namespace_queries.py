@@ -14,7 +14,14 @@ from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation
 from postroom.application.page import Page, read_position
 from postroom.application.ports.control_plane import NamespaceDirectory
-from postroom.application.query_results import Backlog, DeadLetter, PeekedMessage
+from postroom.application.query_results import (
+    Backlog,
+    DeadLetter,
+    Moment,
+    PeekedMessage,
+    RewindReport,
+    SubscriptionReport,
+)
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.domain.mailbox.counts import TopicCount, TopicSummary
@@ -80,7 +87,9 @@ def _limit_time(filter_: EventFilter, time: int) -> EventFilter:
 
 
 T = TypeVar("T")
+R = TypeVar("R", SubscriptionReport, RewindReport)
 
+_STATUSES = ("live", "copying", "clearing")
 PLACE_BITS = 40
 """Bits of the position in the mailbox; the higher bits of a namespace's position number the mailbox."""
 
@@ -100,16 +109,20 @@ class NamespaceQueries:
         Raises: InvalidRequest for a position of a namespace with several mailboxes: only a time is the same
             moment in all of them.
         """
-        members = await self._get_members()
-        if isinstance(arguments["at"], int) and len(members.names) > 1:
-            raise InvalidRequest(
-                f"The {len(members.names)} mailboxes of the namespace have no position in common; name a "
-                "time for at."
-            )
+        await self._check_moment("at", arguments["at"])
         return merge_backlogs(
             self._directory.namespace,
             await self._ask_all(lambda mailbox: operation.ask(mailbox, arguments)),
         )
+
+    async def _check_moment(self, name: str, moment: Moment | None) -> None:
+        """Raise InvalidRequest for a position of a namespace with several mailboxes."""
+        members = await self._get_members()
+        if isinstance(moment, int) and len(members.names) > 1:
+            raise InvalidRequest(
+                f"The {len(members.names)} mailboxes of the namespace have no position in common; name a "
+                f"time for {name}."
+            )
 
     async def _list_dead_letters(self, operation: Operation, arguments: Arguments) -> Page[DeadLetter]:
         """Return a page of dead letters, of the oldest mailbox first.
@@ -268,6 +281,24 @@ def _add_topics(one: TopicSummary, other: TopicSummary) -> TopicSummary:
         one.shards_in_use or other.shards_in_use,
         one.held_keys + other.held_keys,
     )
+
+
+def merge_subscriptions(pages: Iterable[Iterable[SubscriptionReport]]) -> list[SubscriptionReport]:
+    """Return the subscriptions of a namespace from its mailboxes' subscriptions, by name."""
+    merged: dict[str, list[SubscriptionReport]] = {}
+    for each in chain.from_iterable(pages):
+        merged.setdefault(each.name, []).append(each)
+    return [merge_subscription(merged[name]) for name in sorted(merged)]
+
+
+def merge_subscription(reports: Sequence[R]) -> R:
+    """Return the report on a subscription of a namespace: sums, and the status that is furthest from live."""
+    values = {name: [getattr(each, name) for each in reports] for name in reports[0].__struct_fields__}
+    changes: dict[str, object] = {name: sum(each) for name, each in values.items() if type(each[0]) is int}
+    if "status" in values:
+        changes |= {"status": max(values["status"], key=_STATUSES.index), "paused": any(values["paused"])}
+        changes["created_at"] = min(values["created_at"])
+    return msgspec.structs.replace(reports[0], **changes)
 
 
 def _earliest(one: int | None, other: int | None) -> int | None:

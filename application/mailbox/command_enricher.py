@@ -208,13 +208,13 @@ class CommandEnricher:
             return command
         await self._committer.wait_until_durable()
         covers = covers_sent(mailbox, subscription.name)
-        found = await asyncio.to_thread(find_sent, self._log, covers, command.through)
-        sent, through = [*command.sent, *found.sent], found.through
+        newest = await asyncio.to_thread(find_sent, self._log, covers, command.through)
+        sent, through = [*command.sent, *newest.sent], newest.through
         if through == group.state.position:  # all of the log was read; the group's own events follow
             own = group.events.sent(through + 1).items()
             sent += [(position, each) for position, each in own if covers(each)]
             through = mailbox.position
-        skipped = command.skipped + found.skipped
+        skipped = command.skipped + newest.skipped
         return msgspec.structs.replace(command, sent=tuple(sent), through=through, skipped=skipped)
 
     def _stored(self, streams: Sequence[bytes]) -> dict[bytes, _Existing]:

@@ -210,14 +210,14 @@ class Mailbox:
         """Return the subscriptions whose filters match a topic; none for the topic of a subscription."""
         if not self.subscriptions:
             return ()
-        found = self._subscriptions_of.get(topic)
-        if found is None:
+        matches = self._subscriptions_of.get(topic)
+        if matches is None:
             if len(self._subscriptions_of) >= MAX_RESOLVED:
                 self._subscriptions_of.clear()
             others = () if topic in self.subscriptions else self.subscriptions.values()
-            found = tuple(each for each in others if each.filter.covers_topic(topic))
-            self._subscriptions_of[topic] = found
-        return found
+            matches = tuple(each for each in others if each.filter.covers_topic(topic))
+            self._subscriptions_of[topic] = matches
+        return matches
 
     @property
     def copied_through(self) -> int:

@@ -43,10 +43,10 @@ def decide_subscription(command: SubscriptionCommand, mailbox: Mailbox, now: int
 
 def find_subscription(name: str, mailbox: Mailbox) -> Subscription:
     """Return a subscription of the mailbox, or raise NotFound."""
-    if (found := mailbox.subscriptions.get(name)) is None:
+    if (subscription := mailbox.subscriptions.get(name)) is None:
         choices = describe_choices(name, mailbox.subscriptions)
         raise NotFound(f"Mailbox {mailbox.name} has no subscription {name}; {choices}")
-    return found
+    return subscription
 
 
 def refuse_send(topic: str, mailbox: Mailbox) -> None:
@@ -171,6 +171,8 @@ def _set(command: SetSubscription, mailbox: Mailbox, now: int) -> list[Event]:
             return []
         place = (existing.stream, existing.version + 1, now)
         return [SubscriptionSet(*place, name, command.filter, existing.position, command.principal)]
+    if name.startswith("$"):
+        raise InvalidRequest(f"Topic {name} is reserved; choose another name for the subscription.")
     if mailbox.mode == "archive":
         raise InvalidRequest(
             f"Mailbox {mailbox.name} is an archive, which delivers no messages; create the subscription in a "

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,9 +42,12 @@ from postroom.domain.mailbox.commands import Ack, Extend, Nack, Purge, Receive, 
 from postroom.domain.message import Headers, Message, Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.settings import SettingsChanges
+from postroom.domain.subscription import SubscriptionFilter
 
 MAILBOX = "main@local"
 JOB_ID = "0189b2d6-7c1e-7abc-8def-0123456789ab"
+FILTER = SubscriptionFilter(("orders",), {"region": "eu"})
+BEFORE = datetime(2026, 1, 31, 12, 0, 0, 5, tzinfo=UTC)
 RECEIPT = Receipt(b"m" * 16, 1, 1)
 SEND = Send(b"m" * 16, "orders", 2, b"h" * 32, b"c" * 32, Headers(0), b"envelope")
 DEPTH = 100_000
@@ -207,6 +211,10 @@ QUERIES: dict[str, Callable[[Any, str], Any]] = {
     "change_redrive": lambda mailbox, _: mailbox.change_redrive(JOB_ID, "cancel"),
     "cancel_messages": lambda mailbox, _: mailbox.cancel_messages(["unknown"]),
     "reschedule_messages": lambda mailbox, _: mailbox.reschedule_messages(["unknown"]),
+    "set_subscription": lambda mailbox, _: mailbox.set_subscription("mail", FILTER, start=BEFORE),
+    "list_subscriptions": lambda mailbox, _: mailbox.list_subscriptions(),
+    "rewind_subscription": lambda mailbox, _: mailbox.rewind_subscription("mail", BEFORE, dry_run=True),
+    "delete_subscription": lambda mailbox, _: mailbox.delete_subscription("mail"),
     "get_settings": lambda mailbox, _: mailbox.get_settings(),
     "preview_settings": lambda mailbox, _: mailbox.preview_settings(SettingsChanges()),
     "delete_old_events": lambda mailbox, _: mailbox.delete_old_events(1),
@@ -246,6 +254,14 @@ async def test_every_query_is_answered_over_every_transport(tmp_path: Path, tran
                     assert answer.ready == 1
                 case "peek_messages" | "list_topics" | "list_redrives":
                     assert len(answer) == 1
+                case "set_subscription":
+                    assert (answer.topics, answer.headers) == (("orders",), {"region": "eu"})
+                case "list_subscriptions":
+                    assert [(each.name, each.dead) for each in answer] == [("mail", 0)]
+                case "rewind_subscription":
+                    assert (answer.name, answer.position, answer.copied) == ("mail", 0, 0)
+                case "delete_subscription":
+                    assert answer == 0
                 case "search_unsettled":
                     assert [each.message_id for each in answer.items] == [sent.message_id]
 

@@ -28,6 +28,7 @@ SCOPES = [*([each] for each in Right), [HEADERS, PAYLOADS], [HEADERS, Right.REDR
 RECEIPT = write_receipt(Receipt(message_stream("acme@one", "unknown"), 2, 1))
 ONE = {"receipts": [RECEIPT]}
 JOB = "01890a5d-ac96-774b-bcce-b302099a8057"
+FILTER = pb.SubscriptionFilter(topics=["orders"])
 
 HTTP: Mapping[str, tuple[set[Right], Any]] = {
     "POST /v1/send": ({Right.SEND}, {"topic": "orders", "payload_b64": ""}),
@@ -58,6 +59,10 @@ HTTP: Mapping[str, tuple[set[Right], Any]] = {
     "PUT /v1/topics/{topic}/resume": ({Right.ADMIN}, None),
     "POST /v1/cancel": ({Right.ADMIN}, {"ids": ["unknown"]}),
     "POST /v1/reschedule": ({Right.ADMIN}, {"ids": ["unknown"]}),
+    "GET /v1/subscriptions": ({HEADERS}, None),
+    "PUT /v1/subscriptions/{name}": ({Right.ADMIN}, {"filter": {"topics": ["orders"]}}),
+    "POST /v1/subscriptions/{name}/rewind": ({Right.ADMIN}, {"start": 0}),
+    "DELETE /v1/subscriptions/{name}": ({Right.ADMIN}, None),
     "POST /v1/topics/{topic}/purge": ({Right.ADMIN}, {}),
     "POST /v1/log/delete": ({Right.ADMIN}, {"older_than_us": 1}),
     "POST /v1/redrives/preview": ({HEADERS, Right.REDRIVE}, {}),
@@ -102,6 +107,13 @@ GRPC: Mapping[str, tuple[set[Right], Any]] = {
     "list_topics": ({HEADERS}, pb.ListTopicsRequest()),
     "pause_topic": ({Right.ADMIN}, pb.PauseTopicRequest(topic="orders")),
     "resume_topic": ({Right.ADMIN}, pb.ResumeTopicRequest(topic="orders")),
+    "set_subscription": ({Right.ADMIN}, pb.SetSubscriptionRequest(name="mail", filter=FILTER)),
+    "list_subscriptions": ({HEADERS}, pb.ListSubscriptionsRequest()),
+    "rewind_subscription": (
+        {Right.ADMIN},
+        pb.RewindSubscriptionRequest(name="mail", start=pb.Moment(position=0)),
+    ),
+    "delete_subscription": ({Right.ADMIN}, pb.DeleteSubscriptionRequest(name="mail")),
     "preview_redrive": ({HEADERS, Right.REDRIVE}, pb.PreviewRedriveRequest()),
     "start_redrive": ({Right.REDRIVE}, pb.StartRedriveRequest()),
     "list_redrives": ({Right.REDRIVE}, pb.ListRedrivesRequest()),
@@ -145,9 +157,8 @@ async def test_a_call_over_http_needs_its_right(controlled: "Controlled[MemoryMa
             headers = {"Authorization": f"Bearer {controlled.issue(operations=scope)}"}
             for call, (rights, body) in HTTP.items():
                 method, _, path = call.partition(" ")
-                target = (
-                    path.replace("{msg_id}", "unknown").replace("{topic}", "orders").replace("{job_id}", JOB)
-                )
+                target = path.replace("{msg_id}", "unknown").replace("{topic}", "orders")
+                target = target.replace("{job_id}", JOB).replace("{name}", "mail")
                 query = "?topic=orders" if path == "/v1/peek" else ""
                 async with session.request(method, target + query, json=body, headers=headers) as answer:
                     text = await answer.text()

@@ -133,6 +133,11 @@ def http_cases(known: dict[str, Known]) -> Sequence[Case]:
     add("GET /v1/settings", HEADERS, [EVERYTHING])
     add("PUT /v1/settings", ADMIN, [EVERYTHING], {"changes": {}})
     add("POST /v1/settings/preview", ADMIN, [EVERYTHING], {"changes": {}})
+    own, place = {"filter": {"topics": [OWN]}}, {"name": OWN}
+    add("PUT /v1/subscriptions/{name}", ADMIN, [EVERYTHING], own, path={"name": "copies"})
+    add("POST /v1/subscriptions/{name}/rewind", ADMIN, [EVERYTHING], {"start": 0}, path=place)
+    add("DELETE /v1/subscriptions/{name}", ADMIN, [EVERYTHING], path=place)
+    add("GET /v1/subscriptions", HEADERS, [])
     foreign_dead = {"topic": OWN, "message_ids": [known[FOREIGN].dead_id, UNKNOWN]}
     add("POST /v1/dlq/reprocess", REDRIVE, [OWN], foreign_dead)  # there is none of this topic with these ids
     for topics in ([OWN, FOREIGN], [FOREIGN, OWN]):
@@ -219,6 +224,12 @@ def grpc_cases(known: dict[str, Known]) -> Sequence[Case]:
     add("get_settings", HEADERS, [EVERYTHING], pb.GetSettingsRequest())
     add("set_settings", ADMIN, [EVERYTHING], pb.SetSettingsRequest())
     add("preview_settings", ADMIN, [EVERYTHING], pb.PreviewSettingsRequest())
+    own = pb.SubscriptionFilter(topics=[OWN])
+    start = pb.Moment(position=0)
+    add("set_subscription", ADMIN, [EVERYTHING], pb.SetSubscriptionRequest(name="copies", filter=own))
+    add("rewind_subscription", ADMIN, [EVERYTHING], pb.RewindSubscriptionRequest(name=OWN, start=start))
+    add("delete_subscription", ADMIN, [EVERYTHING], pb.DeleteSubscriptionRequest(name=OWN))
+    add("list_subscriptions", HEADERS, [], pb.ListSubscriptionsRequest())
     only = pb.MessageIds(message_ids=[known[FOREIGN].dead_id, UNKNOWN])
     add("redrive", REDRIVE, [OWN], pb.RedriveRequest(topic=OWN, only=only))
     for topics in ([OWN, FOREIGN], [FOREIGN, OWN]):

@@ -13,7 +13,16 @@ from postroom.application.cluster.namespace_members import current_generation
 from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import Unavailable
 
-FENCED = ("send_message", "send_batch", "set_topic_policy", "pause_topic", "resume_topic")
+FENCED = (
+    "send_message",
+    "send_batch",
+    "set_topic_policy",
+    "pause_topic",
+    "resume_topic",
+    "set_subscription",
+    "rewind_subscription",
+    "delete_subscription",
+)
 TIMEOUT_MS = 3_000
 
 

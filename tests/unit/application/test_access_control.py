@@ -21,6 +21,7 @@ from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.search import EventFilter
 from postroom.domain.settings import SettingsChanges
+from postroom.domain.subscription import SubscriptionFilter
 from tests.support.access import MemoryPlace, controlled_mailbox, first, mailbox_of, reason_of
 from tests.support.messages import message
 
@@ -125,6 +126,10 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "set_topic_policy": (A, TopicPolicy()),
     "pause_topic": (A,),
     "resume_topic": (A,),
+    "set_subscription": ("mail", SubscriptionFilter((A,))),
+    "list_subscriptions": (),
+    "rewind_subscription": ("mail", 0),
+    "delete_subscription": ("mail",),
     "delete_old_events": (0,),
     "get_message": ("id",),
     "wait_for_result": ("id",),

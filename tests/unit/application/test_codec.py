@@ -58,6 +58,13 @@ from postroom.domain.redrive.job import (
 from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.settings import MailboxSettings
 from postroom.domain.subject import SubjectPolicy
+from postroom.domain.subscription import (
+    SubscriptionAdvanced,
+    SubscriptionDeleted,
+    SubscriptionFilter,
+    SubscriptionRewound,
+    SubscriptionSet,
+)
 
 streams = st.binary(min_size=16, max_size=16)
 digests = st.binary(min_size=32, max_size=32)
@@ -99,6 +106,10 @@ redrive_specs = st.builds(
     delay_ms=counts,
 )
 
+filters = st.builds(
+    SubscriptionFilter, st.lists(texts, max_size=2).map(tuple), st.dictionaries(texts, texts, max_size=2)
+)
+
 EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
     MessageSent: st.builds(
         MessageSent,
@@ -114,7 +125,7 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
         headers,
         st.binary(min_size=1, max_size=200),
         st.integers(0, 10),
-        optional,
+        *[optional] * 3,
     ),
     MessageReceived: st.builds(MessageReceived, *base, counts, times, optional),
     MessageVisibilityExtended: st.builds(MessageVisibilityExtended, *base, counts, times),
@@ -133,7 +144,7 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
     MessageExpired: st.builds(
         MessageExpired,
         *base,
-        st.sampled_from(["retention", "capacity", "purged", "archived", "cancelled"]),
+        st.sampled_from(["retention", "capacity", "purged", "archived", "cancelled", "rewound"]),
         optional,
         optional,
     ),
@@ -156,6 +167,12 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
     RedriveUndoStarted: st.builds(RedriveUndoStarted, *base, optional),
     RedriveUndoAdvanced: st.builds(RedriveUndoAdvanced, *base, counts, counts, counts),
     RedriveUndone: st.builds(RedriveUndone, *base),
+    SubscriptionSet: st.builds(SubscriptionSet, *base, texts, filters, counts, optional),
+    SubscriptionRewound: st.builds(SubscriptionRewound, *base, texts, counts, optional),
+    SubscriptionAdvanced: st.builds(
+        SubscriptionAdvanced, *base, texts, st.sampled_from(["live", "clearing", "copying"]), counts, counts
+    ),
+    SubscriptionDeleted: st.builds(SubscriptionDeleted, *base, texts, optional),
 }
 
 

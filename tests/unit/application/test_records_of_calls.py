@@ -19,6 +19,7 @@ from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.search import EventFilter
 from postroom.domain.settings import SettingsChanges
+from postroom.domain.subscription import SubscriptionFilter
 from tests.support.access import MemoryPlace, controlled_mailbox, mailbox_of
 from tests.support.messages import message
 from tests.support.waiting import until_answer
@@ -87,6 +88,10 @@ CALLS: dict[str, Call] = {
     "set_topic_policy": lambda s, r: s.mailbox.set_topic_policy(A, TopicPolicy(max_attempts=9)),
     "pause_topic": lambda s, r: s.mailbox.pause_topic(A),
     "resume_topic": lambda s, r: s.mailbox.resume_topic(A),
+    "list_subscriptions": lambda s, r: s.mailbox.list_subscriptions(),
+    "set_subscription": lambda s, r: s.mailbox.set_subscription("mail", SubscriptionFilter((A,))),
+    "rewind_subscription": lambda s, r: s.mailbox.rewind_subscription("audit", 0),
+    "delete_subscription": lambda s, r: s.mailbox.delete_subscription("audit"),
     "set_settings": lambda s, r: s.mailbox.set_settings(CHANGES),
     "preview_settings": lambda s, r: s.mailbox.preview_settings(CHANGES),
     "delete_old_events": lambda s, r: s.mailbox.delete_old_events(1 << 60),
@@ -127,6 +132,8 @@ async def prepare(place: MemoryPlace, call: str, session: Session) -> ReceivedMe
     (received,) = await session.mailbox.receive_messages(A, max_messages=1)
     if call == "resume_topic":
         await owner.pause_topic(A)
+    if call in ("rewind_subscription", "delete_subscription"):
+        await owner.set_subscription("audit", SubscriptionFilter((A,)))
     return received
 
 
