@@ -284,8 +284,7 @@ async def _subscribe(worker: str, mailbox: Mailbox, filters: Mapping[str, Subscr
 
 def _describe(topics: Sequence[str], headers: Mapping[str, str]) -> str:
     """Return the filter of a subscription for a sentence."""
-    values = ", ".join(f"{name}={value}" for name, value in sorted(headers.items()))
-    return ", ".join(topics) + (f" with header {values}" if values else "")
+    return ", ".join(topics) + "".join(f" with {name}={value}" for name, value in headers.items())
 
 
 def _make_filter(topics: object, headers: dict[str, str] | None) -> SubscriptionFilter:

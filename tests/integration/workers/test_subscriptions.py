@@ -152,7 +152,7 @@ async def test_a_worker_does_not_start_with_another_filter_than_the_subscription
         await newer.worker.run(mailbox)
     assert str(error.value) == (
         f"Subscription mail of mailbox {mailbox.name} gets messages of orders.*, invoices, but worker mail "
-        "names orders.* with header country=de; correct the worker, or change the subscription with "
+        "names orders.* with country=de; correct the worker, or change the subscription with "
         "`postroom subscription set mail 'orders.*' --header country=de`."
     )
     (report,) = await mailbox.list_subscriptions()
@@ -162,7 +162,7 @@ async def test_a_worker_does_not_start_with_another_filter_than_the_subscription
 async def test_a_token_that_may_not_create_the_subscription_is_told_the_command() -> None:
     async with controlled_mailbox() as place:
         rights = (Right.RECV, Right.ACK, Right.NACK, Right.READ_HEADERS)
-        limited = await mailbox_of(place, operations=rights)
+        limited = await mailbox_of(place, topics=["mail"], operations=rights)
         mail = Recorder("mail")
         with pytest.raises(Forbidden) as error:
             await mail.worker.run(limited)
