@@ -3,6 +3,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.simulation.machine import FairKeysMachine, MailboxMachine, OrderedKeysMachine, UniqueKeysMachine
+from tests.simulation.subscriptions import SubscriptionsMachine
 
 
 @pytest.mark.timeout(3600)  # half a minute of CPU, but far longer on a machine that is shared with many
@@ -24,3 +25,8 @@ def test_whatever_happens_a_unique_key_has_one_unsettled_message() -> None:
 @pytest.mark.timeout(3600)  # as above
 def test_whatever_happens_keys_take_turns_and_no_limit_is_exceeded() -> None:
     run_state_machine_as_test(FairKeysMachine, settings=settings())
+
+
+@pytest.mark.timeout(3600)  # as above
+def test_whatever_happens_no_subscription_misses_or_doubles_a_message() -> None:
+    run_state_machine_as_test(SubscriptionsMachine, settings=settings())
