@@ -18,6 +18,7 @@ from postroom.domain.message import (
     MessageRedriven,
     MessageRequeued,
     MessageRescheduled,
+    MessageSent,
     MessageVisibilityExtended,
     NackAction,
     Receipt,
@@ -189,14 +190,14 @@ def reschedule(
 
 
 def expire(
-    message: Message,
+    message: Message | MessageSent,
     reason: ExpiryReason,
     now: int,
     *,
     note: str | None = None,
     principal: str | None = None,
 ) -> MessageExpired:
-    """Remove a message, leaving an event in the log (svc-mailbox I-14)."""
+    """Remove a message, or one that is sent with it, leaving an event in the log (svc-mailbox I-14)."""
     return MessageExpired(message.stream, message.version + 1, now, reason, note, principal)
 
 

@@ -94,25 +94,25 @@ class _Queue:
         capacity = self._policy.shard_capacity
         self._capacity = capacity - capacity // share if share else capacity
         self._added: dict[int, int] = {}
-        self._keys: set[str] = set()
+        self._keys: dict[str, MessageSent] = {}
         self.events: list[Event] = []
 
     def add(self, sent: MessageSent, opened: dict[bytes, OpenedEnvelope]) -> bool:
         """Add the copy of a message; return whether there was room for it.
 
-        The copy replaces an earlier one with its unique key, which must not be among those that were added.
+        The copy replaces an earlier one with its unique key.
 
         Arguments:
             opened: envelopes by stream; this one is added to them.
         """
         name, topic, now = self._subscription.name, self._topic, self._now
         key = sent.unique_key
-        if key is not None and key in self._keys:
-            return False
         shard = shard_of(sent.sticky_key or name, self._shards)
         queue = None if topic is None else topic.shards.get(shard)
         size = self._added.get(shard, 0) + (0 if queue is None else queue.size)
-        holder = None if topic is None or key is None else topic.unique.get(key)
+        holder: Message | MessageSent | None = None
+        if key is not None:
+            holder = self._keys.get(key) or (None if topic is None else topic.unique.get(key))
         if size - (holder is not None and holder.shard == shard) >= self._capacity:
             return False
         envelope = opened.get(sent.stream)
@@ -128,8 +128,9 @@ class _Queue:
         self.events.append(copy)
         self._added[shard] = self._added.get(shard, 0) + 1
         if key is not None:
-            self._keys.add(key)
+            self._keys[key] = copy
         if holder is not None:
+            self._added[holder.shard] = self._added.get(holder.shard, 0) - 1
             self.events.append(expire(holder, "superseded", now, note=message_id(copy.stream)))
         return True
 
@@ -223,7 +224,7 @@ def _advance_subscription(command: AdvanceSubscription, mailbox: Mailbox, now: i
         return []
     if subscription.status == "clearing":
         events: list[Event] = [expire(each, "rewound", now) for each in _cleared(command, mailbox)]
-        if events and not command.is_cleared:
+        if not command.is_cleared:
             return events
         return [*events, _advance(subscription, "copying", subscription.position, now)]
     queue, position = _Queue(subscription, mailbox, now, SENDS_SHARE), subscription.position

@@ -18,7 +18,7 @@ from postroom.domain.errors import NotFound, PostroomError, Rejected, Unavailabl
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Record
 from postroom.domain.settings import SettingsChanges
-from postroom.domain.subscription import SubscriptionFilter
+from postroom.domain.subscription import AdvanceSubscription, SubscriptionFilter
 from tests.simulation.world import MS, Disk, LogHandle, SimulatedLoop, WithoutSnapshots
 from tests.support.clocks import SimulatedClock
 
@@ -35,7 +35,7 @@ POLICIES: tuple[dict[str, Any], ...] = (
     {"shards": 2, "shard_capacity": 10, "ordered_keys": True},
     {"shards": 1, "shard_capacity": 20, "fair_keys": True},
 )
-ROUNDS = 200
+ROUNDS = 60
 """Rounds in which consumers that take all must have every subscription live."""
 
 
@@ -178,6 +178,8 @@ class SubscriptionsMachine(RuleBasedStateMachine):
         self._open()
         for name, policy in zip(NAMES, policies, strict=True):
             self._play(self.mailbox.set_topic_policy(name, policy))
+        for name in ("orders.us", "news"):
+            self._play(self.mailbox.set_topic_policy(name, {"subscriptions_only": True}))
 
     # -- rules ---
 
@@ -256,6 +258,44 @@ class SubscriptionsMachine(RuleBasedStateMachine):
 
         self._play(work())
 
+    @rule(
+        name=st.sampled_from(NAMES),
+        is_rewound=st.booleans(),
+        is_asked=st.booleans(),
+        topic=st.sampled_from(TOPICS),
+        gaps=st.lists(st.integers(0, 12), min_size=1, max_size=12),
+    )
+    def copy_beside_sends(
+        self, name: str, is_rewound: bool, is_asked: bool, topic: str, gaps: list[int]
+    ) -> None:
+        """Send messages, each some turns after the one before, while a subscription copies from the log.
+
+        Arguments:
+            is_asked: ask for the copies in one group with sends, too.
+        """
+        self.consume(name, 10, "ack")
+
+        async def work() -> None:
+            self.clock.true += 1_000 * MS
+            sending = []
+            if is_rewound:
+                sending.append(asyncio.ensure_future(self.mailbox.rewind_subscription(name, 0)))
+            for gap in gaps:
+                for _ in range(gap):
+                    await asyncio.sleep(0)
+                new = NewMessage(topic=topic, payload=b"x", attrs={"kind": "a"})
+                sending.append(asyncio.ensure_future(self.mailbox.send_message(new)))
+            subscription = self.engine.mailbox.subscriptions.get(name)
+            if is_asked and subscription is not None:
+                through = subscription.position
+                ask = AdvanceSubscription(name, subscription.version, through=through, is_last=True)
+                sending.append(asyncio.ensure_future(self.engine.submit([ask])))
+                sending.append(asyncio.ensure_future(self.mailbox.send_message(new)))
+            for answer in await asyncio.gather(*sending, return_exceptions=True):
+                assert not isinstance(answer, Exception) or isinstance(answer, NotFound), answer
+
+        self._play(work())
+
     @rule(name=st.sampled_from(NAMES), ready=st.booleans())
     def purge(self, name: str, ready: bool) -> None:
         self._play(self.mailbox.purge_topic(name, dead=True, ready=ready))
@@ -292,6 +332,8 @@ class SubscriptionsMachine(RuleBasedStateMachine):
 
     @rule()
     def retention_removes_what_is_settled(self) -> None:
+        for name in ("orders.eu", *NAMES[:1]):
+            self.consume(name, 200, "ack")
         self._follow()
         self._play(self.mailbox.retention.remove_before(self.engine.now() + 1))
 

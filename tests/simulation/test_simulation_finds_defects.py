@@ -27,11 +27,13 @@ from postroom.domain.message import (
 )
 from tests.simulation import world
 from tests.simulation.defects_of_keys import DEFECTS_OF_KEYS
+from tests.simulation.defects_of_subscriptions import DEFECTS_OF_SUBSCRIPTIONS
 from tests.simulation.machine import MailboxMachine
+from tests.simulation.subscriptions import SubscriptionsMachine
 
 Patch = pytest.MonkeyPatch
 Defect = Callable[[Patch], None]
-DEFECTS: list[Defect] = list(DEFECTS_OF_KEYS)
+DEFECTS: list[Defect] = [*DEFECTS_OF_KEYS, *DEFECTS_OF_SUBSCRIPTIONS]
 # What a defect puts in need not take every kind of event or command.
 MAILBOX_FOLD: dict[Any, Any] = evolve._EVOLVE
 MESSAGE_FOLD: dict[Any, Any] = message._EVOLVE
@@ -71,7 +73,9 @@ def defect(put_in: Defect) -> Defect:
 @pytest.mark.parametrize("put_in", DEFECTS, ids=lambda put_in: put_in.__name__)
 def test_the_simulation_finds(put_in: Defect, monkeypatch: Patch) -> None:
     put_in(monkeypatch)
-    machine = DEFECTS_OF_KEYS.get(put_in, MailboxMachine)
+    machine: Any = DEFECTS_OF_KEYS.get(put_in, MailboxMachine)
+    if put_in in DEFECTS_OF_SUBSCRIPTIONS:
+        machine = SubscriptionsMachine
     if put_in.__name__ in SEEDS:
 
         class SeededMachine(machine): ...  # type: ignore[misc, valid-type] # it is one of a few classes
