@@ -38,6 +38,7 @@ from postroom.application.ports.control_plane import NamespaceDirectory
 from postroom.application.query_results import MessageChange
 from postroom.domain.arguments import check_items
 from postroom.domain.errors import InvalidRequest, NotFound, Rejected, StaleMembers, Unavailable
+from postroom.domain.mailbox.subscription_decisions import queue_taken
 from postroom.domain.message import NackAction, Receipt, check_receipt
 from postroom.domain.namespace.members import RESERVED_TOPIC, home_of
 from postroom.domain.policy import check_visibility
@@ -313,12 +314,16 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
         """Set or rewind a subscription in all mailboxes, since a moment that they have in common."""
         if arguments["start"]:  # 0 is the beginning of each
             await self._check_moment("start", arguments["start"])
+        is_set, name = operation.name == "set_subscription", arguments["name"]
+        if is_set and name not in {each.name for each in await self.list_subscriptions()}:
+            for topic in await self.list_topics():  # so that none has it if one refuses it
+                if topic.topic == name and (topic.ready or topic.delayed or topic.in_flight or topic.dead):
+                    raise queue_taken(name)
         reports: dict[str, Any] = {}
 
         async def change(mailbox: Mailbox) -> None:
             reports[mailbox.name] = await operation.ask(mailbox, arguments)
 
-        is_set = operation.name == "set_subscription"
         await (self._at_all if is_set else self._at_each_that_has_it)(change)
         return merge_subscription([*reports.values()])
 

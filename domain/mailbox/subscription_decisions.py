@@ -49,6 +49,14 @@ def find_subscription(name: str, mailbox: Mailbox) -> Subscription:
     return subscription
 
 
+def queue_taken(topic: str) -> InvalidRequest:
+    """Return the refusal of a subscription whose topic holds messages."""
+    return InvalidRequest(
+        f"Topic {topic} holds messages, so it can't be the queue of a subscription; receive or purge them "
+        "first, or choose another name."
+    )
+
+
 def refuse_send(topic: str, mailbox: Mailbox) -> None:
     """Raise InvalidRequest for a send to the topic of a subscription, whose messages are copies."""
     if topic in mailbox.subscriptions:
@@ -186,10 +194,7 @@ def _set(command: SetSubscription, mailbox: Mailbox, now: int) -> list[Event]:
         )
     topic = mailbox.topics.get(name)
     if topic is not None and not topic.is_empty:
-        raise InvalidRequest(
-            f"Topic {name} holds messages, so it can't be the queue of a subscription; receive or purge them "
-            "first, or choose another name."
-        )
+        raise queue_taken(name)
     start = position if command.start is None else _check_start(command.start, mailbox)
     return [SubscriptionSet(command.stream, 1, now, name, command.filter, start, command.principal)]
 

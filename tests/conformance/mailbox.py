@@ -25,6 +25,7 @@ from tests.conformance.mailbox_changes import MailboxChangeConformance
 from tests.conformance.mailbox_refusals import MailboxRefusalConformance
 from tests.conformance.mailbox_results import MailboxResultConformance
 from tests.conformance.mailbox_streams import MailboxStreamConformance
+from tests.conformance.mailbox_subscriptions import MailboxSubscriptionConformance
 from tests.conformance.redrives import check_redrive_jobs
 from tests.support.stores import MAILBOX, message, receive_one
 
@@ -32,7 +33,11 @@ LONG_MS = 60_000
 
 
 class MailboxConformance(
-    MailboxStreamConformance, MailboxRefusalConformance, MailboxChangeConformance, MailboxResultConformance
+    MailboxStreamConformance,
+    MailboxRefusalConformance,
+    MailboxChangeConformance,
+    MailboxResultConformance,
+    MailboxSubscriptionConformance,
 ):
     def test_a_mailbox_has_its_name(self, mailbox: Mailbox) -> None:
         assert mailbox.name == MAILBOX

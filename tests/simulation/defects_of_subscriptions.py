@@ -9,6 +9,7 @@ import pytest
 from postroom.application import subscriptions
 from postroom.application.mailbox.command_enricher import CommandEnricher
 from postroom.domain.mailbox import batch, decide, snapshot, state, subscription_decisions
+from postroom.domain.names import copy_stream
 from postroom.domain.subscription import AdvanceSubscription, SubscriptionFilter
 
 Patch = pytest.MonkeyPatch
@@ -93,11 +94,10 @@ def a_rewind_that_leaves_the_queue_as_it_is(patch: Patch) -> None:
 
 @defect
 def a_rewind_that_gives_copies_their_former_ids(patch: Patch) -> None:
-    named = subscription_decisions.copy_stream
     patch.setattr(
         subscription_decisions,
         "copy_stream",
-        lambda subscription, rewinds, stream: named(subscription, 0, stream),
+        lambda subscription, rewinds, stream: copy_stream(subscription, 0, stream),
     )
 
 

@@ -277,7 +277,7 @@ class SubscriptionsMachine(RuleBasedStateMachine):
 
         async def work() -> None:
             self.clock.true += 1_000 * MS
-            sending = []
+            sending: list[asyncio.Future[Any]] = []
             if is_rewound:
                 sending.append(asyncio.ensure_future(self.mailbox.rewind_subscription(name, 0)))
             for gap in gaps:
