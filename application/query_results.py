@@ -73,6 +73,7 @@ class MessageDetail(msgspec.Struct, frozen=True):
         erased: whether the key of its subject was destroyed; the payload in `item` is ciphertext then.
         stream_id: UUID of its events in the log; it finds the message even if other topics have its id.
         result: of the ack of its consumer; None without one, or if it can't be decrypted.
+        copy_of: id of the message of which a subscription got this copy; None for any other message.
     """
 
     mailbox: str
@@ -90,6 +91,7 @@ class MessageDetail(msgspec.Struct, frozen=True):
     erased: bool = False
     stream_id: str = ""
     result: MessageResult | None = None
+    copy_of: str | None = None
 
 
 ENDED = ("acked", "dead", "expired", "archived")
@@ -101,7 +103,7 @@ class MessageOutcome(msgspec.Struct, frozen=True):
 
     Arguments:
         status: `acked`; `dead`; `expired`, if it was removed or cancelled, as `reason` says; `ready`,
-            `delayed` or `in_flight` if none of these happened yet; `archived` in an archive.
+            `delayed` or `in_flight` if none of these happened yet; `archived` if it is never delivered.
         result: of the ack of its consumer; None without one, or if it can't be decrypted.
         erased: whether the key of its subject was destroyed, and the result with it.
     """
@@ -132,7 +134,7 @@ class MessageOutcome(msgspec.Struct, frozen=True):
             "acked": "its consumer returned none",
             "dead": f"it is a dead letter ({reason})",
             "expired": f"it was removed ({self.reason})",
-            "archived": "its mailbox is an archive, which delivers nothing",
+            "archived": "it is archived, not delivered (an archive, or subscriptions_only of its topic)",
         }.get(self.status, f"it is {self.status.replace('_', ' ')}; wait again")
         if self.erased:
             why = "the key of its subject was destroyed"

@@ -11,6 +11,7 @@ from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import VolatileLog
 from postroom.application.queries.mailbox_past import to_us
+from postroom.application.queries.measure_mailbox import report_subscription
 from postroom.application.query_results import Moment, RewindReport, SubscriptionReport, check_moment
 from postroom.application.telemetry import logger, summarize
 from postroom.application.threads import wait_at_most
@@ -170,13 +171,13 @@ class Subscriptions:
         stream = uuid_utils.uuid7().bytes
         await self._submit(SetSubscription(name, filter_, stream, position, principal))
         mailbox = self._engine.mailbox
-        return report_of(find_subscription(name, mailbox), mailbox)
+        return report_subscription(find_subscription(name, mailbox), mailbox)
 
     async def list_subscriptions(self) -> list[SubscriptionReport]:
         """Return the subscriptions; see `Mailbox.list_subscriptions`."""
         await self._engine.check_ownership()
         mailbox = self._engine.mailbox
-        return [report_of(each, mailbox) for _, each in sorted(mailbox.subscriptions.items())]
+        return [report_subscription(each, mailbox) for _, each in sorted(mailbox.subscriptions.items())]
 
     async def rewind_subscription(
         self, name: str, start: Moment, /, *, dry_run: bool = False, principal: str | None = None
@@ -235,25 +236,3 @@ async def submit(engine: MailboxEngine, command: SubscriptionCommand) -> None:
 def streams_of(mailbox: Mailbox, topic: str) -> Sequence[bytes]:
     """Return the streams of the messages in a topic, in the order of their positions."""
     return [each.stream for each in mailbox.messages.values() if each.topic == topic]
-
-
-def report_of(subscription: Subscription, mailbox: Mailbox) -> SubscriptionReport:
-    """Return the report of a subscription."""
-    topic = mailbox.topics.get(subscription.name)
-    shards = [] if topic is None else topic.shards.values()
-    in_flight = sum(each.in_flight for each in shards)
-    behind = subscription.behind(mailbox.position)
-    return SubscriptionReport(
-        subscription.name,
-        subscription.filter.topics,
-        subscription.filter.headers,
-        subscription.status,
-        mailbox.position - behind,
-        behind,
-        subscription.skipped,
-        sum(each.size for each in shards) - in_flight,
-        in_flight,
-        0 if topic is None else len(topic.dead),
-        subscription.name in mailbox.paused_topics,
-        rfc3339(subscription.created_at) or "",
-    )

@@ -293,6 +293,7 @@ def show_detail(
             ("message", Id(detail.message_id)),
             ("mailbox", detail.mailbox),
             ("topic", f"{detail.topic} (shard {detail.shard})"),
+            ("copy of", detail.copy_of and Id(detail.copy_of)),
             ("status", f"{detail.status}, attempt {detail.attempt}"),
             ("reason", detail.reason),
             ("last error", detail.last_error),

@@ -121,12 +121,24 @@ COMMANDS: Entries = {
         OPERATIONS,
     ),
     "topic": Group(
-        "Topics: list them, pause and resume them, show and change their policies.",
+        "Topics: list, pause, resume and purge them, show and change their policies.",
         {
             "list": Command("topic:list_topics"),
             "pause": Command("topic:pause"),
             "resume": Command("topic:resume"),
             "policy": Command("topic:policy"),
+            "purge": Command("topic:purge"),
+        },
+        OPERATIONS,
+    ),
+    "subscription": Group(
+        "Topics that get a copy of each message of others: list, create, rewind and delete them.",
+        {
+            "list": Command("subscriptions:list_subscriptions"),
+            "show": Command("subscriptions:show"),
+            "set": Command("subscriptions:set_subscription"),
+            "rewind": Command("subscriptions:rewind"),
+            "delete": Command("subscriptions:delete"),
         },
         OPERATIONS,
     ),

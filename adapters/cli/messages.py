@@ -199,9 +199,10 @@ async def _describe_receive(
     from postroom.application.queries.message_lists import explain_empty
 
     try:
-        if not has_messages:
-            return explain_empty(topic, await postroom.list_topics(), postroom.name)
         policy = await postroom.get_topic_policy(topic)
+        if not has_messages:
+            subscriptions = await postroom.list_subscriptions()
+            return explain_empty(topic, await postroom.list_topics(), postroom.name, policy, subscriptions)
         hidden_for = visibility or format_duration(policy.visibility_ms)
     except Forbidden:  # a token may allow receiving only
         return "Acknowledge with: postroom ack RECEIPT" if has_messages else f"{topic} has no ready messages."

@@ -77,6 +77,20 @@ async def resume(session: Session, topic: Topic) -> None:
     session.out.result({"topic": topic, "paused": False}, f"{topic} is resumed")
 
 
+async def purge(session: Session, topic: Topic, yes: Yes = False) -> int | None:
+    """Remove the waiting messages and the dead letters of a topic; those in flight stay.
+
+    Their history stays in the log. postroom dlq purge removes only the dead letters.
+    """
+    refusal = WrongUsage(f"Purging {topic} can't be undone; add --yes to confirm.")
+    if not yes and not session.out.confirm(f"Remove all messages of {topic} but those in flight?", refusal):
+        return REFUSED
+    async with use_mailbox(session) as postroom:
+        count = await postroom.purge_topic(topic, ready=True)
+    session.out.result({"purged": count}, f"{pluralize(count, 'message')} purged from {topic}")
+    return None
+
+
 async def policy(
     session: Session,
     topic: Topic,

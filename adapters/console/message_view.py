@@ -67,6 +67,7 @@ class MessageView(NamedTuple):
         omitted: number of events that are not in the timeline.
         dead_letterings: the latest ones.
         original_subject: the subject that it was ingested from; empty if it was sent directly.
+        copy_of: id of the message of which a subscription got this copy; empty for any other message.
     """
 
     id: str
@@ -87,6 +88,7 @@ class MessageView(NamedTuple):
     omitted: int
     dead_letterings: tuple[DeadLettering, ...]
     original_subject: str
+    copy_of: str
     is_masked: bool
     envelope: PrismEnvelope | None
 
@@ -122,6 +124,7 @@ def make_view(detail: MessageDetail, explanation: Explanation, mask: Mask) -> Me
         omitted,
         tuple(lineage.dead_letterings[-MAX_DEAD_LETTERINGS:]),
         subject if subject in item.custom_headers.values() else "",
+        detail.copy_of or "",
         hides_headers(detail, envelope, mask),
         envelope,
     )

@@ -503,7 +503,10 @@ class Mailbox:
 
     @operation(Right.READ_HEADERS, "GET /v1/topics", answer="topics")
     async def list_topics(self) -> list[TopicSummary]:
-        """Return the topics that hold messages or idempotency keys, have a section, or are paused."""
+        """Return the topics that hold messages or idempotency keys, have a section, or are paused.
+
+        Subscriptions are among them, also while they hold nothing.
+        """
 
     @operation(Right.READ_PAYLOAD, "GET /v1/peek", answer="messages")
     async def peek_messages(self, topic: Topic, /, *, limit: Limit = 10) -> list[PeekedMessage]:

@@ -108,6 +108,7 @@ class ReadDetail(msgspec.Struct, frozen=True, kw_only=True):
     erased: bool = False
     stream_id: str = ""
     result: MessageResult | None = None
+    copy_of: str | None = None
 
     def to_detail(self) -> MessageDetail:
         """Return it as `Mailbox.get_message` does; raises ValidationError for an invalid item."""

@@ -421,7 +421,10 @@ class SyncOperations(ABC):
         return self._run(self._open.get_topic_policy(topic))
 
     def list_topics(self) -> list[TopicSummary]:
-        """Return the topics that hold messages or idempotency keys, have a section, or are paused."""
+        """Return the topics that hold messages or idempotency keys, have a section, or are paused.
+
+        Subscriptions are among them, also while they hold nothing.
+        """
         return self._run(self._open.list_topics())
 
     def peek_messages(self, topic: Topic, /, *, limit: Limit = 10) -> list[PeekedMessage]:

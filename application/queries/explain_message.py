@@ -11,6 +11,8 @@ from postroom.application.ports.facets import Basis, Timeline
 from postroom.application.queries.get_message import read_message
 from postroom.application.queries.mailbox_past import first_settings
 from postroom.application.query_results import DeliveryExplanation, Explanation, HistoryStep
+from postroom.domain.envelope.build import open_envelope
+from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.commands import MailboxEvent, OwnershipTaken, StoredSettings
 from postroom.domain.mailbox.topic import WaitReason
 from postroom.domain.message import (
@@ -119,7 +121,7 @@ def explain(
 
 
 def _steps(sent: MessageSent, history: MessageHistory) -> Iterator[HistoryStep]:
-    yield _step(history.sent, _sent(sent))
+    yield _step(history.sent, _sent(sent, history.policy))
     for number, each in enumerate(history.rounds):
         if number:
             yield _step(
@@ -139,17 +141,30 @@ def _steps(sent: MessageSent, history: MessageHistory) -> Iterator[HistoryStep]:
         yield _step(history.removal.entry, _removed(history.removal))
 
 
-def _sent(sent: MessageSent) -> str:
+def _sent(sent: MessageSent, policy: TopicPolicy | None) -> str:
     by = f" by {sent.headers.principal}" if sent.headers.principal else ""
     key = "without an idempotency key" if sent.idem_key is None else f"with idempotency key {sent.idem_key!r}"
     if sent.due is None:
-        return f"Sent{by} to {sent.topic}, {key}; the mailbox is an archive, so it is never delivered."
+        is_archive = policy is None or not policy.subscriptions_only
+        why = "the mailbox is an archive" if is_archive else "its topic has subscriptions_only"
+        return f"Sent{by} to {sent.topic}, {key}; {why}, so it is never delivered."
     when = f"to be delivered from {rfc3339(sent.due)} on" if sent.due > sent.at else "to be delivered at once"
     priority = "" if sent.priority == DEFAULT_PRIORITY else f", with priority {sent.priority}"
-    return (
-        f"Sent{by} to {sent.topic}, shard {sent.shard}{priority}, {key}, {when}; it becomes a dead letter "
-        f"if it is not delivered by {rfc3339(sent.expires_at)}."
-    )
+    ends = f"{when}; it becomes a dead letter if it is not delivered by {rfc3339(sent.expires_at)}."
+    if sent.copy_of is not None:
+        return (
+            f"Copied to subscription {sent.topic}, shard {sent.shard}{priority}, from message {sent.copy_of}"
+            f"{_original_topic(sent)}, {ends}"
+        )
+    return f"Sent{by} to {sent.topic}, shard {sent.shard}{priority}, {key}, {ends}"
+
+
+def _original_topic(sent: MessageSent) -> str:
+    """Return to which topic the original of a copy was sent, to continue a sentence."""
+    try:
+        return f", which was sent to {open_envelope(sent.envelope).topic}"
+    except InvalidRequest:  # altered on disk
+        return ""
 
 
 def _delivery(delivery: PastDelivery) -> Iterator[HistoryStep]:
@@ -190,7 +205,7 @@ def _rescheduled(change: Rescheduling) -> str:
 
 def _removed(removal: Removal) -> str:
     if removal.reason == "superseded":
-        return f"Removed: message {removal.note}, which was sent with its unique key, replaced it."
+        return f"Removed: message {removal.note}, which has its unique key and is newer, replaced it."
     if removal.reason != "cancelled":
         return _REMOVED[removal.reason]
     note = f": {removal.note}" if removal.note else ""
@@ -275,6 +290,7 @@ _REMOVED: Mapping[ExpiryReason, str] = {
     "purged": "Removed by an operator, who purged the topic.",
     "archived": "Removed from the dead letters by an operator, who archived it.",
     "erased": "Removed: the key of its subject was destroyed, so its content can't be read any more.",
+    "rewound": "Removed by an operator, who rewound the subscription; what it copies again has other ids.",
     "undone": "Removed: it was the copy of a redrive job that an operator undid.",
 }
 

@@ -113,6 +113,7 @@ class GetMessage:
             content == "erased",
             message_id(sent.stream),
             result if isinstance(result, MessageResult) else None,
+            sent.copy_of,
         )
 
     @refuse_altered_records

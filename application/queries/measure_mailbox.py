@@ -13,7 +13,7 @@ from postroom.application.metrics import OTHERS, Metric, counter, gauge
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.lease_store import Ownership
 from postroom.application.queries.mailbox_past import StateAt
-from postroom.application.query_results import Backlog, DlqProfile, Moment
+from postroom.application.query_results import Backlog, DlqProfile, Moment, SubscriptionReport
 from postroom.domain.arguments import check_optional_text
 from postroom.domain.mailbox.commands import MailboxCreated, MailboxMode
 from postroom.domain.mailbox.counts import TopicSummary, count, summarize_topics
@@ -22,6 +22,7 @@ from postroom.domain.mailbox.topic import Topic
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import MIN_VISIBILITY_MS, SECOND_MS, TopicPolicy
 from postroom.domain.redrive.job import ENDED, JobStatus
+from postroom.domain.subscription import Subscription
 
 MAX_TOPICS = 100
 """Topics that have their own labels; the others are added up."""
@@ -292,8 +293,30 @@ class GetBacklog:
         )
 
 
+def report_subscription(subscription: Subscription, mailbox: Mailbox) -> SubscriptionReport:
+    """Return the report of a subscription."""
+    topic = mailbox.topics.get(subscription.name)
+    shards = [] if topic is None else topic.shards.values()
+    in_flight = sum(each.in_flight for each in shards)
+    behind = subscription.behind(mailbox.position)
+    return SubscriptionReport(
+        subscription.name,
+        subscription.filter.topics,
+        subscription.filter.headers,
+        subscription.status,
+        mailbox.position - behind,
+        behind,
+        subscription.skipped,
+        sum(each.size for each in shards) - in_flight,
+        in_flight,
+        0 if topic is None else len(topic.dead),
+        subscription.name in mailbox.paused_topics,
+        rfc3339(subscription.created_at) or "",
+    )
+
+
 class ListTopics:
-    """A query for the topics that hold messages or idempotency keys, have a policy, or are paused."""
+    """A query for the topics of a mailbox; see `Mailbox.list_topics`."""
 
     def __init__(self, state_at: StateAt) -> None:
         self._state_at = state_at

@@ -16,7 +16,8 @@ from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.read_models import SHOWN_PARKED, ProjectionStatus, ReadModels
 from postroom.application.queries.get_message import message_item
 from postroom.application.queries.mailbox_past import StateAt
-from postroom.application.query_results import DeadLetter, Moment, PeekedMessage
+from postroom.application.queries.measure_mailbox import report_subscription
+from postroom.application.query_results import DeadLetter, Moment, PeekedMessage, SubscriptionReport
 from postroom.domain.arguments import MAX_PAGE, check_int, check_optional_text
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.errors import InvalidRequest, NotFound
@@ -27,8 +28,10 @@ from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import READY, Message, MessageSent, Status
 from postroom.domain.names import check_topic, describe_choices, mailbox_stream, message_id
+from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Record
 from postroom.domain.search import Cursor, EventFilter, FoundMessage, Order, TableStats
+from postroom.domain.subscription import SubscriptionFilter
 
 
 class ListDeadLetters:
@@ -262,20 +265,42 @@ class WhyEmpty:
                 f"Topic {topic} is at a limit of its policy (max_in_flight, rate); its messages wait until "
                 "others are settled, or until the rate allows the next one."
             )
-        return explain_empty(topic, summarize_topics(mailbox, now), mailbox.name)
+        topics, policy = summarize_topics(mailbox, now), mailbox.policy(topic)
+        subscriptions = [report_subscription(each, mailbox) for each in mailbox.subscriptions.values()]
+        return explain_empty(topic, topics, mailbox.name, policy, subscriptions)
 
 
-def explain_empty(topic: str, topics: Iterable[TopicSummary], mailbox: str) -> str:
+def explain_empty(
+    topic: str,
+    topics: Iterable[TopicSummary],
+    mailbox: str,
+    policy: TopicPolicy,
+    subscriptions: Iterable[SubscriptionReport],
+) -> str:
     """Return the reason why a topic has no messages to deliver.
 
     Arguments:
-        topics: of the mailbox.
+        topics, subscriptions: of the mailbox.
+        policy: of the topic.
     """
     by_name = {each.topic: each for each in topics}
+    queues = {each.name: each for each in subscriptions}
+    if policy.subscriptions_only and topic not in queues:
+        filters = {each.name: SubscriptionFilter(each.topics) for each in queues.values()}
+        names = ", ".join(name for name, each in sorted(filters.items()) if each.covers_topic(topic))
+        advice = f"receive from {names}." if names else f"postroom subscription set NAME {topic} creates one."
+        return (
+            f"Messages of topic {topic} go to subscriptions only (subscriptions_only of its policy); {advice}"
+        )
     if topic not in by_name:
         return f"Mailbox {mailbox} has no topic {topic}; {describe_choices(topic, by_name)}"
     if by_name[topic].paused:
         return f"Topic {topic} is paused; postroom topic resume {topic} delivers its messages again."
+    if topic in queues and queues[topic].status != "live":
+        doing = f"has yet to read {queues[topic].behind:,} positions of the log"
+        if queues[topic].status == "clearing":
+            doing = "was rewound and is being emptied"
+        return f"Subscription {topic} {doing}; its owner goes on copying. Receive with --wait."
     return f"Topic {topic} has no ready messages."
 
 

@@ -68,7 +68,7 @@ class TopicSummary(msgspec.Struct, frozen=True):
 
 
 def summarize_topics(mailbox: Mailbox, now: int) -> list[TopicSummary]:
-    """Return the topics that hold anything, have a policy or are paused at `now` (µs), sorted by name."""
+    """Return the topics of a mailbox (see `Mailbox.topic_names`) at `now` (µs), sorted by name."""
     shards: dict[str, list[TopicCount]] = {name: [] for name in sorted(mailbox.topic_names())}
     for row in count(mailbox, now):
         shards[row.topic].append(row)

@@ -244,9 +244,9 @@ class Mailbox:
         return topic
 
     def topic_names(self) -> set[str]:
-        """Return the names of the topics that it holds, that have a section, or that are paused."""
+        """Return the names of the topics that it holds, that have a section, are paused, or subscriptions."""
         sections = (name for name in self.settings.topics if not is_glob(name))
-        return {*self.topics, *sections, *self.paused_topics}
+        return {*self.topics, *sections, *self.paused_topics, *self.subscriptions}
 
     def configure(self, stored: StoredSettings, at: int) -> None:
         """Apply settings from log time `at` (µs) on."""

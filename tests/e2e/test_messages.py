@@ -101,6 +101,17 @@ def test_dead_letters_are_purged_only_when_that_is_meant(postroom):
     assert postroom.ok("dlq", "list", "--json").json["dead_letters"] == []
 
 
+def test_a_topic_is_purged_of_ready_messages_and_dead_letters_only_when_that_is_meant(postroom):
+    for payload in "abc":
+        postroom.ok("send", "mail", payload)
+    (received,) = postroom.ok("recv", "mail", "--max", "1", "--json").lines
+
+    unsure = postroom("topic", "purge", "mail")
+    assert (unsure.code, "--yes" in unsure.err) == (2, True)
+    assert postroom.ok("topic", "purge", "mail", "--yes").out == "2 messages purged from mail\n"
+    assert postroom.ok("ack", received["receipt"], "--json").json[0]["ok"]
+
+
 def test_a_job_redrives_the_dead_letters_of_a_query_and_is_undone(postroom):
     postroom.ok("topic", "policy", "mail", "max_attempts=1")
     postroom.ok("send", "mail", "x", "--attr", "n=1")

@@ -14,6 +14,7 @@ from postroom.application.access.audit import ALLOWED, AuditEntry
 from postroom.application.messages import NewMessage
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.settings import SettingsChanges
+from postroom.domain.subscription import SubscriptionFilter
 from tests.e2e.conftest import Postroom
 from tests.projections.histories import build_without_spark
 
@@ -23,6 +24,7 @@ SECONDS = 60
 ARCHIVE = "a" * 100 + "/" + "b" * 100
 MAILBOX = f"{'m' * 60}@{'p' * 60}"
 TOPIC = "orders." + "t" * (LONG - 7)
+SUBSCRIPTION = "subscription." + "s" * 200
 PAUSED = TOPIC[:-1] + "u"
 READY, DEAD, WIDE = "order-" + "7" * (LONG - 6), "order-" + "8" * (LONG - 6), "日" * LONG
 IDS = {READY, DEAD, WIDE, "c" * LONG}
@@ -49,6 +51,8 @@ subjects = ["{"s" * 200}"]
 COMMANDS = [
     "topic list",
     "topic policy {topic}",
+    "subscription list",
+    "subscription show {subscription}",
     "mailbox list",
     "mailbox show",
     "backlog",
@@ -104,6 +108,10 @@ async def _fill(store: str, archive: str) -> None:
         await mailbox.ack_messages([received.receipt])
         await mailbox.send_message(NewMessage(topic=PAUSED, payload=b"{}"))
         await mailbox.pause_topic(PAUSED)
+        for headers in ({}, {"h" * LONG: "v" * LONG}):
+            await mailbox.set_subscription(
+                SUBSCRIPTION + "x" * len(headers), SubscriptionFilter((TOPIC, "*"), headers)
+            )
         changes = SettingsChanges({"history_retention_ms": 1}, {}, {TOPIC[:-2] + "*": {"max_attempts": 3}})
         await mailbox.set_settings(changes)
         async with asyncio.timeout(SECONDS):
@@ -127,6 +135,7 @@ def test_output_fits_the_terminal_but_for_longer_ids(postroom: Postroom) -> None
     postroom.ok("token", "mint", "p" * LONG, "--operation", "send,recv", "--topic", TOPIC, "--out", "token")
     started = postroom.ok("redrive", "start", "--topic", TOPIC, "--id", WIDE, "--yes", "--json")
     values = {"topic": TOPIC, "ready": READY, "dead": DEAD, "job": started.json["job_id"]}
+    values["subscription"] = SUBSCRIPTION + "x"
 
     for command in COMMANDS:
         if command in {"config show", "apply --dry-run"}:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from trustme import CA
 
-from postroom.adapters.cli import dlq, inspect, messages, search, settlements, topic
+from postroom.adapters.cli import dlq, inspect, messages, search, settlements, subscriptions, topic
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.remote import VARIABLE
 from postroom.adapters.cli.session import Session
@@ -79,6 +79,27 @@ async def test_messages_are_sent_received_and_settled(
     capsys.readouterr()
     assert await messages.recv(session(), "orders") == NOTHING
     assert "is paused" in capsys.readouterr().err
+
+
+async def test_subscriptions_are_managed_and_topics_purged(
+    session: Open, controlled: Controlled[Any, Any], monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv(VARIABLE, controlled.issue())
+    await subscriptions.set_subscription(session(), "mail", ["orders.*"], header=["country=de"])
+    await messages.send(session(), "orders.eu", "hello", attr=["country=de"])
+    capsys.readouterr()
+    await subscriptions.show(session(as_json=True), "mail")
+    assert json.loads(capsys.readouterr().out)["ready"] == 1
+    await topic.purge(session(), "mail", yes=True)
+    await subscriptions.list_subscriptions(session(as_json=True))
+    (report,) = json.loads(capsys.readouterr().out.splitlines()[-1])["subscriptions"]
+    assert (report["ready"], report["headers"]) == (0, {"country": "de"})
+    await topic.policy(session(), "news", ["subscriptions_only=true"])
+    assert await messages.recv(session(), "news") == NOTHING
+    assert "go to subscriptions only" in capsys.readouterr().err
+    await subscriptions.delete(session(), "mail", yes=True)
+    with pytest.raises(NotFound):
+        await subscriptions.delete(session(), "mail", yes=True)
 
 
 async def test_a_token_that_may_only_receive_is_enough_to_receive(

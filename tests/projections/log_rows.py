@@ -26,8 +26,6 @@ _FIELDS += (
     "size",
     "idem_key",
     "sticky_key",
-    "unique_key",
-    "copy_of",
     "note",
     "result",
     "result_type",

@@ -320,7 +320,7 @@ class GetRequest(_message.Message):
     def __init__(self, message_id: _Optional[str] = ...) -> None: ...
 
 class GetResponse(_message.Message):
-    __slots__ = ("mailbox", "message_id", "topic", "shard", "status", "attempt", "redriven", "reason", "last_error", "intact", "item", "history", "erased", "stream_id", "result")
+    __slots__ = ("mailbox", "message_id", "topic", "shard", "status", "attempt", "redriven", "reason", "last_error", "intact", "item", "history", "erased", "stream_id", "result", "copy_of")
     MAILBOX_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -336,6 +336,7 @@ class GetResponse(_message.Message):
     ERASED_FIELD_NUMBER: _ClassVar[int]
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
+    COPY_OF_FIELD_NUMBER: _ClassVar[int]
     mailbox: str
     message_id: str
     topic: str
@@ -351,7 +352,8 @@ class GetResponse(_message.Message):
     erased: bool
     stream_id: str
     result: MessageResult
-    def __init__(self, mailbox: _Optional[str] = ..., message_id: _Optional[str] = ..., topic: _Optional[str] = ..., shard: _Optional[int] = ..., status: _Optional[str] = ..., attempt: _Optional[int] = ..., redriven: _Optional[int] = ..., reason: _Optional[str] = ..., last_error: _Optional[str] = ..., intact: _Optional[bool] = ..., item: _Optional[_Union[MailboxItem, _Mapping]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., erased: _Optional[bool] = ..., stream_id: _Optional[str] = ..., result: _Optional[_Union[MessageResult, _Mapping]] = ...) -> None: ...
+    copy_of: str
+    def __init__(self, mailbox: _Optional[str] = ..., message_id: _Optional[str] = ..., topic: _Optional[str] = ..., shard: _Optional[int] = ..., status: _Optional[str] = ..., attempt: _Optional[int] = ..., redriven: _Optional[int] = ..., reason: _Optional[str] = ..., last_error: _Optional[str] = ..., intact: _Optional[bool] = ..., item: _Optional[_Union[MailboxItem, _Mapping]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., erased: _Optional[bool] = ..., stream_id: _Optional[str] = ..., result: _Optional[_Union[MessageResult, _Mapping]] = ..., copy_of: _Optional[str] = ...) -> None: ...
 
 class WaitForResultRequest(_message.Message):
     __slots__ = ("message_id", "wait_ms")

@@ -1,0 +1,175 @@
+"""`postroom subscription`: topics that get a copy of each message of other topics."""
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from postroom.adapters.cli.output import Time
+from postroom.adapters.cli.remote import use_mailbox
+from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.values import NOTHING, REFUSED, WrongUsage, Yes, parse_moment, parse_pairs
+from postroom.application.text import pluralize
+from postroom.domain.errors import NotFound
+from postroom.domain.names import describe_choices
+
+if TYPE_CHECKING:
+    from postroom.application.query_results import Moment, RewindReport, SubscriptionReport
+
+Name = Annotated[str, Argument(help="Name of the subscription, which is also that of its topic.")]
+
+
+async def list_subscriptions(session: Session) -> None:
+    """List the subscriptions of a mailbox: their filters, their progress, and their messages by status."""
+    async with use_mailbox(session) as postroom:
+        reports = await postroom.list_subscriptions()
+    unused = [name for name in ("skipped", "paused") if not any(getattr(each, name) for each in reports)]
+    session.out.records(
+        {"subscriptions": reports},
+        ("subscription", "gets", "status", "behind", "ready", "in flight", "dead", "skipped", "paused"),
+        reports,
+        lambda each: (
+            each.name,
+            _filter_of(each),
+            each.status,
+            each.behind,
+            each.ready,
+            each.in_flight,
+            each.dead,
+            each.skipped,
+            "paused" if each.paused else None,
+        ),
+        only_wide=unused,
+    )
+
+
+async def show(session: Session, name: Name) -> None:
+    """Show a subscription: its filter, its progress, and its messages by status."""
+    async with use_mailbox(session) as postroom:
+        reports = {each.name: each for each in await postroom.list_subscriptions()}
+        mailbox = postroom.name
+    report = reports.get(name)
+    if report is None:
+        raise NotFound(f"Mailbox {mailbox} has no subscription {name}; {describe_choices(name, reports)}")
+    if session.out.as_json:
+        session.out.json(report)
+        return
+    session.out.facts(
+        [
+            ("subscription", report.name),
+            ("topics", ", ".join(report.topics)),
+            ("headers", ", ".join(f"{header}={value}" for header, value in report.headers.items())),
+            ("status", report.status + (", paused" if report.paused else "")),
+            ("position", f"{report.position:,} ({report.behind:,} behind)"),
+            ("skipped", f"{report.skipped:,} messages that could not be copied" if report.skipped else None),
+            ("messages", f"{report.ready:,} ready, {report.in_flight:,} in flight, {report.dead:,} dead"),
+            ("created", Time(report.created_at)),
+        ]
+    )
+
+
+async def set_subscription(
+    session: Session,
+    name: Name,
+    topics: Annotated[
+        list[str], Argument(metavar="TOPIC...", help="Topics or globs such as 'orders.*' that it gets.")
+    ],
+    header: Annotated[
+        list[str] | None,
+        Option(metavar="NAME=VALUE", help="Only messages with this custom header; may be repeated."),
+    ] = None,
+    start: Annotated[
+        str,
+        Option(
+            metavar="now|beginning|POSITION|TIME",
+            help="Of a new one: which earlier messages it gets, too; RFC 3339, or an age such as 2h.",
+        ),
+    ] = "now",
+) -> None:
+    """Create a subscription, which gets a copy of each message of its topics, or change its filter.
+
+    A new filter is for messages from then on. Receive from a subscription as from any topic: postroom recv
+    NAME. Example: postroom subscription set mail 'orders.*' refunds --header country=de
+    """
+    from postroom.domain.subscription import SubscriptionFilter
+
+    moment = None if start == "now" else _parse_start(start)
+    filter_ = SubscriptionFilter(tuple(topics), parse_pairs(header or (), "--header")).validate()
+    async with use_mailbox(session, create=True) as postroom:
+        report = await postroom.set_subscription(name, filter_, start=moment)
+    session.out.result(report, f"Subscription {name} gets {_filter_of(report)}; {_progress(report)}")
+
+
+async def rewind(
+    session: Session,
+    name: Name,
+    to: Annotated[
+        str,
+        Option(
+            metavar="beginning|POSITION|TIME",
+            help="Moment after which messages are copied again; RFC 3339, or an age such as 2h.",
+        ),
+    ],
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Only count what would be removed and copied.")
+    ] = False,
+    yes: Yes = False,
+) -> int | None:
+    """Empty a subscription, and copy the messages since a moment to it again.
+
+    Its messages are removed, also those in flight and its dead letters. The owner of the mailbox copies in
+    the background. Example: postroom subscription rewind mail --to 2h --dry-run
+    """
+    moment = _parse_start(to)
+    async with use_mailbox(session) as postroom:
+        if dry_run or not yes:
+            preview = await postroom.rewind_subscription(name, moment, dry_run=True)
+            if dry_run:
+                session.out.result(preview, _effects(preview, "would be"))
+                return None if preview.removed or preview.copied else NOTHING
+            effects = _effects(preview, "would be")
+            refusal = WrongUsage(
+                f"Nothing was changed: {effects}. That can't be undone; add --yes to confirm."
+            )
+            if not session.out.confirm(f"{effects}. Rewind {name}?", refusal):
+                return REFUSED
+        report = await postroom.rewind_subscription(name, moment)
+    session.out.result(report, _effects(report, "are"))
+    return None
+
+
+async def delete(session: Session, name: Name, yes: Yes = False) -> int | None:
+    """Delete a subscription: it gets no more copies, and its messages stay in its topic."""
+    refusal = WrongUsage(f"Deleting subscription {name} can't be undone; add --yes to confirm.")
+    if not yes and not session.out.confirm(f"Delete subscription {name}?", refusal):
+        return REFUSED
+    async with use_mailbox(session) as postroom:
+        left = await postroom.delete_subscription(name)
+    session.out.result({"subscription": name, "left": left}, f"Subscription {name} is deleted")
+    if left:
+        session.out.note(
+            f"{pluralize(left, 'message')} left in topic {name}; receive them, or remove them with: postroom "
+            f"topic purge {name}"
+        )
+    return None
+
+
+def _parse_start(text: str) -> "Moment":
+    """Return the moment that an option names; the beginning of the log is position 0."""
+    return 0 if text == "beginning" else parse_moment(text, datetime.now(UTC))
+
+
+def _filter_of(report: "SubscriptionReport") -> str:
+    headers = "".join(f" with {name}={value}" for name, value in report.headers.items())
+    return ", ".join(report.topics) + headers
+
+
+def _progress(report: "SubscriptionReport") -> str:
+    if report.status == "live":
+        return "it is live"
+    return f"it is {report.status} and {report.behind:,} positions of the log behind"
+
+
+def _effects(report: "RewindReport", verb: str) -> str:
+    removed = pluralize(report.removed, "message")
+    return f"{removed} {verb} removed from {report.name}, and {report.copied:,} copied to it again"
