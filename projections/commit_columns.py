@@ -55,7 +55,7 @@ FIELDS = {
             *HEADER_COLUMNS,
         ),
     )
-} | {"priority": "priorities", "capability": "capabilities"}
+} | {"priority": "priorities", "capability": "capabilities", "copy_of": "copies_of"}
 """Fields of runs that are columns of the log."""
 JOINED = {
     "stream": ("streams", STREAM_BYTES),

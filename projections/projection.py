@@ -48,6 +48,7 @@ EVENT_COLUMNS: dict[str, pa.DataType] = {
     "idem_key": TEXT,
     "sticky_key": TEXT,
     "unique_key": TEXT,
+    "copy_of": TEXT,
     "note": TEXT,
     "result": BYTES,
     "result_type": TEXT,

@@ -103,6 +103,7 @@ EVENTS = (
     SourceColumn("idem_key", "text", "The sender's idempotency key."),
     SourceColumn("sticky_key", "text", "The sender's sticky key; null in logs from before it was stored."),
     SourceColumn("unique_key", "text", "The sender's unique key."),
+    SourceColumn("copy_of", "text", "Id of the message of which a subscription got this copy."),
     SourceColumn("note", "text", "Why an operator cancelled the message, or the id of what superseded it."),
     SourceColumn(
         "result",

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+import msgspec
+
 from postroom.application.mailbox.codec import make_commit, to_records
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.commit import GENESIS, Commit
@@ -18,8 +20,18 @@ from postroom.domain.message import (
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Event, Record, StoredEvent
+from postroom.domain.subscription import (
+    SubscriptionAdvanced,
+    SubscriptionDeleted,
+    SubscriptionFilter,
+    SubscriptionRewound,
+    SubscriptionSet,
+)
 
-FIRST_EVENTS = (MessageSent, MailboxCreated, OwnershipTaken, TopicPolicySet, LogTruncated, StoredEvent)
+FIRST_EVENTS = (
+    *(MessageSent, MailboxCreated, OwnershipTaken, TopicPolicySet, LogTruncated, StoredEvent),
+    SubscriptionSet,
+)
 """Events that the index has."""
 
 
@@ -73,6 +85,18 @@ def life(number: int, *, at: int = 1_000) -> list[Event]:
         MessageRequeued(stream(number), 3, at, 1, at + 2, "nacked", None),
         received(number, at=at, version=4),
         MessageDeadLettered(stream(number), 5, at, 2, "max_attempts", "boom\n'\";--", at + 99),
+    ]
+
+
+def subscribed(number: int, *, at: int = 1_000) -> list[Event]:
+    """Return the life of a subscription, and a copy that it got with a key."""
+    place, filter_ = (stream(number), 2, at, "audit"), SubscriptionFilter(("*",), {"ü": ""})
+    return [
+        SubscriptionSet(stream(number), 1, at, "audit", filter_, 3, None),
+        msgspec.structs.replace(sent(number + 1, at=at), topic="audit", unique_key="ü", copy_of="original"),
+        SubscriptionAdvanced(*place, "copying", 7, 1),
+        SubscriptionRewound(*place, 0, "me"),
+        SubscriptionDeleted(*place, "me"),
     ]
 
 

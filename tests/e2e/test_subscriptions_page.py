@@ -1,11 +1,14 @@
-"""Workers of subscriptions in several processes."""
+"""The page on subscriptions; workers of subscriptions in several processes."""
 
+import re
 import signal
 import subprocess
 
-from tests.e2e.conftest import TIMEOUT_SECONDS, Postroom
+from tests.e2e.conftest import ROOT, TIMEOUT_SECONDS, Postroom
+from tests.support.console import Session, read_steps
 from tests.support.waiting import wait_until
 
+FILES = re.compile(r"^```python\n# (\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COUNT = 300
 HANDLERS = """
 import os, time
@@ -19,6 +22,17 @@ def handle(data: bytes) -> None:
 worker = Worker(NAME)
 worker.consumer("orders.*", subscription=NAME, visibility_ms=1_000)(handle)
 """
+
+
+def test_the_page_shows_what_happens(postroom: Postroom) -> None:
+    text = (ROOT / "docs" / "subscriptions.md").read_text("utf-8")
+    for name, content in FILES.findall(text):
+        (postroom.folder / name).write_text(content)
+    session = Session(postroom.shell)
+    steps = list(read_steps(text))
+    for step in steps:
+        session(step)
+    assert len(steps) >= 15
 
 
 def test_workers_of_two_subscriptions_both_get_everything_although_one_is_killed(

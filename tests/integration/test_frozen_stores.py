@@ -49,7 +49,8 @@ EVENTS = {
     2: MESSAGE_EVENTS | MAILBOX_EVENTS | {"MailboxCreated.2", "MailboxSettingsChanged.1"},
     3: MESSAGE_EVENTS
     | MAILBOX_EVENTS
-    | {"MailboxCreated.2", "MailboxSettingsChanged.1", "MessageRescheduled.1"},
+    | {"MailboxCreated.2", "MailboxSettingsChanged.1", "MessageRescheduled.1"}
+    | {f"Subscription{each}.1" for each in ("Set", "Rewound", "Advanced", "Deleted")},
 }
 """Types and versions of the events that a version may write, by its format."""
 

@@ -29,6 +29,7 @@ from postroom.domain.names import message_id
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import NO_BODIES, BodyRules
 from postroom.domain.settings import SettingsChanges
+from postroom.domain.subscription import SubscriptionFilter
 from postroom.projections import plan
 from postroom.projections.follow import Follower
 from postroom.projections.log_reader import Condition, LogExtent, LogReader, Range
@@ -117,7 +118,7 @@ steps: st.SearchStrategy[Step] = st.one_of(
     st.builds(
         Settle, st.sampled_from(["ack", "nack", "nack", "extend", "reject", "release"]), st.integers(0, 5)
     ),
-    st.builds(Operate, st.sampled_from(["redrive", "purge", "cancel", "reschedule"]), _topics),
+    st.builds(Operate, st.sampled_from(["redrive", "purge", "cancel", "reschedule", "subscribe"]), _topics),
     st.builds(Wait, st.sampled_from([1, 100, 300, 2_000])),
     st.builds(Reopen),
 )
@@ -387,6 +388,8 @@ async def _take(post: OwnedMailbox, step: Step, received: list[ReceivedMessage])
             await post.redrive_dead_letters(topic)
         case Operate("purge", topic):
             await post.purge_topic(topic)
+        case Operate("subscribe", topic):
+            await post.set_subscription(TOPICS[2], SubscriptionFilter((topic,)))
         case Operate("cancel" | "reschedule" as how, topic):
             waiting = [each for each in post.engine.mailbox.messages.values() if each.topic == topic]
             ids = [message_id(each.stream) for each in waiting[:2]]

@@ -26,6 +26,8 @@ _FIELDS += (
     "size",
     "idem_key",
     "sticky_key",
+    "unique_key",
+    "copy_of",
     "note",
     "result",
     "result_type",

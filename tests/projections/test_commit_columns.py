@@ -17,7 +17,7 @@ from postroom.projections import commit_columns
 from postroom.projections.commit_columns import to_batches
 from postroom.projections.log_reader import Bucket, IsIn, LogExtent
 from postroom.projections.projection import COLUMNS, arrow_schema
-from tests.conformance.records import after, append, life, mixed, received, sent, stored
+from tests.conformance.records import after, append, life, mixed, received, sent, stored, subscribed
 from tests.projections.log_rows import Row, log_row
 
 MAILBOX = "acme@one"
@@ -29,6 +29,7 @@ def commits() -> list[Commit]:
     append(log, mixed(40, MAILBOX))
     append(log, [sent(9_000, at=2_000)])
     append(log, [received(9_000, at=2_001)])
+    append(log, subscribed(9_100, at=2_001))
     append(log, [stored(9_001, at=2_002), stored(9_002, at=2_002), *life(9_003, at=2_003)])
     return list(log.commits())
 

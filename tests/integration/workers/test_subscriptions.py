@@ -185,6 +185,7 @@ async def test_workers_of_subscriptions_run_over_a_server(mailbox: OwnedMailbox,
             await send(mailbox, *payloads(20), topic="orders.placed")
             await until(lambda: len(mail.payloads) == len(audit.payloads) == 20, SECONDS)
     assert sorted(mail.payloads) == sorted(audit.payloads) == sorted(payloads(20))
+    assert {(each.topic, each.published_topic) for each in mail.messages} == {("mail", "orders.placed")}
 
 
 async def test_a_worker_of_a_subscription_runs_with_a_namespace() -> None:
