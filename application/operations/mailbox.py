@@ -88,8 +88,8 @@ class Mailbox:
     All of them raise InvalidRequest for an argument of a wrong type or out of range, Saturated when a limit
     is reached, and Unavailable, with a retry time, when the mailbox can't be used now. The outcome of a
     command that ends with Unavailable is unknown: it may have taken effect. Repeating it is safe for
-    everything but `redrive_dead_letters` and `purge_topic`, and for sends that carry an `idem_key` or a
-    `message_id`.
+    everything but `redrive_dead_letters`, `purge_topic`, `rewind_subscription` and `delete_subscription`, and
+    for sends that carry an `idem_key` or a `message_id`.
     """
 
     @property

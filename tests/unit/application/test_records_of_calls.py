@@ -260,3 +260,38 @@ async def test_the_refused_items_of_a_batch_are_one_entry(place: MemoryPlace) ->
     assert [type(each).__name__ for each in answers] == ["Sent", "Forbidden", "Forbidden", "Forbidden"]
     (entry,) = place.audit.entries
     assert (entry.operation, entry.topics, entry.matches) == ("send", ("payments", "x"), 3)
+
+
+async def test_the_records_of_subscriptions_name_them_and_the_principal_that_changed_them(
+    place: MemoryPlace,
+) -> None:
+    session, _ = await session_of(place, principal="shop")
+    mailbox, log = session.mailbox, place.mailbox.engine.log
+    start = (await place.mailbox.get_backlog()).position
+    await mailbox.set_subscription("mail", SubscriptionFilter((A,)))
+    await mailbox.rewind_subscription("mail", start)
+    await mailbox.delete_subscription("mail")
+    changes = ["SubscriptionSet", "SubscriptionRewound", "SubscriptionDeleted"]
+    events = [each.event for each in log.read(start) if each.type in changes]
+    assert [(type(each).__name__, getattr(each, "principal", "")) for each in events] == [
+        (name, "shop") for name in changes
+    ]
+    assert [(each.topics, each.criteria) for each in place.audit.entries] == [
+        (("mail",), (name,)) for name in ("set_subscription", "rewind_subscription", "delete_subscription")
+    ]
+
+
+async def test_a_capability_of_some_topics_sees_their_subscriptions_and_changes_none(
+    place: MemoryPlace,
+) -> None:
+    for name in (A, "mail"):
+        await place.mailbox.set_subscription(name, SubscriptionFilter(("others",)))
+    mailbox = await mailbox_of(place, topics=[A])
+    assert [each.name for each in await mailbox.list_subscriptions()] == [A]
+    for call in (
+        mailbox.set_subscription(A, SubscriptionFilter((A,))),
+        mailbox.rewind_subscription(A, 0),
+        mailbox.delete_subscription(A),
+    ):
+        with pytest.raises(Forbidden):
+            await call
