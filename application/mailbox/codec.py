@@ -20,8 +20,8 @@ from postroom.domain.record import Event, Record
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_runs = msgspec.msgpack.Decoder(list[AnyRun]).decode
-_decode_envelopes = msgspec.msgpack.Decoder(list[bytes]).decode
-_DECODE_ERRORS = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
+_decode_envelopes = msgspec.msgpack.Decoder(list[bytes | int]).decode
+_DECODE_ERRORS = (msgspec.MsgspecError, TypeError, ValueError, IndexError, RecursionError)
 
 
 def encode_events(events: Sequence[Event], distances: Sequence[int]) -> tuple[bytes, bytes]:
@@ -48,8 +48,17 @@ def encode_events(events: Sequence[Event], distances: Sequence[int]) -> tuple[by
 
 
 def encode_envelopes(envelopes: Sequence[bytes]) -> bytes:
-    """Return the envelopes of a commit's messages, encoded as in a commit; empty if it has no messages."""
-    return _encode(envelopes) if envelopes else b""
+    """Return the envelopes of a commit's messages, encoded as in a commit; empty if it has no messages.
+
+    One that occurs again, as a copy for a subscription has its original's, is the number of its first place
+    among them (ADR 0119).
+    """
+    if len(envelopes) <= 1:
+        return _encode(envelopes) if envelopes else b""
+    places: dict[bytes, int] = {}
+    return _encode(
+        [each if places.setdefault(each, n) == n else places[each] for n, each in enumerate(envelopes)]
+    )
 
 
 def make_commit(
@@ -162,7 +171,9 @@ def decode_envelopes(commit: Commit, messages: int) -> Iterator[bytes]:
     """Return the envelopes of a commit's messages; empty if they were not read, or altered."""
     if commit.envelopes:
         with suppress(*_DECODE_ERRORS):
-            envelopes = _decode_envelopes(commit.envelopes)
+            envelopes: list[bytes] = []
+            for each in _decode_envelopes(commit.envelopes):
+                envelopes.append(each if isinstance(each, bytes) else envelopes[each])
             if len(envelopes) == messages:
                 return iter(envelopes)
     return repeat(b"", messages)
@@ -180,9 +191,6 @@ def _undecodable(commit: Commit, reason: object) -> BrokenLog:
 T = TypeVar("T")
 
 LEVEL = 1
-WINDOW_LOG = 24
-"""Window of 16 MiB, a commit's envelopes: a copy for a subscription takes no space, however far it is from
-its original (ADR 0119)."""
 MIN_BYTES = 256
 """Size below which compression saves less than it costs."""
 MAX_BYTES = 1 << 30
@@ -252,8 +260,7 @@ def _take(unused: list[T], make: Callable[[], T]) -> T:
 
 
 def _new_compressor() -> zstandard.ZstdCompressor:
-    parameters = zstandard.ZstdCompressionParameters.from_level(LEVEL, window_log=WINDOW_LOG)
-    return zstandard.ZstdCompressor(compression_params=parameters)
+    return zstandard.ZstdCompressor(LEVEL)
 
 
 FORMAT = 3
