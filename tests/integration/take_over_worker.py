@@ -17,6 +17,8 @@ from typing import TextIO
 from postroom import Mailbox, NewMessage, Unavailable, connect
 
 TOPIC = "orders"
+TOPICS = (TOPIC, "mail", "audit", "small")
+"""The topic, and subscriptions that a test may create."""
 VISIBILITY_MS = 2_000
 SENDERS = RECEIVERS = 4
 KEYS = 8
@@ -57,7 +59,7 @@ class Worker:
         while not self.stop.exists():
             start = monotonic_ns()
             messages = await self.mailbox.receive_messages(
-                TOPIC, visibility_ms=VISIBILITY_MS, wait_ms=200, consumer=self.name
+                TOPICS, visibility_ms=VISIBILITY_MS, wait_ms=200, consumer=self.name
             )
             for message in messages:
                 self.note("got", message.message_id, start)

@@ -27,6 +27,7 @@ import pytest
 from postroom import (
     NewMessage,
     PostroomError,
+    SubscriptionFilter,
     Unavailable,
     connect,
     read_mailbox,
@@ -37,6 +38,7 @@ from postroom.domain.envelope.build import open_envelope
 from postroom.domain.mailbox.commands import OwnershipTaken
 from postroom.domain.message import MessageAcked, MessageReceived, MessageRequeued, MessageSent
 from postroom.domain.names import mailbox_stream
+from tests.simulation.subscriptions import Reference
 from tests.support.fork_server import popen
 from tests.support.servers.postgres import PostgresServer
 
@@ -183,60 +185,88 @@ def check(store: str, journal: Journal, count: int) -> None:
         verification = reader.verify_log()
         payloads: Counter[bytes] = Counter()
         lost = [id_ for id_ in journal.sent if reader.get_message(id_).status != "acked"]
+        copies = 0
         for record in reader.log.read():
             if isinstance(record.event, MessageSent):
-                payloads[open_envelope(record.event.envelope).payload] += 1
+                if record.event.copy_of is None:
+                    payloads[open_envelope(record.event.envelope).payload] += 1
+                else:
+                    copies += 1
     assert not lost, f"{len(lost)} messages that were sent are not settled: {lost[:3]}"
-    assert verification.messages == sum(payloads.values()) >= len(journal.sent)
+    assert verification.messages - copies == sum(payloads.values()) >= len(journal.sent)
     assert max(payloads.values()) == 1, payloads.most_common(3)
     assert len(payloads) <= WORKERS * count
     late = [id_ for id_, asked in journal.got if asked > journal.acked.get(id_, asked)]
     assert not late, f"{len(late)} messages were delivered after their ack: {late[:3]}"
 
 
-ORDERED = {"ordered_keys": True, "fair_keys": True, "max_in_flight": 12, "shards": 4}
+PATIENT = {"max_attempts": 1_000}
+"""Processes are killed about as often as a delivery times out."""
+ORDERED = {**PATIENT, "ordered_keys": True, "fair_keys": True, "max_in_flight": 12, "shards": 4}
 
 
 async def set_policy(store: str) -> None:
+    """Have ordered keys and a limit in the topic, and three subscriptions; one soon lacks room."""
     async with connect(store) as mailbox:
-        await mailbox.set_topic_policy("orders", ORDERED)
+        for name in ("orders", "mail"):
+            await mailbox.set_topic_policy(name, ORDERED)
+        await mailbox.set_topic_policy("audit", PATIENT)
+        await mailbox.set_topic_policy("small", {**PATIENT, "shards": 1, "shard_capacity": 4})
+        for name, pattern in (("mail", "orders"), ("audit", "*"), ("small", "ord*")):
+            await mailbox.set_subscription(name, SubscriptionFilter((pattern,)))
 
 
 def check_order(store: str) -> int:
     """Check in the log that keys were served in order, one message at a time; return the most in flight."""
-    keys: dict[bytes, str] = {}
-    unsettled: defaultdict[str, list[bytes]] = defaultdict(list)
-    in_flight: set[bytes] = set()
+    keys: dict[bytes, tuple[str, str]] = {}
+    unsettled: defaultdict[tuple[str, str], list[bytes]] = defaultdict(list)
+    in_flight: defaultdict[str, set[bytes]] = defaultdict(set)
     most = 0
     with read_mailbox(store) as reader:
         for record in reader.log.read():
             event = record.event
-            if isinstance(event, MessageSent):
+            if isinstance(event, MessageSent) and event.topic in ("orders", "mail"):
                 assert event.sticky_key is not None
-                keys[event.stream] = event.sticky_key
-                unsettled[event.sticky_key].append(event.stream)
-            elif isinstance(event, MessageReceived):
-                first = unsettled[keys[event.stream]][0]
+                key = keys[event.stream] = event.topic, event.sticky_key
+                unsettled[key].append(event.stream)
+            if event.stream not in keys:
+                continue
+            key = keys[event.stream]
+            if isinstance(event, MessageReceived):
+                first = unsettled[key][0]
                 assert event.stream == first, f"{event.stream.hex()} was delivered before {first.hex()}"
-                in_flight.add(event.stream)
-                most = max(most, len(in_flight))
+                in_flight[key[0]].add(event.stream)
+                most = max(most, len(in_flight[key[0]]))
             elif isinstance(event, MessageRequeued):
-                in_flight.discard(event.stream)
+                in_flight[key[0]].discard(event.stream)
             elif isinstance(event, MessageAcked):
-                in_flight.discard(event.stream)
-                assert unsettled[keys[event.stream]].pop(0) == event.stream
+                in_flight[key[0]].discard(event.stream)
+                assert unsettled[key].pop(0) == event.stream
     assert most <= ORDERED["max_in_flight"], f"{most} messages were in flight"
     return most
 
 
+def check_copies(store: str) -> str:
+    """Check in the log that no subscription misses or doubles a message; return what it says of them."""
+    with read_mailbox(store) as reader:
+        records = list(reader.log.read())
+    reference = Reference()
+    reference.follow(records)
+    advanced = Counter(each.event.subscription for each in records if each.type == "SubscriptionAdvanced")
+    for each in reference.subscriptions.values():
+        assert reference.next_of(each) is None, f"{each.name} lacks {reference.next_of(each)}"
+    assert advanced["small"], "no subscription lacked room"
+    return f"{len(reference.originals)} messages, {len(reference.copies)} copies, {dict(advanced)} advances"
+
+
 @pytest.mark.extended
-def test_order_and_limits_hold_while_owners_are_killed(store: str, tmp_path: Path) -> None:
+def test_order_limits_and_subscriptions_hold_while_owners_are_killed(store: str, tmp_path: Path) -> None:
     asyncio.run(set_policy(store))
     count = 600
     journal, take_overs = run(store, tmp_path, count)
     check(store, journal, count)
-    most = check_order(store)
-    print(f"{len(take_overs)} take-overs, {most} messages in flight: {sorted(take_overs)}")
+    most, copies = check_order(store), check_copies(store)
+    print(f"{len(take_overs)} take-overs, {most} messages in flight, {copies}: {sorted(take_overs)}")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
