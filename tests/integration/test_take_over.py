@@ -34,6 +34,7 @@ from postroom import (
 )
 from postroom.adapters.postgres.migrate import migrate
 from postroom.adapters.postgres.url import is_url
+from postroom.application.mailbox.stored_snapshots import fold
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.mailbox.commands import OwnershipTaken
 from postroom.domain.message import MessageAcked, MessageReceived, MessageRequeued, MessageSent
@@ -124,7 +125,7 @@ class Processes:
                 return
 
     def is_done(self) -> bool:
-        """Return whether every number was sent, and every message settled."""
+        """Return whether every number was sent, every message settled, and every subscription live."""
         for path in set(self.folder.glob("*.journal")) - self._sent:
             with path.open("rb") as journal:
                 journal.seek(max(0, self._read.get(path, 0) - 100))  # a line that was written in part
@@ -134,7 +135,9 @@ class Processes:
         if len(self._sent) < WORKERS:
             return False
         with read_mailbox(self.store) as reader:
-            return not any(s.ready or s.delayed or s.in_flight for s in reader.get_backlog().shards)
+            if any(s.ready or s.delayed or s.in_flight for s in reader.get_backlog().shards):
+                return False
+            return all(each.is_live for each in fold(reader.log).subscriptions.values())
 
     def end(self) -> None:
         self.stop.touch()
