@@ -21,6 +21,7 @@ from postroom.domain.message import (
     MessageSent,
 )
 from postroom.domain.record import Event, Record
+from postroom.domain.subscription import SubscriptionAdvanced, SubscriptionDeleted
 
 RECORD_BYTES = 500
 """Estimated memory of a record without its envelope."""
@@ -44,6 +45,9 @@ class AmnesiaEventLog(MemoryEventLog, VolatileLog):
         """By position: records of the commits, and records of older messages that compactions left."""
         self._streams: dict[bytes, list[int]] = {}
         self._settled: set[bytes] = set()
+        self._behind: set[str] = set()
+        self._retained: list[bytes] = []
+        """Streams of settled messages whose content subscriptions that are behind may have to copy."""
         self._used = 0
 
     @property
@@ -63,7 +67,15 @@ class AmnesiaEventLog(MemoryEventLog, VolatileLog):
                 self._used += memory_of(record)
                 if isinstance(record.event, _SETTLED):
                     self._settled.add(record.stream)
-                    self._release(record.stream)
+                    self._retained.append(record.stream)
+                elif isinstance(record.event, SubscriptionAdvanced) and record.event.status != "live":
+                    self._behind.add(record.event.subscription)
+                elif isinstance(record.event, SubscriptionAdvanced | SubscriptionDeleted):
+                    self._behind.discard(record.event.subscription)
+            if not self._behind:
+                for stream in self._retained:
+                    self._release(stream)
+                self._retained.clear()
 
     def commits(self, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
         return takewhile(bool, map(self._encode, super().commits(after)))  # type: ignore[arg-type]  # no None
@@ -176,6 +188,8 @@ class AmnesiaEventLog(MemoryEventLog, VolatileLog):
 
     def _release(self, stream: bytes) -> None:
         """Replace the record of a message by one without headers and envelope."""
+        if stream not in self._streams:
+            return
         position = self._streams[stream][0]
         sent = self._records[position].event
         if isinstance(sent, MessageSent) and sent.envelope:

@@ -20,6 +20,7 @@ from postroom.domain.message import MessageSent, Status
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.search import EventFilter, Order
 from postroom.domain.settings import SettingsChanges
+from postroom.domain.subscription import SubscriptionFilter
 from tests.conformance.records import append_each, sent
 from tests.support.examples import examples
 from tests.support.snapshots import take_snapshot
@@ -316,3 +317,27 @@ def test_commits_that_are_read_end_where_a_compaction_removed_them_meanwhile() -
     log.compact(5, frozenset())
     assert list(commits) == []
     assert [commit.last for commit in log.commits()] == [5]
+
+
+async def test_nothing_is_forgotten_that_a_subscription_has_yet_to_copy() -> None:
+    async with compacting() as (mailbox, log, bound):
+        await mailbox.set_topic_policy("mail", {"shard_capacity": 20})
+        await mailbox.set_subscription("mail", SubscriptionFilter(("orders",)))
+        await mailbox.send_batch([message(b"%d" % number) for number in range(100)])
+        assert await ack_all(mailbox) == 100
+        (behind,) = await mailbox.list_subscriptions()
+        assert behind.status == "copying"
+        assert await bound.compact(mailbox.engine) == 0
+        copied: list[int] = []
+        async with asyncio.timeout(60):
+            while len(copied) < 100:
+                for received in await mailbox.receive_messages("mail", wait_ms=500):
+                    copied.append(int(received.payload))
+                    await received.ack()
+            while (await mailbox.list_subscriptions())[0].status != "live":
+                await asyncio.sleep(0.05)
+        assert copied == [*range(100)]
+        sent = (each.event for each in log.read() if isinstance(each.event, MessageSent))
+        assert not any(each.envelope for each in sent)
+        with pytest.raises(InvalidRequest, match="no history"):
+            await mailbox.rewind_subscription("mail", 0)
