@@ -39,6 +39,7 @@ from postroom.domain.envelope.build import open_envelope
 from postroom.domain.mailbox.commands import OwnershipTaken
 from postroom.domain.message import MessageAcked, MessageReceived, MessageRequeued, MessageSent
 from postroom.domain.names import mailbox_stream
+from postroom.domain.subscription import SubscriptionAdvanced
 from tests.simulation.subscriptions import Reference
 from tests.support.fork_server import popen
 from tests.support.servers.postgres import PostgresServer
@@ -255,7 +256,8 @@ def check_copies(store: str) -> str:
         records = list(reader.log.read())
     reference = Reference()
     reference.follow(records)
-    advanced = Counter(each.event.subscription for each in records if each.type == "SubscriptionAdvanced")
+    events = [each.event for each in records]
+    advanced = Counter(each.subscription for each in events if isinstance(each, SubscriptionAdvanced))
     for each in reference.subscriptions.values():
         assert reference.next_of(each) is None, f"{each.name} lacks {reference.next_of(each)}"
     assert advanced["small"], "no subscription lacked room"
