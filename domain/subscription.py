@@ -41,7 +41,7 @@ class SubscriptionFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         topics: object = self.topics
         if type(topics) is not tuple or not 1 <= len(topics) <= MAX_PATTERNS:
             raise InvalidRequest(
-                f"The filter of a subscription must have a tuple of 1 to {MAX_PATTERNS} topics or globs."
+                f"The filter of a subscription must have 1 to {MAX_PATTERNS} topics or globs, as a tuple."
             )
         for pattern in topics:
             check_topic(check_text("A topic or glob", pattern, 1).replace("*", "x"))
