@@ -18,7 +18,7 @@ from postroom.application.threads import wait_at_most
 from postroom.domain.arguments import check_optional_text, check_type
 from postroom.domain.errors import InvalidRequest, PostroomError, Rejected
 from postroom.domain.mailbox.state import Mailbox
-from postroom.domain.mailbox.subscription_decisions import find_subscription
+from postroom.domain.mailbox.subscription_decisions import check_start, find_subscription
 from postroom.domain.message import MessageSent
 from postroom.domain.names import check_topic
 from postroom.domain.subscription import (
@@ -189,7 +189,7 @@ class Subscriptions:
         await self._engine.check_ownership()
         mailbox = self._engine.mailbox
         find_subscription(name, mailbox)
-        position = max(await self._position(start), mailbox.truncated_through)
+        position = check_start(await self._position(start), mailbox)
         covers, log = covers_sent(mailbox, name), self._engine.log
         copied = await asyncio.to_thread(
             lambda: sum(type(event) is MessageSent and covers(event) for _, event in log.replay(position))

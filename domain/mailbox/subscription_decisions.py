@@ -195,23 +195,25 @@ def _set(command: SetSubscription, mailbox: Mailbox, now: int) -> list[Event]:
     topic = mailbox.topics.get(name)
     if topic is not None and not topic.is_empty:
         raise queue_taken(name)
-    start = position if command.start is None else _check_start(command.start, mailbox)
+    start = position if command.start is None else check_start(command.start, mailbox)
     return [SubscriptionSet(command.stream, 1, now, name, command.filter, start, command.principal)]
 
 
 def _rewind(command: RewindSubscription, mailbox: Mailbox, now: int) -> list[Event]:
     subscription = find_subscription(command.subscription, mailbox)
-    start = _check_start(command.start, mailbox)
+    start = check_start(command.start, mailbox)
     place = (subscription.stream, subscription.version + 1, now)
     return [SubscriptionRewound(*place, subscription.name, start, command.principal)]
 
 
-def _check_start(start: int, mailbox: Mailbox) -> int:
-    """Return the position after which a subscription copies: what retention removed is left out."""
+def check_start(start: int, mailbox: Mailbox) -> int:
+    """Return the position after which a subscription copies: what retention removed is left out.
+
+    Raises: InvalidRequest for one after the end of the log.
+    """
     if start > mailbox.position:
         raise InvalidRequest(
-            f"Position {start} is after the end of the log at {mailbox.position}; leave it out for new "
-            "messages only."
+            f"Position {start} is after the end of the log at {mailbox.position}; name an earlier one."
         )
     return max(start, mailbox.truncated_through)
 

@@ -33,6 +33,7 @@ FOREIGN = "foreign"
 UNKNOWN = "0199d3a0-0000-7000-8000-000000000001"
 TOPIC = (("topic", "orders"),)
 OF_MESSAGE = (("id", FOREIGN), ("job_id", UNKNOWN), ("new_id", UNKNOWN))
+OF_SUBSCRIPTION = (("name", "mail"), ("start", "0"))
 OF_JOB = (("topics", "orders"), ("action", "redrive"), ("job_id", "0199d3a0-0000-7000-8000-000000000002"))
 PUBLIC = {"GET /sign-in", "POST /sign-in", "POST /sign-out", "GET /static/{name}"}
 """Routes that need no session."""
@@ -72,6 +73,12 @@ NEEDS = {
     "GET /redrives/{job_id}": Need((REDRIVE,), all_topics=True, path=f"/redrives/{UNKNOWN}"),
     "GET /redrives/{job_id}/{action}": Need((REDRIVE,), all_topics=True, path=f"/redrives/{UNKNOWN}/undo"),
     "POST /redrives/{job_id}/{action}": Need((REDRIVE,), all_topics=True, path=f"/redrives/{UNKNOWN}/undo"),
+    "GET /subscriptions": Need(),
+    "GET /subscriptions/rewind": Need((READ, ADMIN), all_topics=True, path="/subscriptions/rewind?name=mail"),
+    "POST /subscriptions/preview": Need((ADMIN,), all_topics=True, form=OF_SUBSCRIPTION),
+    "POST /subscriptions/rewind": Need((ADMIN,), all_topics=True, form=OF_SUBSCRIPTION),
+    "GET /subscriptions/delete": Need((READ, ADMIN), all_topics=True, path="/subscriptions/delete?name=mail"),
+    "POST /subscriptions/delete": Need((ADMIN,), all_topics=True, form=OF_SUBSCRIPTION),
     "GET /search": Need(all_topics=True),
     "GET /search/export": Need(all_topics=True, path="/search/export?format=csv"),
     "GET /search/suggestions/{field}": Need(path="/search/suggestions/topic"),

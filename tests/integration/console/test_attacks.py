@@ -34,7 +34,17 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-PAGES = ("/", "/search", "/messages/foreign", "/dead-letters", "/redrives", "/log", "/audit", "/access")
+PAGES = (
+    "/",
+    "/search",
+    "/messages/foreign",
+    "/dead-letters",
+    "/redrives",
+    "/subscriptions",
+    "/log",
+    "/audit",
+    "/access",
+)
 NASTY = (
     "\x00",
     "\u202e<script>alert(1)</script>",
