@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from postroom.adapters.cli import inspect, messages, subscriptions, topic
@@ -15,8 +16,10 @@ from postroom.adapters.cli.settings import load_settings
 from postroom.adapters.cli.values import NOTHING, WrongUsage
 from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.application.messages import NewMessage
+from postroom.application.queries.message_lists import explain_empty
 from postroom.domain.errors import InvalidRequest, NotFound
-from postroom.domain.subscription import SubscriptionFilter
+from postroom.domain.policy import TopicPolicy
+from postroom.domain.subscription import SubscriptionFilter, SubscriptionStatus
 from tests.support.stores import MAILBOX
 from tests.support.waiting import until_answer
 
@@ -200,3 +203,24 @@ async def test_an_empty_receive_names_the_subscriptions_or_what_a_subscription_h
     async with opened() as mailbox:
         with pytest.raises(InvalidRequest, match="is the queue of subscription mail"):
             await mailbox.send_message(NewMessage(topic="mail", payload=b"x"))
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ("live", "Topic mail has no ready messages."),
+        (
+            "copying",
+            "Subscription mail has yet to read 1,200 positions of the log; its owner goes on copying.",
+        ),
+        ("clearing", "Subscription mail was rewound and is being emptied; its owner goes on copying."),
+    ],
+)
+async def test_an_empty_receive_says_that_a_subscription_has_yet_to_copy(
+    session: Open, status: SubscriptionStatus, reason: str
+) -> None:
+    async with opened() as mailbox:
+        report = await mailbox.set_subscription("mail", SubscriptionFilter(("orders.*",)))
+        topics = await mailbox.list_topics()
+    reports = [msgspec.structs.replace(report, status=status, behind=1_200)]
+    assert explain_empty("mail", topics, MAILBOX, TopicPolicy(), reports).startswith(reason)
