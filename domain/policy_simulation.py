@@ -9,8 +9,9 @@ model's assumptions (ADR 0019):
   delay. Messages do not affect each other.
 - Jitter is preserved and rescaled to the new policy. A delay above the maximum of the policy was chosen by
   the consumer and is unchanged. The jitter of a delay that did not occur is a hash of message and attempt.
-- Operators redrive and purge dead letters when they actually did. Deliveries after a redrive also determine
-  the outcomes of deliveries at that time or later.
+- Operators redrive and purge dead letters, reschedule waiting messages and remove messages when they actually
+  did. Deliveries after a redrive also determine the outcomes of deliveries at that time or later.
+- A delivery that was rejected is rejected after the same duration, even if it has timed out by then.
 - A shorter visibility times out a delivery that took longer. Its late ack still counts unless the message was
   received again. With a longer visibility, a delivery that timed out may have succeeded.
 """
@@ -21,8 +22,8 @@ import msgspec
 from blake3 import blake3
 
 from postroom.domain.arguments import check_int
-from postroom.domain.message import MS
-from postroom.domain.message_history import MessageHistory, PastDelivery, Round
+from postroom.domain.message import MS, ExpiryReason
+from postroom.domain.message_history import LogPosition, MessageHistory, PastDelivery, Round
 from postroom.domain.policy import (
     MAX_DURATION_MS,
     MAX_VISIBILITY_MS,
@@ -32,6 +33,8 @@ from postroom.domain.policy import (
 )
 
 FinalStatus = Literal["settled", "dead", "removed", "waiting"]
+_FROM_QUEUE: tuple[ExpiryReason, ...] = ("cancelled", "superseded")
+"""Reasons for which messages are removed that are ready or in flight, but no dead letters."""
 MAX_ATTEMPTS = 1_000
 """Maximum number of attempts in a simulation, as each costs a step."""
 
@@ -150,6 +153,11 @@ class _Replay:
         self.end = end
         self.optimistic = optimistic
         self.outcome = Outcome()
+        # Time (µs) up to which a delivery may be in flight, and the status of the message then.
+        self.in_flight_until: tuple[int, FinalStatus] = (end, "waiting")
+        removal = history.removal
+        if removal is not None and removal.reason in (*_FROM_QUEUE, "erased"):
+            self.in_flight_until = removal.entry.at, "removed"
         # Index of the current round, and the number of its deliveries replayed so far.
         self.round = 0
         self.replayed = 0
@@ -167,7 +175,7 @@ class _Replay:
             redriven = next(later, None)
             if redriven is None:
                 removal = self.history.removal
-                if removal is not None and removal.entry.at >= dead_at:
+                if removal is not None and removal.entry.at >= dead_at and removal.reason not in _FROM_QUEUE:
                     self.outcome.status = "removed"
                 return self.outcome
             self.round, self.replayed = redriven, 0
@@ -183,7 +191,7 @@ class _Replay:
         last: PastDelivery | None = None
         late_ack: int | None = None
         while True:
-            actual, received_at = self._next_delivery(available, last)
+            actual, received_at = self._next_delivery(available, ready_since, last)
             undelivered = self._leave_queue(actual, received_at, ready_since, recorded.expiry, late_ack, last)
             if undelivered is not None:
                 return self._finish(*undelivered, began)
@@ -196,14 +204,17 @@ class _Replay:
                     self.policy = actual.outcome.policy
             assert last is not None  # the first delivery is always an actual one
             end = self._deliver(last, received_at) if actual is not None else self._assume(last, received_at)
-            if end.kind == "open" or end.at > self.end:
-                return self._finish("waiting", self.end, began)
+            until, status = self.in_flight_until
+            if end.kind == "open" or end.at > until:
+                return self._finish(status, until, began)
             if end.kind == "acked":
                 return self._finish("settled", end.at, began)
             if end.kind == "released":
                 attempt -= 1
             elif self._is_last(attempt, actual, end.kind):
                 return self._finish("dead", end.at, began)
+            elif actual is not None and (rejected := self._rejection(actual)) is not None:
+                return self._finish("dead", max(end.at, received_at + rejected.at - actual.entry.at), began)
             ready_since, late_ack = end.at, end.late_ack
             available = end.at + (0 if end.kind == "timed_out" else self._pause(attempt, actual))
 
@@ -216,7 +227,9 @@ class _Replay:
 
     # -- waiting ---
 
-    def _next_delivery(self, available: int, last: PastDelivery | None) -> tuple[PastDelivery | None, int]:
+    def _next_delivery(
+        self, available: int, ready_since: int, last: PastDelivery | None
+    ) -> tuple[PastDelivery | None, int]:
         """Return the next actual delivery, if any, and the time (µs) of the next simulated one."""
         if self.replayed == len(self.recorded_round.deliveries):
             when = available + (last.entry.at - last.available if last is not None else 0)
@@ -225,7 +238,16 @@ class _Replay:
                 return None, when
             self.round, self.replayed = self.round + 1, 0
         actual = self.recorded_round.deliveries[self.replayed]
-        return actual, available + actual.entry.at - actual.available
+        delay = actual.entry.at - actual.available
+        received_at = available + delay
+        if last is not None:
+            due = last.outcome.due if last.outcome is not None else None
+            # No consumer received it from `due` on, until it was rescheduled.
+            idle_until = actual.entry.at if due is not None and available >= due else 0
+            for each in self.recorded_round.reschedulings:
+                if ready_since <= each.entry.at < max(idle_until, received_at):
+                    received_at = each.due + delay
+        return actual, received_at
 
     def _leave_queue(
         self,
@@ -241,19 +263,17 @@ class _Replay:
         expiry = max(ready_since, expires_at)
         idle = actual is None and self._is_idle(received_at, last)
         if idle:
-            has_expired = recorded is not None and recorded.reason in ("ttl_expired", "retention_expired")
-            expiry = recorded.entry.at if recorded is not None and has_expired else self.end + 1
+            expiry = self.end + 1 if recorded is None else max(ready_since, recorded.entry.at)
         elif actual is None and late_ack is not None and self.optimistic and late_ack < expiry:
             idle = True  # the ack comes before the next receive
         ends: list[tuple[int, FinalStatus]] = [(expiry, "dead")]
         if late_ack is not None:
             ends.append((late_ack, "settled"))
-        if idle and recorded is not None and recorded.reason == "integrity":
-            ends.append((max(ready_since, recorded.entry.at), "dead"))
-        was_dead = self.history.rounds[-1].dead_lettering is not None
-        if removal is not None and not was_dead and removal.entry.at >= ready_since:
+        if removal is not None and removal.entry.at >= ready_since:
+            was_dead = self.history.rounds[-1].dead_lettering is not None and removal.reason != "erased"
             # Events of one group have the same time; the deliveries came first.
-            ends.append((removal.entry.at + (not idle), "removed"))
+            if not was_dead and (idle or removal.entry.at < received_at):
+                ends.append((removal.entry.at, "removed"))
         at, status = min(ends)
         if idle or at <= received_at:
             return status, at
@@ -281,13 +301,13 @@ class _Replay:
                 return _End(outcome.kind, at + duration)
             return _End("timed_out", at + deadline, at + duration if outcome.kind == "acked" else None)
         timeout_at = at + deadline + outcome.entry.at - actual.deadline
-        if actual.late_ack is not None:
-            duration = actual.late_ack.at - actual.entry.at
-            return (
-                _End("acked", at + duration)
-                if duration < deadline
-                else _End("timed_out", timeout_at, at + duration)
-            )
+        late_ack = actual.late_ack
+        late = late_ack if late_ack is not None else self._rejection(actual)
+        if late is not None:
+            duration = late.at - actual.entry.at
+            if duration < deadline:
+                return _End("nacked" if late_ack is None else "acked", at + duration)
+            return _End("timed_out", timeout_at, None if late_ack is None else at + duration)
         if deadline > actual_timeout:
             self.outcome.assumed += 1
             if self.optimistic:
@@ -295,14 +315,15 @@ class _Replay:
         return _End("timed_out", timeout_at)
 
     def _deliver_open(self, actual: PastDelivery, at: int, deadline: int) -> "_End":
-        """Return the outcome of a delivery that is in flight at the end of the history."""
-        elapsed = self.end - actual.entry.at
-        if actual.deadline <= self.end:  # overdue, but no owner was running
-            return _End("open", self.end)
+        """Return the outcome of a delivery that is in flight at the end of the history or when removed."""
+        until, _ = self.in_flight_until
+        elapsed = until - actual.entry.at
+        if actual.deadline <= until:  # overdue, but no owner was running
+            return _End("open", until)
         if deadline <= elapsed:
             return _End("timed_out", at + deadline)
         if at >= actual.entry.at:
-            return _End("open", self.end)
+            return _End("open", until)
         self.outcome.assumed += 1
         return _End("acked", at + elapsed) if self.optimistic else _End("timed_out", at + deadline)
 
@@ -311,7 +332,8 @@ class _Replay:
         self.outcome.assumed += 1
         deadline = self._deadline(last)
         kind = last.outcome.kind if last.outcome is not None else "timed_out"
-        duration = (last.outcome.entry.at if last.outcome is not None else self.end) - last.entry.at
+        until, _ = self.in_flight_until
+        duration = (last.outcome.entry.at if last.outcome is not None else until) - last.entry.at
         if self.optimistic:
             return _End("acked", at + min(duration, deadline))
         if kind in ("nacked", "released") and duration < deadline:  # releases without end would never count
@@ -332,11 +354,14 @@ class _Replay:
             return visibility
         return min(actual_timeout, visibility * self.policy.in_flight_retention_visibilities)
 
+    def _rejection(self, actual: PastDelivery) -> LogPosition | None:
+        """Return when the consumer of an actual delivery rejected it, perhaps after its time-out, or None."""
+        dead = self.recorded_round.dead_lettering
+        if dead is None or dead.reason != "rejected" or actual is not self.recorded_round.deliveries[-1]:
+            return None
+        return dead.entry
+
     def _is_last(self, attempt: int, actual: PastDelivery | None, kind: str) -> bool:
-        recorded = self.recorded_round
-        is_rejected = recorded.dead_lettering is not None and recorded.dead_lettering.reason == "rejected"
-        if is_rejected and actual is recorded.deliveries[-1]:
-            return True
         if self.changes.max_attempts is not None:
             return attempt >= self.changes.max_attempts
         outcome = actual.outcome if actual is not None and actual.attempt == attempt else None

@@ -1,6 +1,7 @@
 """Maintenance of stores: migrate databases, and import a store into another."""
 
 import os
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -23,7 +24,7 @@ from postroom.application.ports.backup import MailboxHead, RecordedRow, StoreLoa
 from postroom.application.ports.event_log import Seal, StoredSnapshot
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry
-from postroom.domain.errors import InvalidRequest, NotFound
+from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.domain.names import is_mailbox
 
 __all__ = [
@@ -195,9 +196,12 @@ def _reading_file(path: str) -> Iterator[_Source]:
     file = Path(os.path.realpath(path))
     check_reader(file)
     mode: Mode = "ro&immutable=1" if is_frozen(file) else "ro"
-    with closing(open_file(file, mode, isolation_level=None)) as connection:
-        connection.execute("BEGIN")
-        yield connection.execute, "sqlite", ""
+    try:
+        with closing(open_file(file, mode, isolation_level=None)) as connection:
+            connection.execute("BEGIN")
+            yield connection.execute, "sqlite", ""
+    except sqlite3.Error as error:
+        raise Unavailable(f"The store {file} can't be read: {error}.") from error
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from postroom.adapters.compose.store import open_log_reader, open_store
 from postroom.adapters.postgres.url import is_url
 from postroom.application.extras import explain_missing_extra
 from postroom.application.queries.mailbox_past import read_mailbox_past, to_us
+from postroom.domain.arguments import check_any_text
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.policy_simulation import Changes
 from postroom.projections.log_reader import LogReader
@@ -50,7 +51,7 @@ def make_report(
         not start; MissingExtra when a package is not installed.
     """
     log = open_log_reader(open_store(address), archive)
-    arguments = _arguments(log, report, selection, parameters or {})
+    arguments = _arguments(log, report, selection, topic, parameters or {})
     if engine == "local":
         return _run_locally(log, report, _selection(report, selection), topic, arguments)
     with explain_missing_extra("spark"):
@@ -94,7 +95,7 @@ def report_frame(
     if isinstance(report, str):
         report = _report(report, store, selection, archive, policies)
     log = open_log_reader(open_store(store), archive)
-    arguments = _arguments(log, report, selection, parameters or {})
+    arguments = _arguments(log, report, selection, topic, parameters or {})
     return _frame(spark, store, report, _selection(report, selection), topic, archive, arguments)
 
 
@@ -116,9 +117,19 @@ def _report(
 
 
 def _arguments(
-    log: LogReader, report: Report, selection: LogSelection, parameters: Mapping[str, int]
+    log: LogReader,
+    report: Report,
+    selection: LogSelection,
+    topic: str | None,
+    parameters: Mapping[str, int],
 ) -> dict[str, int]:
-    """Return the parameters of a report with those that follow from the selection and the log."""
+    """Return the parameters of a report with those that follow from the selection and the log.
+
+    Raises: InvalidRequest when mailbox or topic is no text that UTF-8 can encode.
+    """
+    for name, text in (("mailbox", selection.mailbox), ("topic", topic)):
+        if text is not None:
+            check_any_text(name, text)
     arguments = {
         "since": BEGINNING if selection.since is None else selection.since,
         "until": END_OF_TIME if selection.until is None else selection.until,

@@ -178,10 +178,13 @@ def open_log_reader(
         archive: folder of the records that retention removed, to be read as the log's beginning.
         driver: the database driver, where there is a choice.
         allow_gaps: whether commits may be missing between others.
+
+    Raises: InvalidRequest when `archive` is no text that can name a folder.
     """
     log = store.log_reader(driver, allow_gaps=allow_gaps)
     if archive is None:
         return log
+    check_path("archive", archive)
     with explain_missing_extra("archive"):
         from postroom.adapters.parquet.log_reader import ArchivedLogReader
 

@@ -24,7 +24,14 @@ from postroom.adapters.sqlite.store_file import APPLICATION_ID
 from postroom.application.mailbox.codec import FORMAT
 from postroom.application.mailbox.event_columns import AnyRun
 from postroom.application.queries.verify import VerifyLog
-from postroom.domain.errors import BrokenLog, InvalidRequest, PostroomError, UnusableServer, UnusableStore
+from postroom.domain.errors import (
+    BrokenLog,
+    InvalidRequest,
+    PostroomError,
+    Unavailable,
+    UnusableServer,
+    UnusableStore,
+)
 from tests.integration.frozen_stores.make_store import MESSAGES
 from tests.support.fork_server import shared_server
 from tests.support.waiting import SECONDS
@@ -202,6 +209,9 @@ async def test_a_file_of_records_is_refused_untouched_and_imported(name: str, tm
         import_store(str(store), str(new))
     with pytest.raises(InvalidRequest, match="does not have the format of before"):
         import_store(str(new), str(tmp_path / "third.db"))
+    (tmp_path / "notes.txt").write_text("no store\n" * 100)
+    with pytest.raises(Unavailable, match="notes.txt can't be read: file is not a database"):
+        import_store(str(tmp_path / "notes.txt"), str(tmp_path / "third.db"))
 
 
 @pytest.mark.parametrize(

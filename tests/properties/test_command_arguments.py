@@ -86,6 +86,7 @@ def find(*path_and_name: str) -> tuple[tuple[str, ...], Any, Any]:
 @example(find("migrate", "messaging"), "\udcff")
 @example(find("dlq", "purge", "topic"), "\udcff")
 @example(find("send", "mailbox"), "")
+@example(find("report", "traffic", "topic"), "\udcff")
 @example(find("log", "show", "first"), "9" * 25)
 @example(find("log", "show", "through"), "9" * 25)
 @example(find("log", "show", "limit"), "9" * 25)

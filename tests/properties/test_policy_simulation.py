@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import msgspec
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from postroom.adapters.compose.queries import Reader
@@ -55,7 +55,24 @@ def under_one_policy(taken: list[Step]) -> list[Step]:
     ]
 
 
+DELIVERED: list[Step] = [Send("orders"), Receive("orders")]
+REJECTED_LATE: list[Step] = [*DELIVERED, Wait(300), Receive("mail"), Settle("reject", 0)]
+"""A message whose consumer rejects it after its visibility timeout."""
+CANCELLED_IN_FLIGHT: list[Step] = [*DELIVERED, Operate("cancel", "orders")]
+RESCHEDULED: list[Step] = [
+    *DELIVERED,
+    Settle("nack", 0, 5_000),
+    Operate("reschedule", "orders"),
+    Wait(400),
+    Receive("orders"),
+]
+"""A message that an operator has delivered before the delay ends that its consumer set."""
+
+
 @given(histories)
+@example(REJECTED_LATE)
+@example(CANCELLED_IN_FLIGHT)
+@example(RESCHEDULED)
 def test_no_change_changes_nothing(taken: list[Step]) -> None:
     for history, end in lived(live(memory_place(), taken)):
         was = observe(history, end)
@@ -63,6 +80,9 @@ def test_no_change_changes_nothing(taken: list[Step]) -> None:
 
 
 @given(histories.map(under_one_policy))
+@example(REJECTED_LATE)
+@example(CANCELLED_IN_FLIGHT)
+@example(RESCHEDULED)
 def test_the_same_policy_again_gives_exactly_what_was_observed(taken: list[Step]) -> None:
     for history, end in lived(live(memory_place(), taken)):
         was = observe(history, end)

@@ -6,7 +6,7 @@ import pytest
 
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.commands import OwnershipTaken
-from postroom.domain.message import MS
+from postroom.domain.message import MS, ExpiryReason
 from postroom.domain.message_history import MessageHistory, trace
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.policy_simulation import Changes, FinalStatus, Outcome, observe, simulate
@@ -169,6 +169,51 @@ def test_a_message_that_waits_for_longer_than_it_may_dies_of_that() -> None:
     assert under([*events, m.acked(at=120)], backoff_base_ms=800) == surely(
         "dead", deliveries=1, queued=200, dead_letterings=1
     )
+
+
+def test_a_message_that_its_consumer_rejects_after_the_timeout_is_rejected_under_other_policies() -> None:
+    m = Life("m")
+    events = [m.sent(at=0), m.received(at=0, visibility=1_000), m.timed_out(at=1_000)]
+    events += [m.dead(at=2_500, reason="rejected")]
+    observed = surely("dead", deliveries=1, queued=2_500, dead_letterings=1)
+    assert under(events) == under(events, visibility_ms=500) == under(events, visibility_ms=9_000) == observed
+    assert under(events, max_attempts=1) == surely("dead", deliveries=1, queued=1_000, dead_letterings=1)
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "superseded", "erased"])
+def test_a_message_that_is_removed_in_flight_is_removed_then(reason: ExpiryReason) -> None:
+    m = Life("m")
+    events = [
+        m.sent(at=0),
+        m.received(at=0),
+        m.requeued(at=10, due=210),
+        m.received(at=210, visibility=1_000),
+    ]
+    events += [m.expired(at=900, reason=reason)]
+    assert under(events) == under(events, visibility_ms=9_000) == surely("removed", deliveries=2, queued=900)
+    assert under(events, backoff_base_ms=800) == surely("removed", deliveries=2, queued=900)
+    assert under(events, end=900, backoff_base_ms=1_600) == surely("removed", deliveries=1, queued=900)
+    best, worst = under(events, visibility_ms=600, max_attempts=3)
+    assert (best.status, best.deliveries, best.assumed) == ("removed", 3, 1)
+    assert worst == best
+    of_dead: FinalStatus = "removed" if reason == "erased" else "dead"  # no other removes a dead letter
+    assert under(events, max_attempts=1) == surely(of_dead, deliveries=1, queued=10, dead_letterings=1)
+
+
+def test_a_waiting_message_is_rescheduled_when_it_was() -> None:
+    m = Life("m")
+    events = [m.sent(at=0), m.received(at=0), m.requeued(at=10, due=210), m.rescheduled(at=300, due=400)]
+    events += [m.received(at=405), m.acked(at=410)]
+    assert under(events) == under(events, backoff_base_ms=230) == surely("settled", deliveries=2, queued=410)
+    assert under(events, backoff_base_ms=9_000) == surely("settled", deliveries=2, queued=410)
+    sooner = under(events, backoff_base_ms=20)  # it is delivered before
+    assert sooner == surely("settled", deliveries=2, queued=40)
+
+
+def test_a_redrive_that_was_undone_is_undone_under_other_policies() -> None:
+    events = [*poison(m := Life("m")), m.redriven(at=1_000), m.dead(at=1_200)]
+    assert observe(lived(events), END * MS) == outcome("dead", deliveries=2, queued=340, dead_letterings=2)
+    assert under(events, visibility_ms=2_000) == surely("dead", deliveries=2, queued=340, dead_letterings=2)
 
 
 @pytest.mark.parametrize(
