@@ -6,7 +6,7 @@ from datetime import datetime
 
 import uuid_utils
 
-from postroom.application.mailbox.command_enricher import TAIL, covers_sent, find_sent
+from postroom.application.mailbox.command_enricher import COPIES, TAIL, covers_sent, find_sent
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import VolatileLog
@@ -32,14 +32,14 @@ from postroom.domain.subscription import (
     check_filter,
 )
 
-BATCH = 500
-"""Maximum number of messages that one commit copies or removes, which bounds the wait of senders."""
 POSITIONS = 100_000
 """Positions of the log that are read between two commits, at most."""
 LOOK_SECONDS = 1.0
 """Interval at which live subscriptions are checked for one that lacks room and copies from the log."""
 FULL_SECONDS = 0.25
 """Pause of a subscription that copies while its topic has no room."""
+LOOKS = 20
+"""Pauses after which the log is read again although its topic has not changed, as its policy may have."""
 RETRY_SECONDS = 1.0
 """Pause after a failure."""
 
@@ -51,11 +51,13 @@ class SubscriptionCopier:
     twice, whoever owns the mailbox next.
     """
 
-    def __init__(self, engine: MailboxEngine, batch: int = BATCH) -> None:
+    def __init__(self, engine: MailboxEngine, batch: int = COPIES) -> None:
         """Take the engine, and the maximum number of messages that one commit copies or removes."""
         self._engine = engine
         self._batch = batch
         self._changed = asyncio.Event()
+        self._stalled: dict[str, tuple[int, int, int]] = {}
+        """Of a topic without room: version of the subscription, size of the topic, and pauses since."""
 
     def wake(self) -> None:
         """Check the subscriptions now, as one of them has changed."""
@@ -105,30 +107,39 @@ class SubscriptionCopier:
         if before.status == "clearing":
             command = await self._next_cleared(before)
         else:
+            size = _size_of(engine.mailbox, name)
+            version, former, pauses = self._stalled.pop(name, (0, 0, 0))
+            if version == before.version and size >= former and pauses < LOOKS:
+                self._stalled[name] = version, former, pauses + 1
+                return FULL_SECONDS
             covers = covers_sent(engine.mailbox, name)
             batch = await asyncio.to_thread(
                 find_sent, engine.log, covers, before.position, messages=self._batch, positions=POSITIONS
             )
-            if batch.skipped:
-                logger().error(
-                    "subscription.altered_messages",
-                    mailbox=engine.name,
-                    subscription=name,
-                    after=before.position,
-                    through=batch.through,
-                    messages=batch.skipped,
-                )
             command = AdvanceSubscription(
                 name,
                 before.version,
                 sent=tuple(batch.sent),
                 through=batch.through,
-                skipped=batch.skipped,
-                is_last=engine.mailbox.position - batch.through <= TAIL,
+                altered=tuple(batch.altered),
+                is_last=len(batch.sent) < self._batch and engine.mailbox.position - batch.through <= TAIL,
             )
         await submit(engine, command)
         after = engine.mailbox.subscriptions.get(name)
-        return FULL_SECONDS if after is not None and after.version == before.version else 0
+        if after is None or after.version != before.version:
+            if after is not None and after.skipped > before.skipped:
+                logger().error(
+                    "subscription.altered_messages",
+                    mailbox=engine.name,
+                    subscription=name,
+                    after=before.position,
+                    through=after.position,
+                    messages=after.skipped - before.skipped,
+                )
+            return 0
+        if before.status == "copying":
+            self._stalled[name] = before.version, _size_of(engine.mailbox, name), 0
+        return FULL_SECONDS
 
     async def _next_cleared(self, subscription: Subscription) -> AdvanceSubscription:
         """Return the command that removes the next messages of a topic."""
@@ -224,6 +235,12 @@ class Subscriptions:
         if time > engine.now():
             raise InvalidRequest(f"{rfc3339(time)} is in the future; pass a time in the past.")
         return await asyncio.to_thread(engine.log.position_before, time)
+
+
+def _size_of(mailbox: Mailbox, topic: str) -> int:
+    """Return the number of messages of a topic that count against its capacity."""
+    queue = mailbox.topics.get(topic)
+    return 0 if queue is None else sum(shard.size for shard in queue.shards.values())
 
 
 async def submit(engine: MailboxEngine, command: SubscriptionCommand) -> None:

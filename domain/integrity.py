@@ -60,7 +60,7 @@ def has_intact_headers(sent: MessageSent) -> bool:
     except InvalidRequest:
         return False
     return (
-        item.message_id == (sent.copy_of or message_id(sent.stream, headers.message_id))
+        item.message_id in (sent.copy_of, message_id(sent.stream, headers.message_id))
         and item.custom_headers == (headers.custom_headers or {})
         and all(getattr(item, name) == getattr(headers, name) for name in _COMPARED)
     )

@@ -41,7 +41,7 @@ class SubscriptionFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         topics: object = self.topics
         if type(topics) is not tuple or not 1 <= len(topics) <= MAX_PATTERNS:
             raise InvalidRequest(
-                f"The filter of a subscription must have 1 to {MAX_PATTERNS} topics or globs, as a tuple."
+                f"The filter of a subscription must have 1 to {MAX_PATTERNS} topics or globs."
             )
         for pattern in topics:
             check_topic(check_text("A topic or glob", pattern, 1).replace("*", "x"))
@@ -221,7 +221,7 @@ class AdvanceSubscription(msgspec.Struct, frozen=True, gc=False):
         is_cleared: whether the topic has no others.
         sent: messages of the log that match, each after its position, in order.
         through: position through which the log was read; the subscription is live if it is the log's end.
-        skipped: number of messages that match and whose bytes were altered on disk.
+        altered: positions of messages that match and whose bytes were altered on disk.
         is_last: whether the owner is to add what was sent since `through`, if that is little.
     """
 
@@ -231,7 +231,7 @@ class AdvanceSubscription(msgspec.Struct, frozen=True, gc=False):
     is_cleared: bool = False
     sent: tuple[tuple[int, MessageSent], ...] = ()
     through: int = 0
-    skipped: int = 0
+    altered: tuple[int, ...] = ()
     is_last: bool = False
 
 

@@ -172,4 +172,6 @@ def _progress(report: "SubscriptionReport") -> str:
 
 def _effects(report: "RewindReport", verb: str) -> str:
     removed = pluralize(report.removed, "message")
+    if report.removed == 1 and verb == "are":
+        verb = "is"
     return f"{removed} {verb} removed from {report.name}, and {report.copied:,} copied to it again"

@@ -214,8 +214,8 @@ class CommandEnricher:
             own = group.events.sent(through + 1).items()
             sent += [(position, each) for position, each in own if covers(each)]
             through = mailbox.position
-        skipped = command.skipped + newest.skipped
-        return msgspec.structs.replace(command, sent=tuple(sent), through=through, skipped=skipped)
+        altered = (*command.altered, *newest.altered)
+        return msgspec.structs.replace(command, sent=tuple(sent), through=through, altered=altered)
 
     def _stored(self, streams: Sequence[bytes]) -> dict[bytes, _Existing]:
         """Return the messages that are stored; without what retention removed of them."""
@@ -357,29 +357,28 @@ class CommandEnricher:
 
 TAIL = 10_000
 """Positions of the log that are read while other commands wait, at most."""
+COPIES = 500
+"""Messages that one commit copies for a subscription, at most; it bounds the wait of senders."""
 FIND_BYTES = 4 << 20
 """Size of the payloads after which `find_sent` stops."""
 
 
 class FoundSent(NamedTuple):
-    """Messages of the log after their positions, the position through which it was read, and others' number.
+    """Messages of the log after their positions, and the position through which it was read.
 
-    `skipped` counts those whose bytes were altered.
+    `altered` are the positions of others, whose bytes were altered.
     """
 
     sent: list[tuple[int, MessageSent]]
     through: int
-    skipped: int
+    altered: list[int]
 
 
 def covers_sent(mailbox: Mailbox, name: str) -> Callable[[MessageSent], bool]:
     """Return a test of whether a subscription gets a copy of a message; it may run in any thread."""
-    filter_, queues = mailbox.subscriptions[name].filter, frozenset(mailbox.subscriptions)
+    filter_ = mailbox.subscriptions[name].filter
     return lambda sent: (
-        sent.copy_of is None
-        and sent.topic not in queues
-        and filter_.covers_topic(sent.topic)
-        and filter_.covers_headers(sent.headers)
+        sent.copy_of is None and filter_.covers_topic(sent.topic) and filter_.covers_headers(sent.headers)
     )
 
 
@@ -388,7 +387,7 @@ def find_sent(
     covers: Callable[[MessageSent], bool],
     after: int,
     *,
-    messages: int = TAIL,
+    messages: int = COPIES,
     positions: int = TAIL,
 ) -> FoundSent:
     """Return the messages sent after a position that are covered, with their envelopes, verified.
@@ -398,15 +397,19 @@ def find_sent(
     """
     matches: list[int] = []
     through, size = after, 0
-    for first, events in log.replay_runs(after):
-        if len(matches) >= messages or size >= FIND_BYTES or first > after + positions:
-            break
-        through = first + len(events) - 1
-        if type(events[0]) is MessageSent:
-            for position, event in enumerate(events, first):
-                if isinstance(event, MessageSent) and covers(event):
-                    matches.append(position)
-                    size += event.size
+    try:
+        for first, events in log.replay_runs(after):
+            if len(matches) >= messages or size >= FIND_BYTES or first > after + positions:
+                break
+            through = first + len(events) - 1
+            if type(events[0]) is MessageSent:
+                for position, event in enumerate(events, first):
+                    if isinstance(event, MessageSent) and covers(event):
+                        matches.append(position)
+                        size += event.size
+    except BrokenLog:
+        if through == after:
+            raise
     records = log.at_positions(matches) if matches else {}
     intact = [
         (position, record.event)
@@ -415,7 +418,8 @@ def find_sent(
         and isinstance(record.event, MessageSent)
         and is_intact(record)
     ]
-    return FoundSent(intact, through, len(matches) - len(intact))
+    readable = {position for position, _ in intact}
+    return FoundSent(intact, through, [each for each in matches if each not in readable])
 
 
 def _streams_of(commands: Sequence[Command]) -> list[bytes]:

@@ -26,6 +26,7 @@ from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MS, MessageAcked, MessageExpired, MessageReceived, MessageSent, Receipt
 from postroom.domain.record import Event
+from postroom.domain.subscription import AdvanceSubscription
 
 DRAIN_RATES = 1_024
 """Maximum number of topics whose drain rate is known."""
@@ -142,7 +143,8 @@ class GroupDecider:
         try:
             command = self._enricher.from_batch(command)
             events = decide(command, mailbox, now)
-            if self._admit is not None:
+            # Copies make room: what is settled is forgotten when the subscription has them.
+            if self._admit is not None and type(command) is not AdvanceSubscription:
                 size = sum(len(each.envelope) for each in events if type(each) is MessageSent)
                 if size:
                     self._admit(mailbox, size)

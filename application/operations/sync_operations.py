@@ -256,8 +256,8 @@ class SyncOperations(ABC):
                 change one that exists; `rewind_subscription` does.
             principal: who sets it, for the record; a server enters that of the caller's capability.
 
-        Raises: InvalidRequest when the topic holds messages, Saturated when the mailbox has too many
-            subscriptions.
+        Raises: InvalidRequest when the topic holds messages, and for another filter of a subscription that
+            is not live; Saturated when the mailbox has too many subscriptions.
         """
         return self._run(self._open.set_subscription(name, filter_, start=start, principal=principal))
 

@@ -87,10 +87,10 @@ def deliverable(
     """Return the messages that `command` would deliver, quarantine or remove, in the order of their shards.
 
     Arguments:
-        skip: topics to leave out; None leaves out those that are paused.
+        skip: topics to leave out; None leaves out those that are stopped.
     """
     if skip is None:
-        skip = mailbox.paused_topics
+        skip = mailbox.stopped_topics
     topics = [mailbox.topics[name] for name in command.topics if name in mailbox.topics and name not in skip]
     remaining = min(command.max_messages, mailbox.limits.in_flight_ceiling - mailbox.in_flight)
     messages: list[Message] = []

@@ -172,11 +172,13 @@ def _settings_changed(mailbox: Mailbox, event: Event) -> None:
 def _paused(mailbox: Mailbox, event: TopicPaused) -> None:
     mailbox.version = event.version
     mailbox.paused_topics.add(event.topic)
+    mailbox.stop_topics()
 
 
 def _resumed(mailbox: Mailbox, event: TopicResumed) -> None:
     mailbox.version = event.version
     mailbox.paused_topics.discard(event.topic)
+    mailbox.stop_topics()
 
 
 def _redrive_changed(mailbox: Mailbox, event: RedriveEvent) -> None:

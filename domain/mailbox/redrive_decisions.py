@@ -6,7 +6,7 @@ from typing import Any
 
 from postroom.domain.errors import IdempotencyConflict, InvalidRequest, NotFound, Saturated
 from postroom.domain.mailbox.state import Mailbox
-from postroom.domain.mailbox.subscription_decisions import fan_out
+from postroom.domain.mailbox.subscription_decisions import fan_out, refuse_send
 from postroom.domain.mailbox.topic_decisions import is_in_the_clear
 from postroom.domain.message import (
     MS,
@@ -78,6 +78,8 @@ def _start(command: StartRedrive, mailbox: Mailbox, now: int) -> list[Event]:
         )
     if command.job in mailbox.messages:
         raise InvalidRequest(f"{message_id(command.job)} is the id of a message; use another for the job.")
+    if command.spec.destination is not None:
+        refuse_send(command.spec.destination, mailbox)
     if mailbox.mode == "archive":
         raise InvalidRequest(f"Mailbox {mailbox.name} is an archive, which has no dead letters to redrive.")
     if sum(job.status not in ENDED for job in mailbox.redrives.values()) >= MAX_OPEN_JOBS:
@@ -124,7 +126,7 @@ def _advance(command: AdvanceRedrive, mailbox: Mailbox, now: int) -> list[Event]
         if message.unique_key is not None:
             taken.add((message.topic, message.unique_key))
         if isinstance(copy, Copy):
-            sends.append(_send(copy, message.sticky_key, shard, job.spec, mailbox, now))
+            sends.append(_send(copy, message, shard, job.spec, mailbox, now))
         changes.append(_change(message, job.spec, mailbox, now))
     if is_stopped:
         del skips[skips_before:]  # they come again, with the message that has no room
@@ -198,9 +200,12 @@ def _take_room(room: dict[tuple[str, int], int], name: str, number: int, mailbox
 
 
 def _send(
-    copy: Copy, key: str | None, shard: int, spec: RedriveSpec, mailbox: Mailbox, now: int
+    copy: Copy, message: Message, shard: int, spec: RedriveSpec, mailbox: Mailbox, now: int
 ) -> MessageSent:
-    """Send a copy as a sender would, but without idempotency and unique keys, which are the original's."""
+    """Send a copy as a sender would, but without idempotency and unique keys, which are the original's.
+
+    In the topic of a subscription, it is a copy of the dead letter, which no subscription copies.
+    """
     policy = mailbox.policy(copy.topic)
     ttl_ms = policy.ready_retention_ms if copy.ttl_ms is None else min(policy.ready_retention_ms, copy.ttl_ms)
     due = now + spec.delay_ms * MS
@@ -220,7 +225,8 @@ def _send(
         copy.headers,
         copy.envelope,
         copy.priority,
-        key,
+        message.sticky_key,
+        copy_of=message_id(message.stream) if copy.topic in mailbox.subscriptions else None,
     )
 
 

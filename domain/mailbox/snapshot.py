@@ -220,8 +220,8 @@ def _restore_head(mailbox: Mailbox, head: Head, windows: dict[str, dict[str, Rep
     mailbox.expiry_resumes_at = head.expiry_resumes_at
     mailbox.configure(head.settings, head.at)
     mailbox.paused_topics = set(head.paused_topics)
-    mailbox.redrives = {job.job: job for job in head.redrives}
     mailbox.set_subscriptions({each.name: each for each in head.subscriptions})
+    mailbox.redrives = {job.job: job for job in head.redrives}
     for name, saved in head.topics.items():
         policy = mailbox.policy(name)
         since = max(saved.dropped_until, mailbox.at - policy.replay_window_ms * MS)

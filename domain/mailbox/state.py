@@ -154,7 +154,9 @@ class Mailbox:
         position: of the last event applied; counted, as positions have no gaps.
         changes: what changed since it was last collected for a snapshot.
         over_capacity: names of the topics with more dead letters than their `dead_capacity`.
-        paused_topics: names of the topics whose messages are not delivered.
+        paused_topics: names of the topics that operators paused.
+        stopped_topics: names of the topics whose messages are not delivered: paused ones, and those of
+            subscriptions that are being emptied.
         redrives: redrive jobs by id.
         subscriptions: by name, which is also that of the topic to which their messages are copied.
         stored_settings: its `settings`, of which `limits` are a part, and whether the log has them.
@@ -181,6 +183,7 @@ class Mailbox:
         self._policies: dict[str, TopicPolicy] = {}
         self.over_capacity: set[str] = set()
         self.paused_topics: set[str] = set()
+        self.stopped_topics: set[str] = set()
         self.redrives: dict[bytes, RedriveJob] = {}
         self.subscriptions: dict[str, Subscription] = {}
         self._subscriptions_of: dict[str, tuple[Subscription, ...]] = {}
@@ -229,6 +232,12 @@ class Mailbox:
         """Replace the subscriptions."""
         self.subscriptions = subscriptions
         self._subscriptions_of.clear()
+        self.stop_topics()
+
+    def stop_topics(self) -> None:
+        """Derive the topics that are stopped."""
+        clearing = {each.name for each in self.subscriptions.values() if each.status == "clearing"}
+        self.stopped_topics = self.paused_topics | clearing
 
     def shard_count(self, topic: str) -> int:
         """Return the number of shards among which the next message of a topic is placed."""
@@ -280,7 +289,7 @@ class Mailbox:
 
     def count_deliverable(self, topic: str, now: int, limit: int) -> int:
         """Return how many messages of a topic could be delivered at `now` (µs), counted up to `limit`."""
-        if topic in self.paused_topics or topic not in self.topics:
+        if topic in self.stopped_topics or topic not in self.topics:
             return 0
         return self.topics[topic].count_deliverable(now, limit)
 
@@ -290,7 +299,7 @@ class Mailbox:
         Arguments:
             now: log time (µs).
         """
-        if topic in self.paused_topics or topic not in self.topics:
+        if topic in self.stopped_topics or topic not in self.topics:
             return None
         return self.topics[topic].next_due(now)
 

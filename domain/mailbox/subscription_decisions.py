@@ -61,8 +61,8 @@ def refuse_send(topic: str, mailbox: Mailbox) -> None:
     """Raise InvalidRequest for a send to the topic of a subscription, whose messages are copies."""
     if topic in mailbox.subscriptions:
         raise InvalidRequest(
-            f"Topic {topic} is the queue of subscription {topic}, which gets copies only; send to one of the "
-            f"topics of its filter: {', '.join(mailbox.subscriptions[topic].filter.topics[:3])}."
+            f"Topic {topic} is the queue of subscription {topic}, which gets copies only; send to a topic of "
+            "its filter."
         )
 
 
@@ -114,7 +114,8 @@ class _Queue:
             opened: envelopes by stream; this one is added to them.
         """
         name, topic, now = self._subscription.name, self._topic, self._now
-        key = sent.unique_key
+        # No topic has a blank, so keys of different topics differ.
+        key = None if sent.unique_key is None else f"{sent.topic} {sent.unique_key}"
         shard = shard_of(sent.sticky_key or name, self._shards)
         queue = None if topic is None else topic.shards.get(shard)
         size = self._added.get(shard, 0) + (0 if queue is None else queue.size)
@@ -132,7 +133,7 @@ class _Queue:
             expires_at = min(expires_at, sent.at + ttl_seconds * 1_000 * MS)
             if expires_at <= now:  # it would be dead-lettered at once
                 return True
-        copy = self._copy(sent, envelope, shard, due, expires_at)
+        copy = self._copy(sent, envelope, shard, due, expires_at, key)
         self.events.append(copy)
         self._added[shard] = self._added.get(shard, 0) + 1
         if key is not None:
@@ -143,7 +144,13 @@ class _Queue:
         return True
 
     def _copy(
-        self, sent: MessageSent, envelope: OpenedEnvelope, shard: int, due: int, expires_at: int
+        self,
+        sent: MessageSent,
+        envelope: OpenedEnvelope,
+        shard: int,
+        due: int,
+        expires_at: int,
+        unique_key: str | None,
     ) -> MessageSent:
         subscription, extensions = self._subscription, envelope.extensions
         chain = hash_chain(subscription.name, envelope.published_at_us, None, sent.payload_hash, extensions)
@@ -166,7 +173,7 @@ class _Queue:
             sent.envelope,
             sent.priority,
             sent.sticky_key,
-            sent.unique_key,
+            unique_key,
             message_id(sent.stream, sent.headers.message_id),
         )
 
@@ -174,10 +181,20 @@ class _Queue:
 def _set(command: SetSubscription, mailbox: Mailbox, now: int) -> list[Event]:
     """Create a subscription, or change its filter; no event if it has that filter."""
     name, position = command.subscription, mailbox.position
+    if name in command.filter.topics:
+        raise InvalidRequest(
+            f"Subscription {name} can't get the messages of topic {name}, which is its own queue; choose "
+            "another name."
+        )
     existing = mailbox.subscriptions.get(name)
     if existing is not None:
         if existing.filter == command.filter:
             return []
+        if not existing.is_live:  # which filter its earlier messages have is not recorded
+            raise InvalidRequest(
+                f"Subscription {name} copies earlier messages, to which its filter applies; change it when "
+                "it is live, or delete it first."
+            )
         place = (existing.stream, existing.version + 1, now)
         return [SubscriptionSet(*place, name, command.filter, existing.position, command.principal)]
     if name.startswith("$"):
@@ -246,7 +263,7 @@ def _advance_subscription(command: AdvanceSubscription, mailbox: Mailbox, now: i
     if position <= subscription.position and position < mailbox.position:
         return []  # there is no room, or nothing was read
     status: SubscriptionStatus = "live" if position == mailbox.position else "copying"
-    skipped = command.skipped if position == command.through else 0
+    skipped = sum(subscription.position < each <= position for each in command.altered)
     return [*queue.events, _advance(subscription, status, position, now, skipped)]
 
 

@@ -210,7 +210,7 @@ async def test_a_file_of_records_is_refused_untouched_and_imported(name: str, tm
     with pytest.raises(InvalidRequest, match="does not have the format of before"):
         import_store(str(new), str(tmp_path / "third.db"))
     (tmp_path / "notes.txt").write_text("no store\n" * 100)
-    with pytest.raises(Unavailable, match="notes.txt can't be read: file is not a database"):
+    with pytest.raises(Unavailable, match=r"notes\.txt can't be read: file is not a database"):
         import_store(str(tmp_path / "notes.txt"), str(tmp_path / "third.db"))
 
 

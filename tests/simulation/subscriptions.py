@@ -1,7 +1,6 @@
 """Subscriptions in a small world, held against what their log must say; shares no code with the domain."""
 
 import asyncio
-from collections.abc import Iterable
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any
@@ -54,11 +53,10 @@ class Expected:
         self.status = "live" if event.position == position - 1 else "copying"
         self.unsettled: set[bytes] = set()
 
-    def matches(self, event: Any, names: Iterable[str]) -> bool:
+    def matches(self, event: Any) -> bool:
         custom = event.headers.custom_headers or {}
         return (
             event.copy_of is None
-            and event.topic not in names
             and any(fnmatchcase(event.topic, pattern) for pattern in self.filter.topics)
             and all(custom.get(name) == value for name, value in self.filter.headers.items())
         )
@@ -97,7 +95,7 @@ class Reference:
             (
                 (position, event)
                 for position, event in self.originals
-                if position > subscription.cursor and subscription.matches(event, self.subscriptions)
+                if position > subscription.cursor and subscription.matches(event)
             ),
             None,
         )

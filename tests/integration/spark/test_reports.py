@@ -60,6 +60,7 @@ def test_a_grid_of_policies_has_the_same_rows_in_spark_and_in_duckdb(
         report_frame(spark, store, "delay")
     with pytest.raises(InvalidRequest, match="The report sla takes no policies; whatif does"):
         report_frame(spark, store, "sla", policies=grid)
-    for option in ({"topic": "\udcff"}, {"mailbox": "\udcff"}, {"archive": "\udcff"}):
-        with pytest.raises(InvalidRequest, match=f"{next(iter(option))} contains the surrogate"):
-            report_frame(spark, store, "traffic", **option)
+    for name in ("topic", "mailbox", "archive"):
+        options: dict[str, Any] = {name: "\udcff"}
+        with pytest.raises(InvalidRequest, match=f"{name} contains the surrogate"):
+            report_frame(spark, store, "traffic", **options)

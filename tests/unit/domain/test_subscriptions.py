@@ -19,6 +19,8 @@ from postroom.domain.message import MS, MessageExpired, MessageSent
 from postroom.domain.names import message_id
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Event
+from postroom.domain.redrive.job import StartRedrive
+from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.subscription import (
     MAX_SUBSCRIPTIONS,
     AdvanceSubscription,
@@ -125,10 +127,23 @@ def test_nothing_is_sent_to_a_subscription_and_its_messages_are_not_copied() -> 
     scene = Scene()
     scene.subscribe("orders.copy")
     scene.subscribe("all", SubscriptionFilter(("*",)))
+    scene.refuse(scene.send("orders.copy"), InvalidRequest, "send to a topic of its filter")
+    spec = RedriveSpec(destination="orders.copy")
+    scene.refuse(StartRedrive(b"a redrive job---", spec, 0, 0), InvalidRequest, "which gets copies only")
     scene.refuse(
-        scene.send("orders.copy"), InvalidRequest, r"send to one of the topics of its filter: orders\.\*"
+        SetSubscription("x", SubscriptionFilter(("x",)), b"of a subscription"),
+        InvalidRequest,
+        "its own queue",
     )
     assert [each.topic for each in copies(scene.do(scene.send()))] == ["orders.copy", "all"]
+
+
+def test_what_was_sent_to_a_topic_before_it_was_a_subscription_is_copied() -> None:
+    scene = Scene(("mail", TopicPolicy(subscriptions_only=True)))
+    scene.do(scene.send("mail"))
+    scene.subscribe("all", SubscriptionFilter(("*",)), start=0)
+    scene.subscribe("mail")
+    assert [each.copy_of for each in copies(scene.copy("all"))] == [message_id(scene.sent[0][1].stream)]
 
 
 def test_a_subscription_without_room_is_behind_and_the_sender_is_not_refused() -> None:
@@ -184,6 +199,7 @@ def test_a_rewind_empties_the_queue_and_copies_again_under_other_ids() -> None:
     before = scene.waiting()
     scene.do(RewindSubscription("mail", 0, "an operator"))
     version = scene.subscription().version
+    assert scene.do(Receive(("mail",), 9, 1 << 20)) == []
     assert scene.do(AdvanceSubscription("mail", version)) == []
     step = AdvanceSubscription("mail", version, cleared=tuple(before), is_cleared=True)
     *removed, advanced = scene.do(step)
@@ -204,7 +220,15 @@ def test_the_newest_copy_of_a_unique_key_replaces_those_before() -> None:
     scene.subscribe("late", start=0)
     scene.copy("late")
     (left,) = scene.waiting("late")
-    assert scene.mailbox.topics["late"].unique["k"].stream == left
+    assert scene.mailbox.topics["late"].unique["orders.eu k"].stream == left
+
+
+def test_unique_keys_of_different_topics_are_different_in_a_subscription() -> None:
+    scene = Scene()
+    scene.subscribe()
+    for topic in ("orders.eu", "orders.us"):
+        scene.do(scene.send(topic, unique_key="k"))
+    assert len(scene.waiting()) == 2
 
 
 def test_a_copy_is_delayed_as_its_original_and_dead_when_its_time_to_live_ends() -> None:
@@ -238,6 +262,9 @@ def test_another_filter_applies_from_now_on() -> None:
     scene.subscribe(filter_=SubscriptionFilter(("news",)))
     assert copies(scene.do(scene.send())) == []
     assert len(copies(scene.do(scene.send("news")))) == 1
+    scene.do(RewindSubscription("mail", 0))
+    other = SetSubscription("mail", ORDERS, b"of a subscription")
+    scene.refuse(other, InvalidRequest, "when it is live")
 
 
 def test_retention_leaves_what_a_subscription_has_yet_to_copy() -> None:
