@@ -46,6 +46,8 @@ def arguments(path: tuple[str, ...], command: Any, parameter: Any, value: str) -
     required = ["--visibility=5s"] if path == ("extend",) and parameter.name != "visibility" else []
     if path[0] == "report" and parameter.name != "engine":
         required = ["--engine=local"]  # a JVM reads these arguments no differently
+    if path == ("proxy",) and parameter.name == "proxy_id":
+        required = ["--listen=nowhere"]  # with a valid id, it would serve until it is interrupted
     return [*path, "--json", *option, *required, *(["--", *values] if values else [])]
 
 
