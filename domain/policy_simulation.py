@@ -35,6 +35,8 @@ from postroom.domain.policy import (
 FinalStatus = Literal["settled", "dead", "removed", "waiting"]
 _FROM_QUEUE: tuple[ExpiryReason, ...] = ("cancelled", "superseded")
 """Reasons for which messages are removed that are ready or in flight, but no dead letters."""
+_FROM_ANYWHERE: tuple[ExpiryReason, ...] = ("erased", "rewound")
+"""The same of messages of any status."""
 MAX_ATTEMPTS = 1_000
 """Maximum number of attempts in a simulation, as each costs a step."""
 
@@ -156,7 +158,7 @@ class _Replay:
         # Time (µs) up to which a delivery may be in flight, and the status of the message then.
         self.in_flight_until: tuple[int, FinalStatus] = (end, "waiting")
         removal = history.removal
-        if removal is not None and removal.reason in (*_FROM_QUEUE, "erased"):
+        if removal is not None and removal.reason in _FROM_QUEUE + _FROM_ANYWHERE:
             self.in_flight_until = removal.entry.at, "removed"
         # Index of the current round, and the number of its deliveries replayed so far.
         self.round = 0
@@ -270,7 +272,8 @@ class _Replay:
         if late_ack is not None:
             ends.append((late_ack, "settled"))
         if removal is not None and removal.entry.at >= ready_since:
-            was_dead = self.history.rounds[-1].dead_lettering is not None and removal.reason != "erased"
+            was_dead = self.history.rounds[-1].dead_lettering is not None
+            was_dead = was_dead and removal.reason not in _FROM_ANYWHERE
             # Events of one group have the same time; the deliveries came first.
             if not was_dead and (idle or removal.entry.at < received_at):
                 ends.append((removal.entry.at, "removed"))
