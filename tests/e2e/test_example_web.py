@@ -122,7 +122,7 @@ class Shop:
             return False
 
 
-@pytest.mark.parametrize("framework", SHOPS)
+@pytest.mark.parametrize("framework", ["fastapi", pytest.param("django", marks=pytest.mark.extended)])
 def test_every_accepted_order_is_shipped_once_though_workers_that_own_the_mailbox_are_killed(
     framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

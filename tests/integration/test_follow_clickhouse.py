@@ -152,6 +152,7 @@ if not IS_OWN_PROCESS:
                 late[0]()
             assert_complete(store, server.url)
 
+    @pytest.mark.extended
     def test_a_query_on_a_server_that_is_paused_ends_with_one_sentence(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

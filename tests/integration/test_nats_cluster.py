@@ -88,6 +88,7 @@ async def test_a_stream_without_a_majority_of_its_servers_is_unavailable_and_not
         assert await _until_stored(publisher, "1") == 1
 
 
+@pytest.mark.extended
 async def test_a_stream_without_a_leader_holds_back_its_own_events_only_and_they_are_parked(
     cluster: Cluster, messaging_database: str
 ) -> None:

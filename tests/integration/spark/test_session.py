@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.servers.spark import spark_home
 
 START = """
@@ -27,6 +29,7 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.extended
 def test_what_spark_submit_was_told_goes_before_ours(tmp_path: Path) -> None:
     script = tmp_path / "start.py"
     script.write_text(START)

@@ -26,7 +26,7 @@ from tests.support.replaced_logs import cut
 ALL = ReadAllAvailable()
 
 
-@pytest.fixture(params=["sqlite", "archive postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("archive postgres", marks=pytest.mark.extended)])
 def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kept]:
     """Two logs, whose store and driver are as the kind says."""
     kind = str(request.param)

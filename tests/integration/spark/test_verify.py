@@ -37,7 +37,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("postroom.projections.plan.POSITIONS_PER_BUCKET", 60)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.extended)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """A store of either kind, with a past and read models of it."""
     made = request.getfixturevalue("postgres_store") if request.param == "postgres" else tmp_path / "store.db"
