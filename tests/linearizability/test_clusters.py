@@ -26,7 +26,7 @@ print(run(store, Path(folder), faults=faults, is_cut_off=True, size=2))
     [
         ("memory", ["pause_runner"]),
         ("postgres", ["kill_runner"]),
-        ("jetstream", ["kill_leader"]),
+        pytest.param("jetstream", ["kill_leader"], marks=pytest.mark.extended),
     ],
 )
 def test_a_cluster_keeps_its_promises_through_faults(tmp_path: Path, store: str, faults: list[str]) -> None:
