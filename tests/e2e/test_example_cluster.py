@@ -5,9 +5,12 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.e2e.conftest import ROOT, TIMEOUT_SECONDS
 
 
+@pytest.mark.extended
 def test_a_mailbox_goes_on_at_another_runner_when_its_runner_is_killed() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "docs.examples.cluster.run", "--standalone", "--messages", "90"],

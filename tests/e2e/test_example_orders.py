@@ -4,9 +4,12 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.e2e.conftest import ROOT, TIMEOUT_SECONDS
 
 
+@pytest.mark.extended
 def test_an_order_whose_shop_is_killed_before_its_event_is_published_is_shipped_once() -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("POSTROOM_")}
     done = subprocess.run(

@@ -43,6 +43,7 @@ def migrate(postroom: Postroom, url: str, set_: str, *arguments: str) -> str:
     return out
 
 
+@pytest.mark.extended
 def test_a_role_uses_partitions_and_read_models_that_were_made_after_the_grant(
     postroom: Postroom, empty_database: str, role: str, role_url: str
 ) -> None:

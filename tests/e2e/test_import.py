@@ -8,6 +8,8 @@ from contextlib import closing
 from datetime import datetime
 from fnmatch import fnmatchcase
 
+import pytest
+
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
@@ -196,6 +198,7 @@ def test_a_dry_run_stores_nothing(postroom):
     assert not postroom.store.exists()
 
 
+@pytest.mark.extended
 def test_an_import_that_was_killed_is_completed_by_importing_again(postroom):
     content = lines(20_000)
     file = write(postroom, "a.ndjson", content)

@@ -108,6 +108,7 @@ def test_following_keeps_the_context_of_the_settings_up_to_date(
     assert (outbox["box"], outbox["count"]) == ("outbox", 1)
 
 
+@pytest.mark.extended
 def test_read_models_in_clickhouse_answer_like_those_of_the_store(filled: Postroom) -> None:
     filled.ok("views", "rebuild", "--engine", "local", "--into", "chdb:models")
     assert filled.ok("search", "--json", "--from", "chdb:models").out == filled.ok("search", "--json").out

@@ -228,6 +228,7 @@ def test_before_the_first_rebuild_there_is_nothing_to_export(tmp_path: Path) -> 
     assert list((tmp_path / "exports").iterdir()) == []
 
 
+@pytest.mark.extended
 def test_a_database_is_exported_as_a_file_is(postgres_store: str, store: Path, tmp_path: Path) -> None:
     histories.send(postgres_store, "main@test", MESSAGES)
     histories.build_without_spark(postgres_store)

@@ -287,6 +287,7 @@ async def test_a_dead_letter_is_stored_in_a_stream_that_has_the_original_too(
         assert [letter.message_id for letter in await world.dead_letters()] == [id_]
 
 
+@pytest.mark.extended
 async def test_while_dead_letters_cannot_be_stored_poison_is_not_acknowledged(world: World) -> None:
     id_ = await world.publish({"n": 1})
     stop = asyncio.Event()

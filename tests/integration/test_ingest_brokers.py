@@ -7,6 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 import msgspec
+import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in its stubs
 from redis.asyncio import Redis
@@ -107,6 +108,7 @@ async def test_kafka_topics_are_ingested_with_dead_letters_and_tombstones(
     assert again["received"] == 0
 
 
+@pytest.mark.extended
 async def test_cloud_events_of_kafka_are_archived_also_one_without_data(
     kafka_servers: str, tmp_path: Path
 ) -> None:

@@ -241,6 +241,7 @@ async def test_a_consumer_that_was_created_anew_is_read_from_its_start(world: Wo
     assert handled == [0, 1, 2, 3]
 
 
+@pytest.mark.extended
 async def test_handlers_by_type_keep_the_order_while_workers_are_killed_paused_and_stopped(
     nats_url: str, messaging_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

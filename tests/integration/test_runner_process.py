@@ -77,6 +77,7 @@ async def beside(folder: Path, admin: MemoryControlPlane, name: str) -> AsyncIte
             await task
 
 
+@pytest.mark.extended
 async def test_a_runner_that_was_paused_beyond_its_lease_appends_nothing_when_it_wakes(
     tmp_path: Path, admin: MemoryControlPlane, address: str
 ) -> None:

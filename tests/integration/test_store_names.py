@@ -144,6 +144,7 @@ async def test_a_process_uses_a_file_under_one_name_at_a_time(tmp_path: Path) ->
     connect_reader(two).close()
 
 
+@pytest.mark.extended
 async def test_symbolic_links_share_owner_messages_and_read_models(tmp_path: Path) -> None:
     store, link = tmp_path / "store.db", tmp_path / "elsewhere" / "link.db"
     link.parent.mkdir()
@@ -271,6 +272,7 @@ def read_only(folder: Path) -> str:
     return f"mount --bind {folder} {folder}; mount -o remount,ro,bind {folder};"
 
 
+@pytest.mark.extended
 @MOUNTS
 @pytest.mark.parametrize("is_just_closed", [True, False])
 async def test_a_closed_store_on_a_read_only_file_system_is_read(

@@ -5,6 +5,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -49,6 +50,7 @@ def test_read_models_in_sqlite_agree_with_the_reference_at_every_cursor(
         agree(Path(folder) / "store.db", taken, most, few_events)
 
 
+@pytest.mark.extended
 @settings(suppress_health_check=allowances, max_examples=4)
 @given(taken=histories, most=sizes, few_events=ways)
 @example(taken=[STORY, STORY], most=[5, 11], few_events=AS_APPLIED)

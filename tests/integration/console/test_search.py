@@ -221,6 +221,7 @@ async def test_a_token_sees_and_exports_what_it_covers_and_each_call_is_audited(
     assert not any("odd" in each.criteria or "evil" in each.criteria for each in entries)
 
 
+@pytest.mark.extended
 async def test_more_than_two_exports_are_refused_until_their_downloads_end(tmp_path: Path) -> None:
     store = tmp_path / "large.db"
     large = [NewMessage(topic="large", payload=bytes(100_000)) for _ in range(200)]  # no socket takes so much

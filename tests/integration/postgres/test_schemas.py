@@ -263,6 +263,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return run
 
 
+@pytest.mark.extended
 def test_commands_read_the_store_that_is_named(filled: list[str], run: Run, tmp_path: Path) -> None:
     for url in filled:
         run("views follow --once", url)

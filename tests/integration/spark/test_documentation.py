@@ -42,6 +42,7 @@ def test_each_cell_of_the_notebook_prints_what_is_stored_with_it(monkeypatch: py
     assert not names["folder"].exists()
 
 
+@pytest.mark.extended
 def test_the_first_twelve_lines_of_the_page_create_a_store_and_read_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ def test_sql_names_the_store_and_sees_types_and_comments(spark: SparkSession, ke
     assert spark.sql(query).collect() == [(records[0].at, messages, "acme@two")]
 
 
+@pytest.mark.extended
 def test_spark_finds_the_sources_by_their_installed_modules(spark: SparkSession, kept: Kept) -> None:
     # As in spark-sql, where no Python code of the user runs.
     frame = spark.newSession().read.format("postroom_messages").load(kept.options["path"])

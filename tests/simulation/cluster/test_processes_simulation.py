@@ -217,6 +217,7 @@ def run_all(seeds: Iterable[int]) -> None:
             raise UnsafeStep(f"Seed {seed}: {error}") from error
 
 
+@pytest.mark.extended
 def test_admins_and_runners_keep_their_promises_and_recover() -> None:
     run_all(range(SEEDS))
 
