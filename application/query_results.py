@@ -14,7 +14,7 @@ from postroom.domain.mailbox.counts import TopicCount
 from postroom.domain.names import message_id
 from postroom.domain.redrive.job import RedriveJob
 from postroom.domain.redrive.spec import RedriveSpec
-from postroom.domain.subscription import SubscriptionStatus
+from postroom.domain.subscription import SubscriptionFilter, SubscriptionStatus
 
 Moment = int | datetime
 """A log position, or a time: the mailbox after that record, or after all records up to that log time."""
@@ -280,12 +280,12 @@ class SubscriptionReport(msgspec.Struct, frozen=True):
     Arguments:
         name: also the topic from which its messages are received.
         topics, headers: its filter; see `SubscriptionFilter`.
-        status: `live`, it gets its copies with the sends; `copying`, it gets those of earlier messages from
-            the log; `clearing`, its topic is emptied first.
+        status: `live`, each send adds its copy; `copying`, the owner copies earlier messages from the log;
+            `clearing`, the owner empties its topic first.
         position: through which its messages were copied; the end of the log for one that is live.
         behind: number of positions of the log that it has yet to read.
         skipped: number of messages that could not be copied, as their bytes were altered on disk.
-        ready, in_flight, dead: number of messages in its topic; delayed ones are among those that are ready.
+        ready, in_flight, dead: number of messages in its topic; `ready` includes delayed messages.
         paused: whether its topic is paused.
         created_at: log time.
     """
@@ -302,6 +302,11 @@ class SubscriptionReport(msgspec.Struct, frozen=True):
     dead: int
     paused: bool
     created_at: str
+
+    @property
+    def filter(self) -> SubscriptionFilter:
+        """Return its filter."""
+        return SubscriptionFilter(self.topics, self.headers)
 
 
 class RewindReport(msgspec.Struct, frozen=True):

@@ -1,23 +1,22 @@
 """Subscriptions: handlers that change and list them, and the worker that copies from the log to them."""
 
 import asyncio
-from collections.abc import Sequence
 from datetime import datetime
 
 import uuid_utils
 
-from postroom.application.mailbox.command_enricher import COPIES, TAIL, covers_sent, find_sent
+from postroom.application.mailbox.administer import execute
+from postroom.application.mailbox.command_enricher import COPIES, TAIL, find_sent
 from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.mailbox.owner_tasks import StepWorker
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import VolatileLog
 from postroom.application.queries.mailbox_past import to_us
 from postroom.application.queries.measure_mailbox import report_subscription
 from postroom.application.query_results import Moment, RewindReport, SubscriptionReport, check_moment
-from postroom.application.telemetry import logger, summarize
-from postroom.application.threads import wait_at_most
+from postroom.application.telemetry import logger
 from postroom.domain.arguments import check_optional_text, check_type
-from postroom.domain.errors import InvalidRequest, PostroomError, Rejected
-from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.subscription_decisions import check_start, find_subscription
 from postroom.domain.message import MessageSent
 from postroom.domain.names import check_topic
@@ -40,116 +39,93 @@ FULL_SECONDS = 0.25
 """Pause of a subscription that copies while its topic has no room."""
 LOOKS = 20
 """Pauses after which the log is read again although its topic has not changed, as its policy may have."""
-RETRY_SECONDS = 1.0
-"""Pause after a failure."""
 
 
-class SubscriptionCopier:
-    """Worker that gives subscriptions their copies from the log, also those of an earlier owner.
+class SubscriptionCopier(StepWorker):
+    """Worker that copies messages of the log to subscriptions, and continues the work of an earlier owner.
 
-    Their progress is part of the state and is committed with the copies, so no message is missing or copied
+    The progress is part of the state and is committed with the copies, so no message is missing or copied
     twice, whoever owns the mailbox next.
     """
 
+    failure = "subscription.failed"
+
     def __init__(self, engine: MailboxEngine, batch: int = COPIES) -> None:
         """Take the engine, and the maximum number of messages that one commit copies or removes."""
-        self._engine = engine
+        super().__init__(engine)
         self._batch = batch
-        self._changed = asyncio.Event()
         self._stalled: dict[str, tuple[int, int, int]] = {}
         """Of a topic without room: version of the subscription, size of the topic, and pauses since."""
 
-    def wake(self) -> None:
-        """Check the subscriptions now, as one of them has changed."""
-        self._changed.set()
-
-    async def run(self) -> None:
-        """Advance the subscriptions that are not live, in turns, until cancelled."""
-        while True:
-            self._changed.clear()
-            pause = await self._run_once()
-            if pause is None:
-                await self._changed.wait()
-            elif pause > 0:
-                await wait_at_most(pause, self._changed.wait())
-            else:
-                await asyncio.sleep(0)
-
-    async def _run_once(self) -> float | None:
+    async def _run_once(self, *, is_changed: bool) -> float | None:
         """Advance each subscription by a step; return the seconds until the next, None without any."""
-        try:
-            subscriptions = list(self._engine.mailbox.subscriptions.values())
-        except PostroomError as error:
-            logger().warning("subscription.failed", mailbox=self._engine.name, error=str(error))
-            return RETRY_SECONDS
+        subscriptions = list(self._engine.mailbox.subscriptions.values())
         if not subscriptions:
             return None
-        pauses = [await self._attempt(each) for each in subscriptions if not each.is_live]
+        pauses = [
+            await self._attempt(self._step(each.name), subscription=each.name)
+            for each in subscriptions
+            if not each.is_live
+        ]
         return min(pauses, default=LOOK_SECONDS)
 
-    async def _attempt(self, subscription: Subscription) -> float:
-        """Run a step of a subscription, and log its failure, so that others continue."""
-        names = {"mailbox": self._engine.name, "subscription": subscription.name}
-        try:
-            return await self._step(subscription)
-        except PostroomError as error:
-            logger().warning("subscription.failed", **names, error=str(error))
-        except Exception as error:
-            logger().exception("subscription.failed", **names, error=summarize(error))
-        return RETRY_SECONDS
-
-    async def _step(self, subscription: Subscription) -> float:
-        """Remove or copy messages; return the seconds until the next step."""
-        engine, name = self._engine, subscription.name
-        before = engine.mailbox.subscriptions.get(name)
-        if before is None:
+    async def _step(self, name: str) -> float:
+        """Advance a subscription; return the seconds until its next step."""
+        subscription = self._engine.mailbox.subscriptions.get(name)
+        if subscription is None:  # deleted meanwhile
             return 0
-        if before.status == "clearing":
-            command = await self._next_cleared(before)
-        else:
-            size = _size_of(engine.mailbox, name)
-            version, former, pauses = self._stalled.pop(name, (0, 0, 0))
-            if version == before.version and size >= former and pauses < LOOKS:
-                self._stalled[name] = version, former, pauses + 1
-                return FULL_SECONDS
-            covers = covers_sent(engine.mailbox, name)
-            batch = await asyncio.to_thread(
-                find_sent, engine.log, covers, before.position, messages=self._batch, positions=POSITIONS
-            )
-            command = AdvanceSubscription(
-                name,
-                before.version,
-                sent=tuple(batch.sent),
-                through=batch.through,
-                altered=tuple(batch.altered),
-                is_last=len(batch.sent) < self._batch and engine.mailbox.position - batch.through <= TAIL,
-            )
-        await submit(engine, command)
+        if subscription.status == "clearing":
+            await self._clear(subscription)
+            return 0
+        return await self._copy(subscription)
+
+    async def _clear(self, subscription: Subscription) -> None:
+        """Remove the messages of a topic."""
+        name, messages = subscription.name, self._engine.mailbox.messages.values()
+        streams = [each.stream for each in messages if each.topic == name]
+        for start in range(0, max(1, len(streams)), self._batch):
+            end = start + self._batch
+            cleared, is_cleared = tuple(streams[start:end]), end >= len(streams)
+            step = AdvanceSubscription(name, subscription.version, cleared=cleared, is_cleared=is_cleared)
+            await execute(self._engine, step)
+
+    async def _copy(self, before: Subscription) -> float:
+        """Copy the next messages of the log; return the seconds until the next step."""
+        engine, name = self._engine, before.name
+        version, former, pauses = self._stalled.pop(name, (0, 0, 0))
+        if version == before.version and self._unsettled(name) >= former and pauses < LOOKS:
+            self._stalled[name] = version, former, pauses + 1
+            return FULL_SECONDS
+        batch = await asyncio.to_thread(
+            find_sent, engine.log, before.filter, before.position, messages=self._batch, positions=POSITIONS
+        )
+        step = AdvanceSubscription(
+            name,
+            before.version,
+            sent=tuple(batch.sent),
+            through=batch.through,
+            altered=tuple(batch.altered),
+            is_last=len(batch.sent) < self._batch and engine.mailbox.position - batch.through <= TAIL,
+        )
+        if not await execute(engine, step):
+            self._stalled[name] = before.version, self._unsettled(name), 0
+            return FULL_SECONDS
         after = engine.mailbox.subscriptions.get(name)
-        if after is None or after.version != before.version:
-            if after is not None and after.skipped > before.skipped:
-                logger().error(
-                    "subscription.altered_messages",
-                    mailbox=engine.name,
-                    subscription=name,
-                    after=before.position,
-                    through=after.position,
-                    messages=after.skipped - before.skipped,
-                )
-            return 0
-        if before.status == "copying":
-            self._stalled[name] = before.version, _size_of(engine.mailbox, name), 0
-        return FULL_SECONDS
+        if after is not None and after.skipped > before.skipped:
+            logger().error(
+                "subscription.altered_messages",
+                mailbox=engine.name,
+                subscription=name,
+                after=before.position,
+                through=after.position,
+                messages=after.skipped - before.skipped,
+            )
+        return 0
 
-    async def _next_cleared(self, subscription: Subscription) -> AdvanceSubscription:
-        """Return the command that removes the next messages of a topic."""
-        streams = streams_of(self._engine.mailbox, subscription.name)
-        cleared = tuple(streams[: self._batch])
-        for start in range(self._batch, len(streams), self._batch):  # all but the last ones, which it returns
-            some = AdvanceSubscription(subscription.name, subscription.version, cleared=cleared)
-            await submit(self._engine, some)
-            cleared = tuple(streams[start : start + self._batch])
-        return AdvanceSubscription(subscription.name, subscription.version, cleared=cleared, is_cleared=True)
+    def _unsettled(self, name: str) -> int:
+        """Return the number of messages of a topic that count against its capacity."""
+        topic = self._engine.mailbox.topics.get(name)
+        return 0 if topic is None else topic.unsettled
 
 
 class Subscriptions:
@@ -193,19 +169,20 @@ class Subscriptions:
     async def rewind_subscription(
         self, name: str, start: Moment, /, *, dry_run: bool = False, principal: str | None = None
     ) -> RewindReport:
-        """Copy what was sent after a moment again; see `Mailbox.rewind_subscription`."""
+        """Copy the messages sent after a moment again; see `Mailbox.rewind_subscription`."""
         check_topic(name)
         check_type("dry_run", dry_run, bool)
         check_optional_text("principal", principal)
         await self._engine.check_ownership()
         mailbox = self._engine.mailbox
-        find_subscription(name, mailbox)
+        filter_, log = find_subscription(name, mailbox).filter, self._engine.log
         position = check_start(await self._position(start), mailbox)
-        covers, log = covers_sent(mailbox, name), self._engine.log
         copied = await asyncio.to_thread(
-            lambda: sum(type(event) is MessageSent and covers(event) for _, event in log.replay(position))
+            lambda: sum(
+                isinstance(event, MessageSent) and filter_.covers(event) for _, event in log.replay(position)
+            )
         )
-        removed = len(streams_of(self._engine.mailbox, name))
+        removed = self._size(name)
         if not dry_run:
             await self._submit(RewindSubscription(name, position, principal))
         return RewindReport(name, position, removed, copied)
@@ -215,11 +192,16 @@ class Subscriptions:
         check_topic(name)
         check_optional_text("principal", principal)
         await self._submit(DeleteSubscription(name, principal))
-        return len(streams_of(self._engine.mailbox, name))
+        return self._size(name)
 
     async def _submit(self, command: SubscriptionCommand) -> None:
-        await submit(self._engine, command)
+        await execute(self._engine, command)
         self.run_copier()
+
+    def _size(self, name: str) -> int:
+        """Return the number of messages in a topic."""
+        topic = self._engine.mailbox.topics.get(name)
+        return 0 if topic is None else topic.size
 
     async def _position(self, start: Moment) -> int:
         """Return the position of the log after which messages are sent since a moment."""
@@ -235,21 +217,3 @@ class Subscriptions:
         if time > engine.now():
             raise InvalidRequest(f"{rfc3339(time)} is in the future; pass a time in the past.")
         return await asyncio.to_thread(engine.log.position_before, time)
-
-
-def _size_of(mailbox: Mailbox, topic: str) -> int:
-    """Return the number of messages of a topic that count against its capacity."""
-    queue = mailbox.topics.get(topic)
-    return 0 if queue is None else sum(shard.size for shard in queue.shards.values())
-
-
-async def submit(engine: MailboxEngine, command: SubscriptionCommand) -> None:
-    """Submit a command to the engine; raise its refusal."""
-    (answer,) = await engine.submit([command])
-    if isinstance(answer, Rejected):
-        raise answer
-
-
-def streams_of(mailbox: Mailbox, topic: str) -> Sequence[bytes]:
-    """Return the streams of the messages in a topic, in the order of their positions."""
-    return [each.stream for each in mailbox.messages.values() if each.topic == topic]

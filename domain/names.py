@@ -104,6 +104,13 @@ def check_topic(name: object) -> str:
     return text
 
 
+def check_topic_pattern(pattern: object) -> str:
+    """Return a topic name or a glob such as `payments.*`, or raise `InvalidRequest`; see `topic_matches`."""
+    text = check_text("A topic or glob", pattern, 1)
+    check_topic(text.replace("*", "x"))
+    return text
+
+
 def describe_choices(name: str, choices: Collection[str]) -> str:
     """Return the end of an error about a name that does not exist: the closest names, then the others.
 

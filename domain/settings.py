@@ -9,7 +9,7 @@ import msgspec
 
 from postroom.domain.arguments import check_text, check_type
 from postroom.domain.errors import Difference, InvalidRequest, SettingsConflict
-from postroom.domain.names import check_topic
+from postroom.domain.names import check_topic_pattern
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.search import topic_matches
 from postroom.domain.subject import SubjectPolicy, check_subject_policies
@@ -60,7 +60,7 @@ class MailboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         check_type("limits", self.limits, MailboxLimits).validate()
         check_type("default_policy", self.default_policy, TopicPolicy).validate()
         for pattern, section in self.topics.items():
-            _check_pattern(pattern)
+            check_topic_pattern(pattern)
             if not isinstance(section, Mapping):
                 raise InvalidRequest(f"The section of topic {pattern} must be a mapping of fields.")
             _check_names(section, TopicPolicy, f"The section of topic {pattern}")
@@ -148,7 +148,7 @@ def check_changes(changes: SettingsChanges) -> SettingsChanges:
         _check_values("limits", changes.limits),
         _check_values("default_policy", changes.default_policy),
         {
-            _check_pattern(pattern): None
+            check_topic_pattern(pattern): None
             if fields is None
             else _check_values(f"The section of topic {pattern}", fields)
             for pattern, fields in _check_mapping("topics", changes.topics).items()
@@ -332,12 +332,6 @@ def _check_names(values: Mapping[str, object], kind: type[msgspec.Struct], where
             close = get_close_matches(name, fields, 1)
             choices = f"did you mean {close[0]}?" if close else f"it has {', '.join(fields)}."
             raise InvalidRequest(f"{where} has no field {name[:80]!r}; {choices}")
-
-
-def _check_pattern(pattern: object) -> str:
-    text = check_text("A topic or glob", pattern, 1)
-    check_topic(text.replace("*", "x"))
-    return text
 
 
 def _check_sections(settings: MailboxSettings) -> None:

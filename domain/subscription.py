@@ -7,7 +7,7 @@ import msgspec
 from postroom.domain.arguments import check_text, check_type
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import Headers, MessageSent
-from postroom.domain.names import check_topic
+from postroom.domain.names import check_topic_pattern
 from postroom.domain.record import Event
 from postroom.domain.search import topic_matches
 
@@ -17,8 +17,8 @@ MAX_PATTERNS = 100
 """Topics and globs of a subscription, and headers."""
 
 SubscriptionStatus = Literal["live", "clearing", "copying"]
-"""What a subscription does. `live`: it gets its copies with the sends. `copying`: it gets those of earlier
-messages from the log. `clearing`: its queue is emptied after a rewind, before it copies."""
+"""What a subscription does. `live`: each send adds its copy. `copying`: the owner copies earlier messages
+from the log. `clearing`: the owner empties the queue after a rewind, before it copies."""
 
 
 class SubscriptionFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,7 +44,7 @@ class SubscriptionFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True
                 f"The filter of a subscription must have 1 to {MAX_PATTERNS} topics or globs."
             )
         for pattern in topics:
-            check_topic(check_text("A topic or glob", pattern, 1).replace("*", "x"))
+            check_topic_pattern(pattern)
         headers = check_type("The headers of a subscription", self.headers, dict)
         if len(headers) > MAX_PATTERNS:
             raise InvalidRequest(f"The filter of a subscription must have at most {MAX_PATTERNS} headers.")
@@ -61,10 +61,16 @@ class SubscriptionFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     def covers_headers(self, headers: Headers) -> bool:
         """Return whether a message with these headers matches, as far as its topic does."""
-        if not self.headers:
-            return True
-        custom = headers.custom_headers or {}
-        return all(custom.get(name) == value for name, value in self.headers.items())
+        return not self.headers or self.headers.items() <= (headers.custom_headers or {}).items()
+
+    def covers(self, sent: MessageSent) -> bool:
+        """Return whether a message matches; a copy matches no filter."""
+        return sent.copy_of is None and self.covers_topic(sent.topic) and self.covers_headers(sent.headers)
+
+    def describe(self) -> str:
+        """Return the filter for a sentence, such as `orders.*, refunds with country=de`."""
+        headers = "".join(f" with {name}={value}" for name, value in self.headers.items())
+        return ", ".join(self.topics) + headers
 
 
 def check_filter(value: object) -> SubscriptionFilter:
@@ -77,7 +83,7 @@ class Subscription(msgspec.Struct, frozen=True):
 
     Arguments:
         name: also the name of the topic that is its queue.
-        stream: id of its events, 16 bytes; that of another one which had the name before differs.
+        stream: id of its events, 16 bytes; a later subscription of the same name has another id.
         position: unless it is live, the position of the log through which its messages were copied.
         rewinds: number of times that it was rewound; copies of one message differ by it.
         skipped: number of messages that could not be copied, as their bytes were altered on disk.
@@ -97,7 +103,7 @@ class Subscription(msgspec.Struct, frozen=True):
 
     @property
     def is_live(self) -> bool:
-        """Return whether it gets its copies with the sends."""
+        """Return whether each send adds its copy."""
         return self.status == "live"
 
     def behind(self, end: int) -> int:
@@ -120,7 +126,7 @@ class SubscriptionSet(Event, frozen=True, gc=False):
 
 
 class SubscriptionRewound(Event, frozen=True, gc=False):
-    """An operator had a subscription empty its queue, and copy what was sent after `position` again.
+    """An operator rewound a subscription: the owner empties its queue and copies again from `position` on.
 
     Arguments:
         principal: see `SubscriptionSet`.
@@ -205,7 +211,7 @@ class SetSubscription(msgspec.Struct, frozen=True, gc=False):
 
 
 class RewindSubscription(msgspec.Struct, frozen=True, gc=False):
-    """Command to empty the queue of a subscription, and to copy what was sent after `start` again."""
+    """Command to empty the queue of a subscription, and to copy the messages after `start` again."""
 
     subscription: str
     start: int
@@ -222,7 +228,7 @@ class AdvanceSubscription(msgspec.Struct, frozen=True, gc=False):
         sent: messages of the log that match, each after its position, in order.
         through: position through which the log was read; the subscription is live if it is the log's end.
         altered: positions of messages that match and whose bytes were altered on disk.
-        is_last: whether the owner is to add what was sent since `through`, if that is little.
+        is_last: whether the owner adds the messages sent since `through`, unless they are many.
     """
 
     subscription: str

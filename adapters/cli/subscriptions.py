@@ -10,8 +10,7 @@ from postroom.adapters.cli.remote import use_mailbox
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import NOTHING, REFUSED, WrongUsage, Yes, parse_moment, parse_pairs
 from postroom.application.text import pluralize
-from postroom.domain.errors import NotFound
-from postroom.domain.names import describe_choices
+from postroom.domain.mailbox.subscription_decisions import unknown_subscription
 
 if TYPE_CHECKING:
     from postroom.application.query_results import Moment, RewindReport, SubscriptionReport
@@ -30,7 +29,7 @@ async def list_subscriptions(session: Session) -> None:
         reports,
         lambda each: (
             each.name,
-            _filter_of(each),
+            each.filter.describe(),
             each.status,
             each.behind,
             each.ready,
@@ -50,7 +49,7 @@ async def show(session: Session, name: Name) -> None:
         mailbox = postroom.name
     report = reports.get(name)
     if report is None:
-        raise NotFound(f"Mailbox {mailbox} has no subscription {name}; {describe_choices(name, reports)}")
+        raise unknown_subscription(name, mailbox, reports)
     if session.out.as_json:
         session.out.json(report)
         return
@@ -97,7 +96,7 @@ async def set_subscription(
     filter_ = SubscriptionFilter(tuple(topics), parse_pairs(header or (), "--header")).validate()
     async with use_mailbox(session, create=True) as postroom:
         report = await postroom.set_subscription(name, filter_, start=moment)
-    session.out.result(report, f"Subscription {name} gets {_filter_of(report)}; {_progress(report)}")
+    session.out.result(report, f"Subscription {name} gets {report.filter.describe()}; {_progress(report)}")
 
 
 async def rewind(
@@ -157,11 +156,6 @@ async def delete(session: Session, name: Name, yes: Yes = False) -> int | None:
 def _parse_start(text: str) -> "Moment":
     """Return the moment that an option names; the beginning of the log is position 0."""
     return 0 if text == "beginning" else parse_moment(text, datetime.now(UTC))
-
-
-def _filter_of(report: "SubscriptionReport") -> str:
-    headers = "".join(f" with {name}={value}" for name, value in report.headers.items())
-    return ", ".join(report.topics) + headers
 
 
 def _progress(report: "SubscriptionReport") -> str:

@@ -51,7 +51,8 @@ def make_report(
         not start; MissingExtra when a package is not installed.
     """
     log = open_log_reader(open_store(address), archive)
-    arguments = _arguments(log, report, selection, topic, parameters or {})
+    _check_names(selection, topic)
+    arguments = _arguments(log, report, selection, parameters or {})
     if engine == "local":
         return _run_locally(log, report, _selection(report, selection), topic, arguments)
     with explain_missing_extra("spark"):
@@ -95,7 +96,8 @@ def report_frame(
     if isinstance(report, str):
         report = _report(report, store, selection, archive, policies)
     log = open_log_reader(open_store(store), archive)
-    arguments = _arguments(log, report, selection, topic, parameters or {})
+    _check_names(selection, topic)
+    arguments = _arguments(log, report, selection, parameters or {})
     return _frame(spark, store, report, _selection(report, selection), topic, archive, arguments)
 
 
@@ -116,20 +118,17 @@ def _report(
     return whatif_report(address, policies, selection=selection, archive=archive)
 
 
-def _arguments(
-    log: LogReader,
-    report: Report,
-    selection: LogSelection,
-    topic: str | None,
-    parameters: Mapping[str, int],
-) -> dict[str, int]:
-    """Return the parameters of a report with those that follow from the selection and the log.
-
-    Raises: InvalidRequest when mailbox or topic is no text that UTF-8 can encode.
-    """
+def _check_names(selection: LogSelection, topic: str | None) -> None:
+    """Raise InvalidRequest unless UTF-8 can encode the names of the mailbox and the topic."""
     for name, text in (("mailbox", selection.mailbox), ("topic", topic)):
         if text is not None:
             check_any_text(name, text)
+
+
+def _arguments(
+    log: LogReader, report: Report, selection: LogSelection, parameters: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the parameters of a report with those that follow from the selection and the log."""
     arguments = {
         "since": BEGINNING if selection.since is None else selection.since,
         "until": END_OF_TIME if selection.until is None else selection.until,

@@ -69,25 +69,29 @@ def _write_cursor(cursor: str, request: Any) -> None:
     request.cursor = read_position(cursor) if isinstance(request.cursor, int) else cursor
 
 
+def _moment(field: str) -> _Codec:
+    return _Codec(
+        lambda at, request: messages.write_moment(at, getattr(request, field)), messages.read_moment
+    )
+
+
+def _struct(field: str, kind: type[msgspec.Struct]) -> _Codec:
+    return _Codec(
+        lambda value, request: messages.write_result(value, getattr(request, field)),
+        lambda message: messages.read_struct(message, kind),
+    )
+
+
 _CODECS = {
-    "at": _Codec(lambda at, request: messages.write_moment(at, request.at), messages.read_moment),
-    "start": _Codec(lambda start, request: messages.write_moment(start, request.start), messages.read_moment),
-    "changes": _Codec(
-        lambda changes, request: messages.write_result(changes, request.changes),
-        lambda field: messages.read_struct(field, SettingsChanges),
-    ),
+    "at": _moment("at"),
+    "start": _moment("start"),
+    "changes": _struct("changes", SettingsChanges),
     "cursor": _Codec(_write_cursor, str),  # some are numbers in the contract
-    "filter_": _Codec(
-        lambda filter_, request: messages.write_result(filter_, request.filter),
-        lambda field: messages.read_struct(field, SubscriptionFilter),
-    ),
+    "filter_": _struct("filter", SubscriptionFilter),
     "ids": _Codec(lambda ids, request: request.ids.extend(ids), list),
     "message_ids": _Codec(_write_ids, lambda field: list(field.message_ids)),
     "policy": _Codec(_write_policy, messages.set_fields),
-    "spec": _Codec(
-        lambda spec, request: messages.write_result(spec, request.spec),
-        lambda field: messages.read_struct(field, RedriveSpec),
-    ),
+    "spec": _struct("spec", RedriveSpec),
 }
 """Arguments that are messages of the contract."""
 

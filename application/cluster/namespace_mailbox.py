@@ -359,9 +359,9 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
                 await asyncio.sleep(STALE_PAUSE_SECONDS)
 
     async def _at_each_that_has_it(self, call: Callable[[Mailbox], Awaitable[T]]) -> list[T]:
-        """Make a call of all mailboxes, one after the other; return answers of those that know its object.
+        """Call each mailbox in turn; return the answers of mailboxes with the topic or subscription.
 
-        Raises: NotFound when none does.
+        Raises: NotFound when none has it.
         """
 
         async def unless_missing(mailbox: Mailbox) -> T | NotFound:

@@ -33,7 +33,6 @@ from postroom.domain.namespace.members import (
     find_predecessors,
 )
 from postroom.domain.settings import SettingsChanges
-from postroom.domain.subscription import SubscriptionFilter
 
 _generation: ContextVar[int | None] = ContextVar("generation", default=None)
 
@@ -245,22 +244,19 @@ class NamespaceMembers:
 
 
 async def _copy_subscription(subscription: SubscriptionReport, mailbox: Mailbox) -> None:
-    """Give a mailbox a subscription, with what was sent to it since the subscription was created.
+    """Give a mailbox a subscription, with the messages sent to it since the subscription was created.
 
-    A mailbox without a history, or whose clock is behind, gets it from now on. One that refuses it, as it has
-    messages in its topic, goes without it: the namespace can be used all the same.
+    A mailbox without a history, or whose clock is behind, gets it from now on. A mailbox that has messages in
+    its topic refuses it and goes without it, so that the namespace can be used all the same.
     """
-    name, filter_ = subscription.name, SubscriptionFilter(subscription.topics, subscription.headers)
-    try:
+    name, error = subscription.name, ""
+    for start in (datetime.fromisoformat(subscription.created_at), None):
         try:
-            start = datetime.fromisoformat(subscription.created_at)
-            await mailbox.set_subscription(name, filter_, start=start)
-        except InvalidRequest:
-            await mailbox.set_subscription(name, filter_)
-    except InvalidRequest as refusal:
-        logger().warning(
-            "namespace.subscription_refused", mailbox=mailbox.name, subscription=name, error=str(refusal)
-        )
+            await mailbox.set_subscription(name, subscription.filter, start=start)
+            return
+        except InvalidRequest as refusal:
+            error = str(refusal)
+    logger().warning("namespace.subscription_refused", mailbox=mailbox.name, subscription=name, error=error)
 
 
 async def pause_topic(mailbox: Mailbox, topic: str) -> None:

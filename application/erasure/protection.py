@@ -127,7 +127,7 @@ def encrypt(
     encryption.algorithm = ALGORITHM
     ciphertext = key.encrypt("headers", original.SerializeToString(deterministic=True))
     encryption.algorithm_params = msgspec.json.encode(_Params(b64encode(ciphertext).decode())).decode()
-    return _content(stored, headers, idem_key)
+    return _content(stored, headers, idem_key, stored.metadata.topic)
 
 
 def decrypt(sent: MessageSent, key: SubjectKey) -> MessageSent:
@@ -150,9 +150,7 @@ def decrypt(sent: MessageSent, key: SubjectKey) -> MessageSent:
     return msgspec.structs.replace(sent, **content._asdict())
 
 
-def _content(
-    envelope: PrismEnvelope, headers: Headers, idem_key: str | None, topic: str | None = None
-) -> StoredContent:
+def _content(envelope: PrismEnvelope, headers: Headers, idem_key: str | None, topic: str) -> StoredContent:
     blob = envelope.SerializeToString(deterministic=True)
     item = extract_mailbox_item(blob, received_at=headers.timestamp, envelope=envelope)
     digest, opened = payload_hash(envelope.payload.value), OpenedEnvelope(envelope)
@@ -163,9 +161,7 @@ def _content(
         principal=item.principal,
         custom_headers=item.custom_headers or None,
     )
-    chain = hash_chain(
-        item.topic if topic is None else topic, opened.published_at_us, idem_key, digest, opened.extensions
-    )
+    chain = hash_chain(topic, opened.published_at_us, idem_key, digest, opened.extensions)
     return StoredContent(blob, changed, digest, chain)
 
 

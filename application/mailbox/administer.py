@@ -77,7 +77,7 @@ class RedriveDeadLetters:
         while done < limit:
             count = min(CHUNK, limit - done)
             try:
-                redriven = await _execute(self._owner, Redrive(topic, count, reason, only))
+                redriven = await execute(self._owner, Redrive(topic, count, reason, only))
             except Rejected:
                 if done:
                     return done
@@ -110,7 +110,7 @@ class PurgeTopic:
         check_type("dead", dead, bool)
         check_type("ready", ready, bool)
         done = 0
-        while removed := await _execute(self._owner, Purge(topic, dead, ready, CHUNK)):
+        while removed := await execute(self._owner, Purge(topic, dead, ready, CHUNK)):
             done += removed
         return done
 
@@ -132,7 +132,7 @@ class SetTopicPolicy:
             command = SetPolicy(check_topic(topic), policy)
         else:
             command = SetSettings(SettingsChanges(topics={check_topic(topic): fields}))
-        await _execute(self._owner, command)
+        await execute(self._owner, command)
 
 
 class SetMailboxSettings:
@@ -151,7 +151,7 @@ class SetMailboxSettings:
         Raises: InvalidRequest when a field is unknown, has a wrong type or is out of bounds; Unavailable.
         """
         command = SetSettings(check_changes(changes), check_type("replace", replace, bool))
-        return await _execute(self._owner, command) > 0
+        return await execute(self._owner, command) > 0
 
 
 class PauseTopic:
@@ -168,7 +168,7 @@ class PauseTopic:
         Raises: InvalidRequest, NotFound for an unknown topic, Saturated when too many topics are paused,
             Unavailable.
         """
-        await _execute(self._owner, Pause(check_topic(topic)))
+        await execute(self._owner, Pause(check_topic(topic)))
 
 
 class ResumeTopic:
@@ -182,10 +182,10 @@ class ResumeTopic:
 
         Raises: InvalidRequest, NotFound for an unknown topic, Unavailable.
         """
-        await _execute(self._owner, Resume(check_topic(topic)))
+        await execute(self._owner, Resume(check_topic(topic)))
 
 
-async def _execute(owner: MailboxOwner, command: Command) -> int:
+async def execute(owner: MailboxOwner, command: Command) -> int:
     """Return the number of events that a command caused; raise its refusal."""
     (answer,) = await owner.submit([command])
     if isinstance(answer, Rejected):
@@ -222,11 +222,7 @@ class EraseMessages:
         for some in _chunks(sorted(positions)):
             streams = await asyncio.to_thread(self._streams_of, pseudonym, some)
             if streams:
-                (answer,) = await self._engine.submit([Erase(streams)])
-                if isinstance(answer, Rejected):
-                    raise answer
-                assert isinstance(answer, int)
-                removed += answer
+                removed += await execute(self._engine, Erase(streams))
         return removed
 
     def _streams_of(self, pseudonym: str, positions: Sequence[int]) -> frozenset[bytes]:

@@ -50,15 +50,14 @@ def encode_events(events: Sequence[Event], distances: Sequence[int]) -> tuple[by
 def encode_envelopes(envelopes: Sequence[bytes]) -> bytes:
     """Return the envelopes of a commit's messages, encoded as in a commit; empty if it has no messages.
 
-    One that occurs again, as a copy for a subscription has its original's, is the number of its first place
-    among them (ADR 0119).
+    An envelope that occurs again, as a copy for a subscription has the one of its original, is encoded as
+    the index of its first place (ADR 0119).
     """
     if len(envelopes) <= 1:
         return _encode(envelopes) if envelopes else b""
     places: dict[bytes, int] = {}
-    return _encode(
-        [each if places.setdefault(each, n) == n else places[each] for n, each in enumerate(envelopes)]
-    )
+    firsts = [places.setdefault(each, index) for index, each in enumerate(envelopes)]
+    return _encode([envelopes[first] if first == index else first for index, first in enumerate(firsts)])
 
 
 def make_commit(

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import Message, MessageSent
 from postroom.domain.record import Record
 from postroom.domain.subject import is_encrypted
-from postroom.domain.subscription import AdvanceSubscription
+from postroom.domain.subscription import AdvanceSubscription, SubscriptionFilter
 
 CACHE_BYTES = 64 << 20
 READ_AHEAD_RATIO = 16
@@ -198,21 +198,21 @@ class CommandEnricher:
         return enriched
 
     async def _with_newest(self, command: AdvanceSubscription, group: Group) -> AdvanceSubscription:
-        """Add to the messages that a subscription copies those that were sent since the log was read.
+        """Add the messages that were sent since the copier read the log.
 
-        With them, it has all messages up to the next command, so that it may be live from there on.
+        Then the subscription has all messages up to this command, and may be live from here on.
         """
         mailbox = group.state.mailbox
         subscription = mailbox.subscriptions.get(command.subscription)
         if not command.is_last or subscription is None or mailbox.position - command.through > TAIL:
             return command
         await self._committer.wait_until_durable()
-        covers = covers_sent(mailbox, subscription.name)
-        newest = await asyncio.to_thread(find_sent, self._log, covers, command.through)
+        filter_ = subscription.filter
+        newest = await asyncio.to_thread(find_sent, self._log, filter_, command.through)
         sent, through = [*command.sent, *newest.sent], newest.through
         if through == group.state.position:  # all of the log was read; the group's own events follow
             own = group.events.sent(through + 1).items()
-            sent += [(position, each) for position, each in own if covers(each)]
+            sent += [(position, each) for position, each in own if filter_.covers(each)]
             through = mailbox.position
         altered = (*command.altered, *newest.altered)
         return msgspec.structs.replace(command, sent=tuple(sent), through=through, altered=altered)
@@ -364,9 +364,9 @@ FIND_BYTES = 4 << 20
 
 
 class FoundSent(NamedTuple):
-    """Messages of the log after their positions, and the position through which it was read.
+    """Messages of the log, each after its position, and the position through which the log was read.
 
-    `altered` are the positions of others, whose bytes were altered.
+    `altered` are the positions of messages whose bytes were altered.
     """
 
     sent: list[tuple[int, MessageSent]]
@@ -374,23 +374,15 @@ class FoundSent(NamedTuple):
     altered: list[int]
 
 
-def covers_sent(mailbox: Mailbox, name: str) -> Callable[[MessageSent], bool]:
-    """Return a test of whether a subscription gets a copy of a message; it may run in any thread."""
-    filter_ = mailbox.subscriptions[name].filter
-    return lambda sent: (
-        sent.copy_of is None and filter_.covers_topic(sent.topic) and filter_.covers_headers(sent.headers)
-    )
-
-
 def find_sent(
     log: EventLogReader,
-    covers: Callable[[MessageSent], bool],
+    filter_: SubscriptionFilter,
     after: int,
     *,
     messages: int = COPIES,
     positions: int = TAIL,
 ) -> FoundSent:
-    """Return the messages sent after a position that are covered, with their envelopes, verified.
+    """Return the messages sent after a position that match a filter, with their envelopes, verified.
 
     Arguments:
         messages, positions: of the log, after which to stop; the last commit is read in full.
@@ -404,7 +396,7 @@ def find_sent(
             through = first + len(events) - 1
             if type(events[0]) is MessageSent:
                 for position, event in enumerate(events, first):
-                    if isinstance(event, MessageSent) and covers(event):
+                    if isinstance(event, MessageSent) and filter_.covers(event):
                         matches.append(position)
                         size += event.size
     except BrokenLog:

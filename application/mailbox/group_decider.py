@@ -143,7 +143,7 @@ class GroupDecider:
         try:
             command = self._enricher.from_batch(command)
             events = decide(command, mailbox, now)
-            # Copies make room: what is settled is forgotten when the subscription has them.
+            # Copies make room: a settled message is forgotten once every subscription has its copy.
             if self._admit is not None and type(command) is not AdvanceSubscription:
                 size = sum(len(each.envelope) for each in events if type(each) is MessageSent)
                 if size:

@@ -1,15 +1,16 @@
 """An owner of a mailbox: own it by a lease, notice a newer owner, and bound memory (svc-mailbox I-5, I-9)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from postroom.application.mailbox.commit_ends import ends_with
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.ports.event_log import VolatileLog
 from postroom.application.ports.lease_store import Ownership
-from postroom.application.telemetry import logger
+from postroom.application.telemetry import logger, summarize
+from postroom.application.threads import wait_at_most
 from postroom.domain.errors import Fenced, MailboxOwned, PostroomError, Saturated, Unavailable
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.policy import SATURATED_RETRY_MS
@@ -104,6 +105,63 @@ class MemoryBound:
 
 def _limit(mailbox: Mailbox) -> int:
     return mailbox.limits.max_store_bytes or DEFAULT_BYTES
+
+
+RETRY_SECONDS = 1.0
+"""Pause of a worker after a failure."""
+
+
+class StepWorker:
+    """Worker of an owner that runs in steps until it is cancelled; a failure of one step is logged.
+
+    Arguments:
+        failure: name of the log event of a failure.
+    """
+
+    failure: ClassVar[str]
+
+    def __init__(self, engine: MailboxEngine) -> None:
+        self._engine = engine
+        self._changed = asyncio.Event()
+
+    def wake(self) -> None:
+        """Look for work now, as something has changed."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Run the steps that are due, until cancelled."""
+        while True:
+            is_changed = self._changed.is_set()
+            self._changed.clear()
+            try:
+                pause = await self._run_once(is_changed=is_changed)
+            except PostroomError as error:
+                logger().warning(self.failure, mailbox=self._engine.name, error=str(error))
+                pause = RETRY_SECONDS
+            if pause is None:
+                await self._changed.wait()
+            elif pause > 0:
+                await wait_at_most(pause, self._changed.wait())
+            else:
+                await asyncio.sleep(0)
+
+    async def _run_once(self, *, is_changed: bool) -> float | None:
+        """Run the steps that are due; return the seconds until the next step, or None without any.
+
+        Arguments:
+            is_changed: whether `wake` was called since the last call.
+        """
+        raise NotImplementedError
+
+    async def _attempt(self, step: Awaitable[float], **names: str) -> float:
+        """Return the pause after a step; log its failure with `names`, so that others continue."""
+        try:
+            return await step
+        except PostroomError as error:
+            logger().warning(self.failure, mailbox=self._engine.name, **names, error=str(error))
+        except Exception as error:
+            logger().exception(self.failure, mailbox=self._engine.name, **names, error=summarize(error))
+        return RETRY_SECONDS
 
 
 CHECK_SECONDS = 2.0

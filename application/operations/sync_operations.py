@@ -251,7 +251,7 @@ class SyncOperations(ABC):
         policy as any topic; nothing is sent to it.
 
         Arguments:
-            start: a new one also gets what was sent since this moment, as far as retention left it: a time,
+            start: a new one also gets messages sent since this moment, as far as retention left them: a time,
                 or the position of the log after which it begins; 0 is the beginning. None is now. It does not
                 change one that exists; `rewind_subscription` does.
             principal: who sets it, for the record; a server enters that of the caller's capability.
@@ -268,7 +268,7 @@ class SyncOperations(ABC):
     def rewind_subscription(
         self, name: Topic, start: At, /, *, dry_run: bool = False, principal: Principal = None
     ) -> RewindReport:
-        """Empty the topic of a subscription, and copy what was sent since a moment again.
+        """Empty the topic of a subscription, and copy the messages sent since a moment again.
 
         Messages in flight are removed, too: their receipts are stale then. Those before `start` that were not
         settled are not copied again.

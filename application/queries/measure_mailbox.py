@@ -213,7 +213,7 @@ def _labelled_topics(topics: Iterable[Topic]) -> set[str]:
     """Return the names of the topics with most messages, which have their own labels."""
 
     def size(topic: Topic) -> tuple[int, str]:
-        return len(topic.dead) + sum(shard.size for shard in topic.shards.values()), topic.name
+        return topic.size, topic.name
 
     return {topic.name for topic in nlargest(MAX_TOPICS, topics, key=size)}
 
@@ -295,22 +295,21 @@ class GetBacklog:
 
 def report_subscription(subscription: Subscription, mailbox: Mailbox) -> SubscriptionReport:
     """Return the report of a subscription."""
-    topic = mailbox.topics.get(subscription.name)
-    shards = [] if topic is None else topic.shards.values()
-    in_flight = sum(each.in_flight for each in shards)
+    name = subscription.name
+    topic = mailbox.topics.get(name) or Topic(name, mailbox.policy(name))
     behind = subscription.behind(mailbox.position)
     return SubscriptionReport(
-        subscription.name,
+        name,
         subscription.filter.topics,
         subscription.filter.headers,
         subscription.status,
         mailbox.position - behind,
         behind,
         subscription.skipped,
-        sum(each.size for each in shards) - in_flight,
-        in_flight,
-        0 if topic is None else len(topic.dead),
-        subscription.name in mailbox.paused_topics,
+        topic.unsettled - topic.in_flight,
+        topic.in_flight,
+        len(topic.dead),
+        name in mailbox.paused_topics,
         rfc3339(subscription.created_at) or "",
     )
 

@@ -31,7 +31,6 @@ from postroom.domain.names import check_topic, describe_choices, mailbox_stream,
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Record
 from postroom.domain.search import Cursor, EventFilter, FoundMessage, Order, TableStats
-from postroom.domain.subscription import SubscriptionFilter
 
 
 class ListDeadLetters:
@@ -286,8 +285,7 @@ def explain_empty(
     by_name = {each.topic: each for each in topics}
     queues = {each.name: each for each in subscriptions}
     if policy.subscriptions_only and topic not in queues:
-        filters = {each.name: SubscriptionFilter(each.topics) for each in queues.values()}
-        names = ", ".join(name for name, each in sorted(filters.items()) if each.covers_topic(topic))
+        names = ", ".join(name for name, each in sorted(queues.items()) if each.filter.covers_topic(topic))
         advice = f"receive from {names}." if names else f"postroom subscription set NAME {topic} creates one."
         return (
             f"Messages of topic {topic} go to subscriptions only (subscriptions_only of its policy); {advice}"

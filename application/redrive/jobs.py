@@ -8,8 +8,10 @@ from itertools import accumulate, islice
 import uuid_utils
 
 from postroom.application.erasure.erase_subject import spec_as_stored
+from postroom.application.mailbox.administer import execute
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.message_factory import NewId
+from postroom.application.mailbox.owner_tasks import RETRY_SECONDS, StepWorker
 from postroom.application.page import Page
 from postroom.application.query_results import (
     DeadLetter,
@@ -31,10 +33,8 @@ from postroom.application.redrive.selection import (
     read_records,
     select,
 )
-from postroom.application.telemetry import logger, summarize
-from postroom.application.threads import wait_at_most
 from postroom.domain.arguments import check_optional_text, check_type
-from postroom.domain.errors import PostroomError, Rejected
+from postroom.domain.errors import PostroomError
 from postroom.domain.integrity import fingerprint
 from postroom.domain.mailbox.commands import Sweep
 from postroom.domain.mailbox.redrive_decisions import find_job
@@ -61,11 +61,9 @@ COPY_BYTES = 4 << 20
 """Maximum size of the copied payloads of one commit; a single larger payload is permitted."""
 FULL_SECONDS = 0.25
 """Pause of a job while the shard of its next message is full."""
-RETRY_SECONDS = 1.0
-"""Pause after a failure."""
 
 
-class RedriveWorker:
+class RedriveWorker(StepWorker):
     """Worker that runs the active jobs in the state of a mailbox, including jobs of an earlier owner.
 
     The progress of a job is part of the state and is committed with the changes of its messages. Only the
@@ -75,70 +73,43 @@ class RedriveWorker:
         batch: maximum number of messages that one commit changes.
     """
 
+    failure = "redrive.failed"
+
     def __init__(
         self, engine: MailboxEngine, *, batch: int = BATCH, new_id: NewId = uuid_utils.uuid7
     ) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._batch = batch
         self._copies = CopyFactory(engine.log.mailbox, engine.now, new_id, engine.protection)
-        self._changed = asyncio.Event()
         self._works: dict[bytes, _Work] = {}
         self._due: dict[bytes, float] = {}
 
-    def wake(self) -> None:
-        """Check the jobs now, as one of them has changed."""
-        self._changed.set()
-
-    async def run(self) -> None:
-        """Run the active jobs in turns until cancelled."""
-        while True:
-            if self._changed.is_set():
-                self._changed.clear()
-                self._due.clear()
-            pause = await self._run_once()
-            if pause is None:
-                await self._changed.wait()
-            elif pause > 0:
-                await wait_at_most(pause, self._changed.wait())
-            else:
-                await asyncio.sleep(0)
-
-    async def _run_once(self) -> float | None:
+    async def _run_once(self, *, is_changed: bool) -> float | None:
         """Run a step of each due job; return the seconds until the next step, or None if no job is active."""
-        try:
-            jobs = [each for each in self._engine.mailbox.redrives.values() if each.status in ACTIVE]
-        except PostroomError as error:
-            logger().warning("redrive.failed", mailbox=self._engine.name, error=str(error))
-            return RETRY_SECONDS
+        if is_changed:
+            self._due.clear()
+        jobs = [each for each in self._engine.mailbox.redrives.values() if each.status in ACTIVE]
         self._works = {job.job: work for job in jobs if (work := self._works.get(job.job)) is not None}
         self._due = {job.job: self._due.get(job.job, 0.0) for job in jobs}
         now = asyncio.get_running_loop().time
         for job in jobs:
             if self._due[job.job] <= now():
-                pause = await self._attempt(job)
+                pause = await self._attempt(self._step(job), job=message_id(job.job))
                 self._due[job.job] = now() + pause if pause > 0 else 0.0
         return max(0.0, min(self._due.values()) - now()) if jobs else None
-
-    async def _attempt(self, job: RedriveJob) -> float:
-        """Run a step of a job, and log its failure, so that other jobs continue."""
-        try:
-            return await self._step(job)
-        except PostroomError as error:
-            logger().warning("redrive.failed", **self._names(job), error=str(error))
-        except Exception as error:
-            logger().exception("redrive.failed", **self._names(job), error=summarize(error))
-            self._works.pop(job.job, None)
-        return RETRY_SECONDS
-
-    def _names(self, job: RedriveJob) -> dict[str, str]:
-        return {"mailbox": self._engine.name, "job": message_id(job.job)}
 
     async def _step(self, job: RedriveJob) -> float:
         state = self._engine.state
         work = self._works.get(job.job)
         if work is None or work.status != job.status or work.state is not state:
             work = self._works[job.job] = _Work(self._engine, job, self._batch, self._copies)
-        return await (work.advance(job) if job.status == JobStatus.RUNNING else work.undo(job))
+        try:
+            return await (work.advance(job) if job.status == JobStatus.RUNNING else work.undo(job))
+        except PostroomError:
+            raise
+        except Exception:  # it is begun again
+            self._works.pop(job.job, None)
+            raise
 
 
 class _Work:
@@ -177,7 +148,7 @@ class _Work:
         cursor = job.cutoff if is_last else batch[-1].last
         streams = tuple(each.message.stream for each in batch)
         copies = await asyncio.to_thread(self._make_copies, job, batch) if job.spec.sends_copies else ()
-        await self._submit(AdvanceRedrive(job.job, streams, cursor, is_last, copies))
+        await execute(self._engine, AdvanceRedrive(job.job, streams, cursor, is_last, copies))
         after = self._engine.mailbox.redrives.get(job.job)
         if after is None or after.status != JobStatus.RUNNING:
             return 0
@@ -202,7 +173,7 @@ class _Work:
         skips: tuple[SkipReason, ...] = ()
         if job.spec.sends_copies:
             skips = tuple("settled" for _ in streams)
-        await self._submit(AdvanceRedrive(job.job, streams, job.cursor, is_last=False, copies=skips))
+        await execute(self._engine, AdvanceRedrive(job.job, streams, job.cursor, is_last=False, copies=skips))
         del self._changed[: self._batch]
         return True
 
@@ -249,7 +220,7 @@ class _Work:
             else:
                 messages = await asyncio.to_thread(self._read_messages, position, event)
         is_last = len(self._advances) <= 1
-        await self._submit(UndoRedrive(job.job, messages, cursor, is_last, originals))
+        await execute(self._engine, UndoRedrive(job.job, messages, cursor, is_last, originals))
         if self._advances:
             self._advances.popleft()
         after = self._engine.mailbox.redrives.get(job.job)
@@ -271,12 +242,6 @@ class _Work:
             for record in records.values()
             if isinstance(record.event, MessageRedriven)
         )
-
-    async def _submit(self, command: RedriveCommand) -> None:
-        """Submit a command to the engine; raise its refusal."""
-        (answer,) = await self._engine.submit([command])
-        if isinstance(answer, Rejected):
-            raise answer
 
 
 MAX_SAMPLES = 10
@@ -380,10 +345,10 @@ class RedriveJobs:
         return cutoff, messages[: spec.limit]
 
     async def _submit(self, command: RedriveCommand) -> None:
-        (answer,) = await self._engine.submit([command])
-        self.worker.wake()
-        if isinstance(answer, Rejected):
-            raise answer
+        try:
+            await execute(self._engine, command)
+        finally:
+            self.worker.wake()
 
     def _report(self, job: bytes) -> RedriveReport:
         mailbox = self._engine.mailbox

@@ -121,6 +121,13 @@ STOPPED = "the worker stopped before the handler returned"
 _handling: ContextVar[Handling | None] = ContextVar("postroom_handling", default=None)
 
 
+async def pause_after(event: str, error: Exception, failures: int, stop: asyncio.Event) -> None:
+    """Log a failure, and pause, the longer the more there were in a row; return early when `stop` is set."""
+    pause_ms = backoff_ms(BACKOFF, failures, random.random())
+    logger().warning(event, error=str(error), pause_ms=pause_ms)
+    await wait_at_most(pause_ms / 1_000, stop.wait())
+
+
 class ConsumerRun:
     """One run of a consumer.
 
@@ -257,9 +264,7 @@ class ConsumerRun:
                 raise
             except (Saturated, Unavailable) as error:
                 failures += 1
-                pause_ms = backoff_ms(BACKOFF, failures, random.random())
-                logger().warning("worker.receive_failed", error=str(error), pause_ms=pause_ms)
-                await self._pause(pause_ms / 1_000)
+                await pause_after("worker.receive_failed", error, failures, self._stopping)
                 continue
             now, done = loop.time(), self.handled + self.failed
             if now - since >= AHEAD_SECONDS:

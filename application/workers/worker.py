@@ -1,7 +1,6 @@
 """`Worker`: registration of handlers by topic, independent of any mailbox, and their run."""
 
 import asyncio
-import random
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -12,8 +11,8 @@ import msgspec
 from postroom.application.metrics import Metric
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import logger
-from postroom.application.threads import cancel_and_wait, wait_at_most
-from postroom.application.workers.consumer_run import BACKOFF, Consumer, ConsumerRun, Topics
+from postroom.application.threads import cancel_and_wait
+from postroom.application.workers.consumer_run import Consumer, ConsumerRun, Topics, pause_after
 from postroom.application.workers.handler import Handling, LoopWatch, Middleware, make_handler
 from postroom.domain.arguments import check_int, check_items, check_text, check_type
 from postroom.domain.errors import (
@@ -25,7 +24,7 @@ from postroom.domain.errors import (
     Unavailable,
 )
 from postroom.domain.names import check_topic
-from postroom.domain.policy import MAX_DURATION_MS, backoff_ms, check_visibility
+from postroom.domain.policy import MAX_DURATION_MS, check_visibility
 from postroom.domain.subscription import SubscriptionFilter, check_filter
 
 
@@ -233,9 +232,7 @@ class Worker:
                 raise
             except (Saturated, Unavailable) as error:
                 failures += 1
-                pause_ms = backoff_ms(BACKOFF, failures, random.random())
-                logger().warning("worker.subscribe_failed", error=str(error), pause_ms=pause_ms)
-                await wait_at_most(pause_ms / 1_000, stop.wait())
+                await pause_after("worker.subscribe_failed", error, failures, stop)
                 if stop.is_set():
                     return
         tasks = [asyncio.create_task(each.run()) for each in runs]
@@ -275,16 +272,10 @@ async def _subscribe(worker: str, mailbox: Mailbox, filters: Mapping[str, Subscr
             logger().info("worker.subscription_created", subscription=name, topics=list(filter_.topics))
         elif {*report.topics} != {*filter_.topics} or report.headers != filter_.headers:
             raise InvalidRequest(
-                f"Subscription {name} of mailbox {mailbox.name} gets messages of "
-                f"{_describe(report.topics, report.headers)}, but worker {worker} names "
-                f"{_describe(filter_.topics, filter_.headers)}; correct the worker, or change the "
+                f"Subscription {name} of mailbox {mailbox.name} gets messages of {report.filter.describe()}, "
+                f"but worker {worker} names {filter_.describe()}; correct the worker, or change the "
                 f"subscription with `{command}`."
             )
-
-
-def _describe(topics: Sequence[str], headers: Mapping[str, str]) -> str:
-    """Return the filter of a subscription for a sentence."""
-    return ", ".join(topics) + "".join(f" with {name}={value}" for name, value in headers.items())
 
 
 def _make_filter(topics: object, headers: dict[str, str] | None) -> SubscriptionFilter:

@@ -137,7 +137,7 @@ def _advance(command: AdvanceRedrive, mailbox: Mailbox, now: int) -> list[Event]
     # Selected messages whose records retention removed before the job reached them can't be named.
     unnamed = job.left - len(changes) - len(skips) if is_complete else 0
     skipped = len(skips) + max(0, unnamed)
-    # Copies for subscriptions come first: the counts of the job's events are of those before them.
+    # Copies for subscriptions come first, as the job's events count the events directly before them.
     events = [*fan_out(sends, mailbox, now), *sends, *changes]
     version = job.version
     if changes or skipped or cursor > job.cursor:

@@ -155,8 +155,8 @@ class Mailbox:
         changes: what changed since it was last collected for a snapshot.
         over_capacity: names of the topics with more dead letters than their `dead_capacity`.
         paused_topics: names of the topics that operators paused.
-        stopped_topics: names of the topics whose messages are not delivered: paused ones, and those of
-            subscriptions that are being emptied.
+        stopped_topics: names of the topics whose messages are not delivered: paused topics, and topics of
+            subscriptions that a rewind empties.
         redrives: redrive jobs by id.
         subscriptions: by name, which is also that of the topic to which their messages are copied.
         stored_settings: its `settings`, of which `limits` are a part, and whether the log has them.

@@ -1,6 +1,6 @@
 """Decisions of subscriptions: their changes, and the copies that they get (ADR 0119)."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -41,11 +41,15 @@ def decide_subscription(command: SubscriptionCommand, mailbox: Mailbox, now: int
     return _DECIDE[type(command)](command, mailbox, now)
 
 
+def unknown_subscription(name: str, mailbox: str, choices: Collection[str]) -> NotFound:
+    """Return the error for a subscription that a mailbox does not have; `choices` are those it has."""
+    return NotFound(f"Mailbox {mailbox} has no subscription {name}; {describe_choices(name, choices)}")
+
+
 def find_subscription(name: str, mailbox: Mailbox) -> Subscription:
     """Return a subscription of the mailbox, or raise NotFound."""
     if (subscription := mailbox.subscriptions.get(name)) is None:
-        choices = describe_choices(name, mailbox.subscriptions)
-        raise NotFound(f"Mailbox {mailbox.name} has no subscription {name}; {choices}")
+        raise unknown_subscription(name, mailbox.name, mailbox.subscriptions)
     return subscription
 
 

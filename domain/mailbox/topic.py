@@ -341,8 +341,7 @@ class Topic:
         """Return how many messages its limits allow to deliver at `now` (µs)."""
         allowed, rate = MAX_COUNT, self.rate
         if self.policy.max_in_flight:
-            in_flight = sum(shard.in_flight for shard in self.shards.values())
-            allowed = max(0, self.policy.max_in_flight - in_flight)
+            allowed = max(0, self.policy.max_in_flight - self.in_flight)
         if rate is not None:
             allowed = min(allowed, rate.burst if self.bucket is None else self.bucket.tokens(rate, now))
         return allowed
@@ -386,9 +385,24 @@ class Topic:
         return sum(1 for _ in islice((m for m in self.ready(now) if m.expires_at > now), limit))
 
     @property
+    def in_flight(self) -> int:
+        """Return the number of messages in flight."""
+        return sum(shard.in_flight for shard in self.shards.values())
+
+    @property
+    def unsettled(self) -> int:
+        """Return the number of messages that are ready, delayed or in flight."""
+        return sum(shard.size for shard in self.shards.values())
+
+    @property
+    def size(self) -> int:
+        """Return the number of messages, dead letters included."""
+        return self.unsettled + len(self.dead)
+
+    @property
     def is_empty(self) -> bool:
         """Return whether the topic has no messages and no dead letters."""
-        return not self.dead and all(shard.size == 0 for shard in self.shards.values())
+        return not self.size
 
     def is_idle(self, now: int) -> bool:
         """Return whether the topic has no messages, idempotency keys and recent deliveries at `now` (µs)."""

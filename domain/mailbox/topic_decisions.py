@@ -159,7 +159,7 @@ def _effects(topic: Topic, policy: TopicPolicy, now: int) -> Iterator[tuple[Effe
     remembered = now - topic.policy.replay_window_ms * MS
     yield "keys_forgotten", topic.window.count_between(remembered, now - policy.replay_window_ms * MS)
     if topic.shards_in_use != policy.shards:
-        yield "shards_wait", sum(shard.size for shard in topic.shards.values()) + len(topic.dead)
+        yield "shards_wait", topic.size
 
 
 def _attempts_used(mailbox: Mailbox, policies: dict[str, TopicPolicy]) -> Iterator[SettingsEffect]:

@@ -7,6 +7,8 @@ from tests.linearizability.checker import Model
 from tests.linearizability.history import Operation
 
 REFUSED = "refused"
+REFUSED_IN_DOUBT = "refused in doubt"
+"""Refused after an attempt whose outcome was unknown: it may have been granted, and have expired since."""
 
 
 class LeaseState(NamedTuple):
@@ -27,7 +29,7 @@ def lease_model(mailbox: str) -> Model:
     """Return the model of a lease: one holder at a time, and an epoch that grows with every acquisition.
 
     Operations:
-        acquire [runner, acquisition] -> epoch, or `refused`
+        acquire [runner, acquisition] -> epoch, `refused` or `refused in doubt`
         renew [runner, epoch] -> epoch, or `refused`
         release [runner, epoch] -> true, or `refused`
         own [runner, epoch] -> true: the runner took its lease for valid, on its own clock
@@ -64,15 +66,18 @@ def _step_lease(state: LeaseState, operation: Operation) -> Iterator[LeaseState]
 def _step_acquire(state: LeaseState, operation: Operation) -> Iterator[LeaseState]:
     runner, acquisition = operation.input
     epoch = operation.output
-    if epoch == REFUSED:
+    if epoch in (REFUSED, REFUSED_IN_DOUBT):
         # by another holder, or because the lease of this very acquisition has ended
         if (state.holder and state.holder != runner) or state.acquisition == acquisition:
             yield state
+        if epoch == REFUSED_IN_DOUBT:
+            yield LeaseState(runner, state.epoch + 1, acquisition, is_refused=True)
     elif epoch is None:
         yield LeaseState(runner, state.epoch + 1, acquisition)
         yield state
-    elif state.acquisition == acquisition and state.holder == runner and epoch == state.epoch:
-        yield state
+    elif (state.holder, state.epoch, state.acquisition) == (runner, epoch, acquisition):
+        if not state.is_refused:
+            yield state
     elif epoch > state.epoch:
         yield LeaseState(runner, epoch, acquisition)
 

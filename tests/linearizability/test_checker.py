@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.linearizability.checker import Model, NotLinearizable, check
 from tests.linearizability.history import Operation
-from tests.linearizability.models import REFUSED, lease_model, log_model, message_model
+from tests.linearizability.models import REFUSED, REFUSED_IN_DOUBT, lease_model, log_model, message_model
 from tests.support.examples import examples
 
 
@@ -180,6 +180,20 @@ ACQUIRED = op("acquire", 1, 2, ["a", "1"], 1)
                 op("own", 7, 8, ["a", 1], True),
             ],
             True,
+        ),
+        # A grant whose answer was lost refuses others until it expires, and its repetition is then refused.
+        (
+            [
+                ACQUIRED,
+                op("release", 3, 4, ["a", 1], True),
+                op("acquire", 5, 8, ["b", "2"], REFUSED_IN_DOUBT),
+                op("acquire", 6, 7, ["a", "3"], REFUSED),
+            ],
+            True,
+        ),
+        (
+            [op("acquire", 1, 2, ["b", "2"], REFUSED_IN_DOUBT), op("acquire", 3, 4, ["b", "2"], 1)],
+            False,
         ),
         # Believing that a write failed which timed out: another attempt gets an epoch that was given away.
         (

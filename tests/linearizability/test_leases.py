@@ -18,7 +18,7 @@ from postroom.domain.lease import lease as lease_rules
 from postroom.domain.lease.lease import AcquireLease, ExpireLease, ReleaseLease, RenewLease
 from tests.linearizability.checker import NotLinearizable, check_each
 from tests.linearizability.history import Recorder, read_histories
-from tests.linearizability.models import REFUSED, lease_model
+from tests.linearizability.models import REFUSED, REFUSED_IN_DOUBT, lease_model
 from tests.simulation.cluster.doubtful_store import DoubtfulRecorder
 from tests.support.waiting import SECONDS
 
@@ -34,11 +34,16 @@ class SharedDoubtfulRecorder(DoubtfulRecorder):
     def __init__(self, seed: int) -> None:
         super().__init__(Random(seed))
         self.doubt = 0.25
+        self.doubts = threading.local()
         self._turn = threading.RLock()
 
     def insert_events(self, *args: Any, **kwargs: Any) -> Any:
         with self._turn:
-            return super().insert_events(*args, **kwargs)
+            try:
+                return super().insert_events(*args, **kwargs)
+            except OperationalError:
+                self.doubts.of_call = True
+                raise
 
     def select_events(self, *args: Any, **kwargs: Any) -> list[StoredEvent]:
         with self._turn:
@@ -48,11 +53,14 @@ class SharedDoubtfulRecorder(DoubtfulRecorder):
 class Runner:
     """A runner that asks one of several admins at random, and remembers what it was granted."""
 
-    def __init__(self, number: int, seed: int, admins: list[Leases], journal: Path) -> None:
+    def __init__(
+        self, number: int, seed: int, admins: list[Leases], doubts: threading.local, journal: Path
+    ) -> None:
         self._name = f"runner-{number}"
         self._number = number
         self._random = Random(f"{seed} {number}")
         self._admins = admins
+        self._doubts = doubts
         self._recorder = Recorder(journal / f"{self._name}.journal", self._name)
         self._attempts = 0
         self._epochs: dict[str, list[int]] = {mailbox: [] for mailbox in MAILBOXES}
@@ -91,10 +99,11 @@ class Runner:
 
     def _ask(self, mailbox: str, kind: str, input_: list[Any], ask: Callable[[], Any]) -> Any:
         call = self._recorder.call(mailbox, kind, input_)
+        self._doubts.of_call = False
         try:
             answer = ask()
         except (LeaseHeld, LeaseLost):
-            answer = REFUSED
+            answer = REFUSED_IN_DOUBT if kind == "acquire" and self._doubts.of_call else REFUSED
         except Unavailable:  # nobody knows
             return None
         self._recorder.answer(call, answer)
@@ -108,7 +117,7 @@ def record(folder: Path, seed: int) -> int:
     recorder = SharedDoubtfulRecorder(seed)
     admins = [Leases(recorder, lambda: 0) for _ in range(2)]
     with ThreadPoolExecutor(RUNNERS) as threads:
-        runners = [Runner(number, seed, admins, folder) for number in range(RUNNERS)]
+        runners = [Runner(number, seed, admins, recorder.doubts, folder) for number in range(RUNNERS)]
         for running in [threads.submit(runner.run) for runner in runners]:
             running.result(SECONDS)
     return check_each(lease_model, read_histories(folder.glob("*.journal")))

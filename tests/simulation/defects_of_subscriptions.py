@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from postroom.application import subscriptions
 from postroom.application.mailbox.command_enricher import CommandEnricher
+from postroom.application.subscriptions import SubscriptionCopier
 from postroom.domain.mailbox import batch, decide, snapshot, state, subscription_decisions
 from postroom.domain.names import copy_stream
 from postroom.domain.subscription import AdvanceSubscription, SubscriptionFilter
@@ -89,7 +89,11 @@ def copies_in_the_wrong_order(patch: Patch) -> None:
 
 @defect
 def a_rewind_that_leaves_the_queue_as_it_is(patch: Patch) -> None:
-    patch.setattr(subscriptions, "streams_of", lambda mailbox, topic: [])
+    async def clear(self: SubscriptionCopier, subscription: Any) -> None:
+        step = AdvanceSubscription(subscription.name, subscription.version, is_cleared=True)
+        await self._engine.submit([step])
+
+    patch.setattr(SubscriptionCopier, "_clear", clear)
 
 
 @defect
@@ -131,11 +135,10 @@ def a_filter_that_ignores_headers(patch: Patch) -> None:
 
 @defect
 def a_subscription_that_copies_copies(patch: Patch) -> None:
-    def covers_sent(mailbox: Any, name: str) -> Any:
-        filter_ = mailbox.subscriptions[name].filter
-        return lambda sent: filter_.covers_topic(sent.topic) and filter_.covers_headers(sent.headers)
+    def covers(self: SubscriptionFilter, sent: Any) -> bool:
+        return self.covers_topic(sent.topic) and self.covers_headers(sent.headers)
 
-    patch.setattr(subscriptions, "covers_sent", covers_sent)
+    patch.setattr(SubscriptionFilter, "covers", covers)
 
 
 @defect

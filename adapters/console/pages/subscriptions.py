@@ -8,8 +8,8 @@ from postroom.adapters.console.page import NavEntry, Page, parse_moment, route
 from postroom.application.query_results import Moment, SubscriptionReport
 from postroom.application.text import pluralize
 from postroom.domain.capability.rights import Right
-from postroom.domain.errors import InvalidRequest, NotFound
-from postroom.domain.names import describe_choices
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.mailbox.subscription_decisions import unknown_subscription
 
 NAV: Final = NavEntry("Subscriptions", "/subscriptions", 50)
 
@@ -81,7 +81,7 @@ async def _find(page: Page, name: str) -> SubscriptionReport:
     page.require_all(Right.ADMIN)
     reports = {each.name: each for each in await page.mailbox.list_subscriptions()}
     if name not in reports:
-        raise NotFound(f"There is no subscription {name}; {describe_choices(name, reports)}")
+        raise unknown_subscription(name, page.mailbox.name, reports)
     return reports[name]
 
 
