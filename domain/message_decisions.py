@@ -171,19 +171,20 @@ def redrive(message: Message, policy: TopicPolicy, now: int) -> MessageRedriven:
 
 
 def reschedule(
-    message: Message, delay_ms: int, policy: TopicPolicy, now: int, principal: str | None
+    message: Message, due: int, policy: TopicPolicy, now: int, principal: str | None
 ) -> MessageRescheduled:
-    """Deliver a waiting message not before `delay_ms` from now, and retain it from then on.
+    """Deliver a waiting message not before `due` (µs), and retain it from then on.
 
     Raises: InvalidRequest when its time to live ends before.
     """
-    due, retention = now + delay_ms * MS, policy.ready_retention_ms * MS
+    retention = policy.ready_retention_ms * MS
     expires_at = due + retention
     if message.expires_at < message.sent_at + retention:  # its sender set a time to live
         expires_at = message.expires_at
         if due >= expires_at:
+            left_ms, delay_ms = max(0, expires_at - now) // MS, (due - now) // MS
             raise InvalidRequest(
-                f"deliver_after_ms must be below the {max(0, expires_at - now) // MS} ms after which message "
+                f"deliver_after_ms must be below the {left_ms} ms after which message "
                 f"{message.stream.hex()} of topic {message.topic} is dead-lettered; it was {delay_ms}."
             )
     return MessageRescheduled(message.stream, message.version + 1, now, due, expires_at, principal)

@@ -13,6 +13,7 @@ from postroom.adapters.cli.values import (
     NOTHING,
     WrongUsage,
     format_duration,
+    parse_due,
     parse_duration,
     parse_pairs,
     read_payload,
@@ -233,16 +234,24 @@ async def reschedule(
     session: Session,
     ids: Ids,
     delay: Annotated[
-        str, Option(metavar="DURATION", help="Deliver them not before this time has passed.")
-    ] = "0",
+        str | None,
+        Option(metavar="DURATION", help="Deliver them not before this time has passed; 0 is now."),
+    ] = None,
+    at: Annotated[
+        str | None,
+        Option(metavar="TIME", help="Deliver them not before this time, such as 2026-12-01T08:00Z."),
+    ] = None,
 ) -> int:
-    """Deliver waiting messages at once, or after a delay from now."""
-    deliver_after_ms = parse_duration(delay)
+    """Deliver waiting messages after a delay from now, or at a time; a time in the past is now."""
+    if (delay is None) == (at is None):
+        raise WrongUsage("Pass either --delay or --at; --delay 0 delivers the messages now.")
+    deliver_after_ms = None if delay is None else parse_duration(delay)
+    time = None if at is None else parse_due("--at", at)
     return await _change(
         session,
         ids,
         "rescheduled",
-        lambda postroom, some: postroom.reschedule_messages(some, deliver_after_ms=deliver_after_ms),
+        lambda postroom, some: postroom.reschedule_messages(some, deliver_after_ms=deliver_after_ms, at=time),
     )
 
 

@@ -265,6 +265,18 @@ def parse_moment(text: str, now: datetime) -> int | datetime:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
+def parse_due(option: str, text: str) -> datetime:
+    """Parse a time that may be in the future: RFC 3339, where one without offset is UTC.
+
+    Raises: WrongUsage for anything else, an age as well: it would be in the past.
+    """
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise WrongUsage(f"{option} {text!r} is not a time; write 2026-12-01T08:00Z.") from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
 def parse_micros(option: str, text: str | None) -> int | None:
     """Return the time that an option names in µs since 1970 UTC, or None without one.
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypedDict
 
 from markupsafe import Markup, escape
 
@@ -124,6 +124,25 @@ def read_time(name: str, text: str, now: datetime) -> int:
         raise InvalidRequest(
             f"{name} is {text[:40]!r}, which is not a time; write 2026-01-31T08:00:00Z, or an age such as 2h."
         ) from None
+
+
+class Due(TypedDict, total=False):
+    """Time of a delivery; see `Mailbox.reschedule_messages`."""
+
+    deliver_after_ms: int
+    at: datetime
+
+
+def read_due(name: str, text: str) -> Due:
+    """Return when to deliver a message: after a duration such as `2h`, or at a time, in UTC without offset.
+
+    Raises: InvalidRequest for anything else.
+    """
+    try:
+        at = datetime.fromisoformat(text.strip())
+    except ValueError:
+        return {"deliver_after_ms": read_duration(name, text)}
+    return {"at": at if at.tzinfo else at.replace(tzinfo=UTC)}
 
 
 def read_duration(name: str, text: str) -> int:

@@ -262,18 +262,22 @@ class Mailbox:
         ids: MessageIds,
         /,
         *,
-        deliver_after_ms: Annotated[int, Meta(ge=0, le=MAX_DURATION_MS)] = 0,
+        deliver_after_ms: Annotated[int, Meta(ge=0, le=MAX_DURATION_MS)] | None = None,
+        at: datetime | None = None,
         principal: Principal = None,
     ) -> list[MessageChange]:
-        """Change when waiting messages may be delivered: at once, or `deliver_after_ms` from now.
+        """Change when waiting messages may be delivered: `deliver_after_ms` from now, or `at` a time.
 
         Their retention begins anew when they are due; a time to live that their sender set stays.
 
         Arguments:
             ids: up to 1,000 message ids.
+            deliver_after_ms: 0 is now.
+            at: a time with its UTC offset, instead of `deliver_after_ms`; one in the past is now.
             principal: as of `cancel_messages`.
 
         Returns: the outcome of each, in their order.
+        Raises: InvalidRequest unless exactly one of `deliver_after_ms` and `at` is given.
         """
 
     @operation(Right.ADMIN, "PUT /v1/topics/{topic}/policy")

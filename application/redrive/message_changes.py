@@ -2,18 +2,20 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from datetime import datetime
 
 from postroom.application.caller import caller_covers
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.ports.event_log import Answer
 from postroom.application.queries.get_message import read_message
+from postroom.application.queries.mailbox_past import to_us
 from postroom.application.query_results import ChangeOutcome, MessageChange
-from postroom.domain.arguments import check_ids, check_int, check_optional_text
+from postroom.domain.arguments import check_ids, check_int, check_optional_text, check_type
 from postroom.domain.errors import InvalidRequest, NotFound, Rejected
 from postroom.domain.mailbox.commands import Cancel, Command, Reschedule
-from postroom.domain.message import DEAD
+from postroom.domain.message import DEAD, MS
 from postroom.domain.names import message_stream
-from postroom.domain.policy import MAX_DURATION_MS
+from postroom.domain.policy import DAY_MS, MAX_DURATION_MS
 
 
 class MessageChanges:
@@ -29,11 +31,23 @@ class MessageChanges:
         return await self._change(ids, lambda stream: Cancel(stream, reason, principal))
 
     async def reschedule_messages(
-        self, ids: Sequence[str], *, deliver_after_ms: int = 0, principal: str | None = None
+        self,
+        ids: Sequence[str],
+        *,
+        deliver_after_ms: int | None = None,
+        at: datetime | None = None,
+        principal: str | None = None,
     ) -> list[MessageChange]:
         """Change when waiting messages may be delivered; see `Mailbox.reschedule_messages`."""
-        check_int("deliver_after_ms", deliver_after_ms, 0, MAX_DURATION_MS)
-        return await self._change(ids, lambda stream: Reschedule(stream, deliver_after_ms, principal))
+        if (deliver_after_ms is None) == (at is None):
+            raise InvalidRequest(
+                "reschedule_messages takes either deliver_after_ms or at; pass deliver_after_ms=0 for now."
+            )
+        delay_ms = check_int("deliver_after_ms", deliver_after_ms or 0, 0, MAX_DURATION_MS)
+        due = None if at is None else to_us(check_type("at", at, datetime))
+        if due is not None and due > self._engine.now() + MAX_DURATION_MS * MS:
+            raise InvalidRequest(f"at must be within {MAX_DURATION_MS // DAY_MS:,} days; it was {at}.")
+        return await self._change(ids, lambda stream: Reschedule(stream, delay_ms, principal, due))
 
     async def _change(self, ids: Sequence[str], command: Callable[[bytes], Command]) -> list[MessageChange]:
         checked = check_ids("ids", ids)

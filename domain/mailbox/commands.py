@@ -267,11 +267,17 @@ class Cancel(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reschedule(msgspec.Struct, frozen=True, gc=False):
-    """Command to deliver a ready or delayed message `deliver_after_ms` from now; no event for any other."""
+    """Command to change when a ready or delayed message may be delivered; no event for any other.
+
+    Arguments:
+        deliver_after_ms: from now, unless `at` says when.
+        at: time in µs since 1970 UTC; one in the past is now.
+    """
 
     message: bytes
     deliver_after_ms: int = 0
     principal: str | None = None
+    at: int | None = None
 
 
 class SetPolicy(msgspec.Struct, frozen=True, gc=False):

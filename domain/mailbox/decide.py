@@ -164,7 +164,8 @@ def _resolve_conflict(command: Send, holder: Message, mailbox: Mailbox, now: int
         return [event, expire(holder, "superseded", now, note=shown)]
     if command.on_conflict == "keep" or holder.status != READY:
         return []
-    return [reschedule(holder, command.deliver_after_ms, mailbox.policy(command.topic), now, None)]
+    due = now + command.deliver_after_ms * MS
+    return [reschedule(holder, due, mailbox.policy(command.topic), now, None)]
 
 
 def _check_duplicate(command: Send) -> list[Event]:
@@ -374,8 +375,8 @@ def _reschedule(command: Reschedule, mailbox: Mailbox, now: int) -> list[Message
     message = mailbox.messages.get(command.message)
     if message is None or message.status != READY:
         return []
-    policy = mailbox.policy(message.topic)
-    return [reschedule(message, command.deliver_after_ms, policy, now, command.principal)]
+    due = now + command.deliver_after_ms * MS if command.at is None else max(now, command.at)
+    return [reschedule(message, due, mailbox.policy(message.topic), now, command.principal)]
 
 
 def _sweep(command: Sweep, mailbox: Mailbox, now: int) -> list[MessageEvent]:

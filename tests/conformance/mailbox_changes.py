@@ -1,6 +1,7 @@
 """Changes of single messages, and ordered keys; a part of `MailboxConformance`."""
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import pytest
@@ -68,17 +69,41 @@ class MailboxChangeConformance:
 
     async def test_a_message_is_rescheduled_to_now_or_later(self, mailbox: Mailbox) -> None:
         sent = await mailbox.send_message(message(deliver_after_ms=LONG_MS))
-        (soon,) = await mailbox.reschedule_messages([sent.message_id])
+        (soon,) = await mailbox.reschedule_messages([sent.message_id], deliver_after_ms=0)
         assert soon.outcome == "changed"
         await (await receive_one(mailbox)).nack(delay_ms=LONG_MS)
         (again,) = await mailbox.reschedule_messages([sent.message_id], deliver_after_ms=LONG_MS // 2)
         assert again.outcome == "changed"
         assert await mailbox.receive_messages("orders") == []
-        await mailbox.reschedule_messages([sent.message_id])
+        await mailbox.reschedule_messages([sent.message_id], deliver_after_ms=0)
         received = await receive_one(mailbox)
         assert received.attempt == 2
-        changes = await mailbox.reschedule_messages([sent.message_id, "order 2"])
+        changes = await mailbox.reschedule_messages([sent.message_id, "order 2"], deliver_after_ms=0)
         assert [each.outcome for each in changes] == ["in_flight", "unknown"]
+
+    async def test_a_message_is_rescheduled_to_a_time_and_one_in_the_past_is_now(
+        self, mailbox: Mailbox
+    ) -> None:
+        sent = await mailbox.send_message(message())
+        later = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+        (change,) = await mailbox.reschedule_messages([sent.message_id], at=later)
+        assert change.outcome == "changed"
+        assert await mailbox.receive_messages("orders") == []
+        shown = later.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        assert f"from {shown} on" in (await mailbox.explain_message(sent.message_id)).story[-1].text
+        await mailbox.reschedule_messages([sent.message_id], at=later - timedelta(days=400))
+        assert (await receive_one(mailbox)).message_id == sent.message_id
+
+    async def test_a_message_is_rescheduled_either_by_a_delay_or_to_a_time(self, mailbox: Mailbox) -> None:
+        now = datetime.now(UTC)
+        with pytest.raises(InvalidRequest, match="either deliver_after_ms or at"):
+            await mailbox.reschedule_messages(["order 1"])
+        with pytest.raises(InvalidRequest, match="either deliver_after_ms or at"):
+            await mailbox.reschedule_messages(["order 1"], deliver_after_ms=0, at=now)
+        with pytest.raises(InvalidRequest, match="within 36,500 days"):
+            await mailbox.reschedule_messages(["order 1"], at=now + timedelta(days=40_000))
+        with pytest.raises(InvalidRequest, match="offset"):
+            await mailbox.reschedule_messages(["order 1"], at=now.replace(tzinfo=None))
 
     async def test_a_receiver_that_waits_gets_a_message_that_is_rescheduled_to_now(
         self, mailbox: Mailbox
@@ -86,7 +111,7 @@ class MailboxChangeConformance:
         sent = await mailbox.send_message(message(deliver_after_ms=LONG_MS))
         waiting = asyncio.create_task(mailbox.receive_messages("orders", wait_ms=LONG_MS // 2))
         await asyncio.sleep(0.05)
-        await mailbox.reschedule_messages([sent.message_id])
+        await mailbox.reschedule_messages([sent.message_id], deliver_after_ms=0)
         assert [each.message_id for each in await waiting] == [sent.message_id]
 
     async def test_while_a_message_is_unsettled_another_one_with_its_unique_key_is_a_duplicate(

@@ -171,7 +171,7 @@ COMMANDS = {
     "nack": "nack r.AAAA",
     "extend": "extend r.AAAA --visibility 5s",
     "cancel": f"cancel unknown --reason {PAYLOAD}",
-    "reschedule": "reschedule unknown",
+    "reschedule": "reschedule unknown --at 2026-12-01T08:00Z",
     "work": "work tasks:worker --once",
     "ingest": "ingest --once --subject orders.> --durable archive",
     "ingest dlq list": "ingest dlq list --dlq dead.orders",

@@ -141,7 +141,7 @@ async def test_a_compaction_keeps_what_delivers_and_settles_each_unsettled_messa
                 await received.nack(reason="no", delay_ms=0)
         await mailbox.redrive_dead_letters("redriven")
         await mailbox.reschedule_messages(ids[-1:], deliver_after_ms=60_000)
-        await mailbox.reschedule_messages(ids[-1:])
+        await mailbox.reschedule_messages(ids[-1:], deliver_after_ms=0)
         (extended,) = await mailbox.receive_messages("extended")
         for visibility_ms in (6_000, 7_000, 8_000):
             await extended.extend(visibility_ms)

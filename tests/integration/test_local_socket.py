@@ -210,7 +210,7 @@ QUERIES: dict[str, Callable[[Any, str], Any]] = {
     "list_redrive_messages": lambda mailbox, _: mailbox.list_redrive_messages(JOB_ID),
     "change_redrive": lambda mailbox, _: mailbox.change_redrive(JOB_ID, "cancel"),
     "cancel_messages": lambda mailbox, _: mailbox.cancel_messages(["unknown"]),
-    "reschedule_messages": lambda mailbox, _: mailbox.reschedule_messages(["unknown"]),
+    "reschedule_messages": lambda mailbox, _: mailbox.reschedule_messages(["unknown"], at=BEFORE),
     "set_subscription": lambda mailbox, _: mailbox.set_subscription("mail", FILTER, start=BEFORE),
     "list_subscriptions": lambda mailbox, _: mailbox.list_subscriptions(),
     "rewind_subscription": lambda mailbox, _: mailbox.rewind_subscription("mail", BEFORE, dry_run=True),

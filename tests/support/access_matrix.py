@@ -162,7 +162,7 @@ def http_cases(known: dict[str, Known]) -> Sequence[Case]:
         body = more | {"receipts": [write_receipt(each.receipt) for each in known.values()]}
         add(f"POST /v1/{verb}", (Right(verb),), [*known], body, alone=True)
     add("POST /v1/cancel", ADMIN, [], {"ids": [UNKNOWN]})  # what is of other topics is unknown, too
-    add("POST /v1/reschedule", ADMIN, [], {"ids": [UNKNOWN]})
+    add("POST /v1/reschedule", ADMIN, [], {"ids": [UNKNOWN], "deliver_after_ms": 0})
     add("GET /v1/backlog", HEADERS, [])
     add("GET /v1/dlq", HEADERS, [])
     add("GET /v1/dlq", HEADERS, [], at=4)
@@ -269,7 +269,7 @@ def grpc_cases(known: dict[str, Known]) -> Sequence[Case]:
     add("list_redrive_messages", REDRIVE, [EVERYTHING], pb.ListRedriveMessagesRequest(job_id=JOB))
     add("change_redrive", REDRIVE, [EVERYTHING], pb.ChangeRedriveRequest(job_id=JOB, action="undo"))
     add("cancel_messages", ADMIN, [], pb.CancelMessagesRequest(ids=[UNKNOWN]))
-    add("reschedule_messages", ADMIN, [], pb.RescheduleMessagesRequest(ids=[UNKNOWN]))
+    add("reschedule_messages", ADMIN, [], pb.RescheduleMessagesRequest(ids=[UNKNOWN], deliver_after_ms=0))
     add("backlog", HEADERS, [], pb.BacklogRequest())
     add("list_dead_letters", HEADERS, [], pb.ListDeadLettersRequest())
     add("list_dead_letters", HEADERS, [], pb.ListDeadLettersRequest(at=pb.Moment(position=4)))

@@ -22,7 +22,7 @@ from postroom.adapters.console.message_view import (
 from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.adapters.console.resend import Draft, draft_of, message_like, read_draft, to_message
 from postroom.adapters.console.snippets import Endpoint, Snippet, read_snippets, send_snippets
-from postroom.adapters.console.values import read_duration
+from postroom.adapters.console.values import read_due
 from postroom.application.masking import NO_MASK
 from postroom.application.queries.get_message import MessageVerification, VerifyMessage
 from postroom.application.query_results import LEFT_ALONE, MessageChange, MessageDetail, RedriveReport
@@ -164,10 +164,8 @@ async def cancel(page: Page) -> Response:
 
 async def reschedule(page: Page) -> Response:
     """Deliver a message that is ready or delayed now, or after a time."""
-    delay = partial(read_duration, "Deliver after", page.field("delay"))
-    return await _change(
-        page, "reschedule", lambda id_: page.mailbox.reschedule_messages([id_], deliver_after_ms=delay())
-    )
+    due = partial(read_due, "Deliver after", page.field("delay"))
+    return await _change(page, "reschedule", lambda id_: page.mailbox.reschedule_messages([id_], **due()))
 
 
 async def edit(page: Page) -> Response:

@@ -771,12 +771,14 @@ class CancelMessagesResponse(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[MessageChange, _Mapping]]] = ...) -> None: ...
 
 class RescheduleMessagesRequest(_message.Message):
-    __slots__ = ("ids", "deliver_after_ms")
+    __slots__ = ("ids", "deliver_after_ms", "at")
     IDS_FIELD_NUMBER: _ClassVar[int]
     DELIVER_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[str]
     deliver_after_ms: int
-    def __init__(self, ids: _Optional[_Iterable[str]] = ..., deliver_after_ms: _Optional[int] = ...) -> None: ...
+    at: Moment
+    def __init__(self, ids: _Optional[_Iterable[str]] = ..., deliver_after_ms: _Optional[int] = ..., at: _Optional[_Union[Moment, _Mapping]] = ...) -> None: ...
 
 class RescheduleMessagesResponse(_message.Message):
     __slots__ = ("messages",)

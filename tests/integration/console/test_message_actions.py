@@ -273,13 +273,16 @@ async def test_a_delayed_message_is_delivered_now_or_after_another_time(
     assert await waiting_status(place) == "delayed"
     await place.clock.advance(1)
     assert await waiting_status(place) == "ready"
-    await browser.send("/message/reschedule", form | {"delay": "30m"})
-    assert await waiting_status(place) == "delayed"
+    for later in ("30m", "2099-01-31T08:00Z"):
+        await browser.send("/message/reschedule", form | {"delay": "2020-01-31"})
+        assert await waiting_status(place) == "ready"
+        await browser.send("/message/reschedule", form | {"delay": later})
+        assert await waiting_status(place) == "delayed"
     now = fields_of(await browser.get("/message/reschedule", params={"id": WAITING}))
     page = await browser.send("/message/reschedule", now)
     assert "The message was rescheduled." in page.text
     assert len(await place.mailbox.receive_messages("mail")) == 1
-    assert [each.target for each in changes(place)] == [WAITING] * 3
+    assert [each.target for each in changes(place)] == [WAITING] * 6
 
 
 @pytest.mark.parametrize(

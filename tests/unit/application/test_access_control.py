@@ -227,7 +227,8 @@ async def test_only_messages_of_covered_topics_are_changed(place: MemoryPlace, n
         await settled.ack()
         await waiting.nack(delay_ms=0)
     mailbox = await mailbox_of(place, topics=[A], operations=(Right.ADMIN,))
-    changes = await getattr(mailbox, name)([*names, "nobody"])
+    how = {} if name == "cancel_messages" else {"deliver_after_ms": 0}
+    changes = await getattr(mailbox, name)([*names, "nobody"], **how)
     last = "changed" if name == "cancel_messages" else "in_flight"
     assert [each.outcome for each in changes] == ["changed", "settled", last, *["unknown"] * 4]
     entry = place.audit.entries[-1]

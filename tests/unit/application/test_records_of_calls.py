@@ -83,7 +83,7 @@ CALLS: dict[str, Call] = {
     "get_redrive": lambda s, r: s.mailbox.get_redrive(JOB),
     "list_redrive_messages": lambda s, r: s.mailbox.list_redrive_messages(JOB),
     "cancel_messages": lambda s, r: s.mailbox.cancel_messages([r.message_id]),
-    "reschedule_messages": lambda s, r: s.mailbox.reschedule_messages(["later"]),
+    "reschedule_messages": lambda s, r: s.mailbox.reschedule_messages(["later"], deliver_after_ms=0),
     "purge_topic": lambda s, r: s.mailbox.purge_topic(A),
     "set_topic_policy": lambda s, r: s.mailbox.set_topic_policy(A, TopicPolicy(max_attempts=9)),
     "pause_topic": lambda s, r: s.mailbox.pause_topic(A),

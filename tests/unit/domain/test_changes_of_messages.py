@@ -4,6 +4,7 @@ import pytest
 
 from postroom.domain.errors import InvalidRequest, StaleReceipt
 from postroom.domain.mailbox.commands import Ack, Cancel, Nack, Receive, Reschedule
+from postroom.domain.message import MS
 from postroom.domain.policy import TopicPolicy
 from tests.unit.domain.scenario import Given, Life, given
 
@@ -124,6 +125,13 @@ def test_a_ready_message_waits_again_and_keeps_its_place_in_the_queue() -> None:
     moved = scenario.when(Reschedule(a.stream, 50), at=10).then([a.rescheduled(at=10, due=60)])
     moved.when(Receive(("orders",), 1, 1), at=59).then([b.received(at=59)])
     moved.when(RECEIVE, at=60).then([a.received(at=60)])
+
+
+def test_a_message_is_rescheduled_to_a_time_and_one_in_the_past_is_now() -> None:
+    a = Life("a")
+    scenario = given([a.sent(at=0)])
+    moved = scenario.when(Reschedule(a.stream, at=60 * MS), at=10).then([a.rescheduled(at=10, due=60)])
+    moved.when(Reschedule(a.stream, at=19 * MS), at=20).then([a.rescheduled(at=20, due=20)])
 
 
 def test_a_message_is_not_rescheduled_beyond_the_time_to_live_of_its_sender() -> None:
