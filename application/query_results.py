@@ -9,7 +9,7 @@ import msgspec
 from postroom.application.messages import MessageResult, rfc3339
 from postroom.domain.arguments import MAX_PAGE, check_choice, check_int, check_optional_text
 from postroom.domain.envelope.headers import MailboxItem
-from postroom.domain.errors import NotFound
+from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.mailbox.counts import TopicCount
 from postroom.domain.names import message_id
 from postroom.domain.redrive.job import RedriveJob
@@ -23,6 +23,13 @@ Moment = int | datetime
 def check_moment(at: object) -> Moment:
     """Return a past moment, or raise InvalidRequest."""
     return at if isinstance(at, datetime) else check_int("at", at)
+
+
+def check_due(at: object) -> datetime:
+    """Return a time with its UTC offset, or raise InvalidRequest."""
+    if not isinstance(at, datetime) or at.tzinfo is None:
+        raise InvalidRequest("at must be a datetime with a UTC offset; add its time zone.")
+    return at
 
 
 DlqProfile = Literal["durable", "ephemeral"]

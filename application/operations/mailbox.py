@@ -38,6 +38,7 @@ from postroom.application.query_results import (
     RedriveReport,
     RewindReport,
     SubscriptionReport,
+    check_due,
     check_moment,
 )
 from postroom.domain.arguments import MAX_INT, MAX_PAGE, MAX_TEXT_CHARS, check_ids
@@ -74,6 +75,7 @@ Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 WaitMs = Annotated[int, Meta(ge=0, le=MAX_WAIT_MS)]
 Position = Annotated[int, Meta(ge=0, le=MAX_INT)]
 At = Annotated[Position | datetime, Check(check_moment)]
+Due = Annotated[datetime, Check(check_due)]
 Spec = Annotated[RedriveSpec, Check(check_spec)]
 Changes = Annotated[SettingsChanges, Check(check_changes)]
 Policy = Annotated[TopicPolicy | PolicyChanges, Check(check_policy_changes)]
@@ -263,7 +265,7 @@ class Mailbox:
         /,
         *,
         deliver_after_ms: Annotated[int, Meta(ge=0, le=MAX_DURATION_MS)] | None = None,
-        at: datetime | None = None,
+        at: Due | None = None,
         principal: Principal = None,
     ) -> list[MessageChange]:
         """Change when waiting messages may be delivered: `deliver_after_ms` from now, or `at` a time.

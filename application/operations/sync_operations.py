@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
-from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
@@ -15,6 +14,7 @@ from postroom.application.operations.mailbox import (
     At,
     Before,
     Changes,
+    Due,
     Filter,
     JobId,
     Limit,
@@ -176,7 +176,7 @@ class SyncOperations(ABC):
         /,
         *,
         deliver_after_ms: Annotated[int, Meta(ge=0, le=MAX_DURATION_MS)] | None = None,
-        at: datetime | None = None,
+        at: Due | None = None,
         principal: Principal = None,
     ) -> list[MessageChange]:
         """Change when waiting messages may be delivered: `deliver_after_ms` from now, or `at` a time.

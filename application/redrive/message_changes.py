@@ -9,8 +9,8 @@ from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.ports.event_log import Answer
 from postroom.application.queries.get_message import read_message
 from postroom.application.queries.mailbox_past import to_us
-from postroom.application.query_results import ChangeOutcome, MessageChange
-from postroom.domain.arguments import check_ids, check_int, check_optional_text, check_type
+from postroom.application.query_results import ChangeOutcome, MessageChange, check_due
+from postroom.domain.arguments import check_ids, check_int, check_optional_text
 from postroom.domain.errors import InvalidRequest, NotFound, Rejected
 from postroom.domain.mailbox.commands import Cancel, Command, Reschedule
 from postroom.domain.message import DEAD, MS
@@ -44,7 +44,7 @@ class MessageChanges:
                 "reschedule_messages takes either deliver_after_ms or at; pass deliver_after_ms=0 for now."
             )
         delay_ms = check_int("deliver_after_ms", deliver_after_ms or 0, 0, MAX_DURATION_MS)
-        due = None if at is None else to_us(check_type("at", at, datetime))
+        due = None if at is None else to_us(check_due(at))
         if due is not None and due > self._engine.now() + MAX_DURATION_MS * MS:
             raise InvalidRequest(f"at must be within {MAX_DURATION_MS // DAY_MS:,} days; it was {at}.")
         return await self._change(ids, lambda stream: Reschedule(stream, delay_ms, principal, due))
