@@ -36,6 +36,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "captures": ("outbox.capture",),
     "ordered": ("inbox.ordered",),
     "surfaces": ("surfaces",),
+    "keys": ("keys",),
     "workers": ("workers",),
     "access": ("access",),
     "tokens": ("tokens",),

@@ -153,7 +153,7 @@ async def _open_procrastinate(url: str) -> AsyncIterator[JobQueue]:
 
 
 @dataclass
-class _AwaJob:
+class AwaJob:
     payload: str
 
 
@@ -163,16 +163,16 @@ class _Awa:
 
     async def insert(self, payloads: Sequence[str]) -> None:
         for some in _batches(payloads):
-            await self._client.insert_many_copy([_AwaJob(each) for each in some], queue=NAME)
+            await self._client.insert_many_copy([AwaJob(each) for each in some], queue=NAME)
 
     async def send(self, payload: str) -> None:
-        await self._client.insert(_AwaJob(payload), queue=NAME)
+        await self._client.insert(AwaJob(payload), queue=NAME)
 
     async def work(self, concurrency: int, on_job: OnJob) -> None:
         async def handle(job: Any) -> None:
             on_job(job.args.payload)
 
-        self._client.task(_AwaJob, queue=NAME)(handle)
+        self._client.task(AwaJob, queue=NAME)(handle)
         await self._client.start([(NAME, concurrency)])
         try:
             await asyncio.Event().wait()

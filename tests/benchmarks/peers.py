@@ -249,7 +249,7 @@ async def _rates(url: str, queue: Queue) -> tuple[float, float, list[float], lis
     return median(held), median(free), held, free
 
 
-def _is_here(figures: Figures, *packages: str) -> bool:
+def is_installed(figures: Figures, *packages: str) -> bool:
     """Tell whether a peer is installed; it is measured only where it is (dependency group `dev`)."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
@@ -259,7 +259,7 @@ def _is_here(figures: Figures, *packages: str) -> bool:
 
 def _systems(figures: Figures) -> dict[str, OpenQueue]:
     systems: dict[str, OpenQueue] = {"postgres": _open_postroom}
-    if _is_here(figures, "pgmq", "asyncpg"):
+    if is_installed(figures, "pgmq", "asyncpg"):
         systems |= {"pgmq": _open_pgmq, "pgmq.client": _open_pgmq_client}
     return systems
 
@@ -335,7 +335,7 @@ def _measure_pgqueuer(figures: Figures, folder: Path, _: int) -> None:
                 await manager.qm.run(batch_size=BATCH, mode=QueueExecutionMode.drain)
             return JOBS / living.seconds
 
-    if not _is_here(figures, "pgqueuer", "asyncpg"):
+    if not is_installed(figures, "pgqueuer", "asyncpg"):
         return
     with postgres_server(folder) as server:
         rates = [asyncio.run(main(server.create_database())) for _ in range(figures.runs)]

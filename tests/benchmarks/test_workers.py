@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks import keys
 from tests.benchmarks.job_queues import PEERS, installed_queues, open_postroom
 from tests.benchmarks.workers import Size, latencies_ms, throughput
 
@@ -28,3 +29,13 @@ async def test_a_latency_is_the_time_from_a_send_in_another_process_to_the_handl
     values = await latencies_ms(open_postroom, "postroom", store, rate=200, count=10)
     assert len(values) == 9
     assert 0 < values[0] <= values[-1]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("system", "in_order"), [("postgres.ordered", True), ("postgres.plain", False)])
+async def test_the_benchmark_sees_whether_a_dead_consumer_breaks_the_order_of_its_keys(
+    system: str, in_order: bool, postgres_store: str
+) -> None:
+    async with keys.open_queue(system, postgres_store) as queue:
+        overtakes, disorder, _ = await keys.die(queue)
+    assert (overtakes == disorder == 0) is in_order
