@@ -193,7 +193,13 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """A dead letter with `{reason, attempt, last_error}` (svc-mailbox I-4) and its times."""
+    """A dead letter with `{reason, attempt, last_error}` (svc-mailbox I-4) and its times.
+
+    Arguments:
+        last_seen: when it became a dead letter.
+        held_key: the ordered key that it holds, by the policy `dead_letters_hold_keys`.
+        waiting: number of messages of that key that wait until it is redriven or removed.
+    """
 
     mailbox: str
     topic: str
@@ -206,6 +212,8 @@ class DeadLetter(msgspec.Struct, frozen=True):
     last_seen: str
     redriven: int
     position: int
+    held_key: str | None = None
+    waiting: int = 0
 
 
 class PeekedMessage(msgspec.Struct, frozen=True):

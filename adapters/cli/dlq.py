@@ -50,6 +50,7 @@ class Row(NamedTuple):
         origin: its topic, subject or type.
         at: when it became a dead letter.
         more: other values, which `--wide` shows.
+        shown: other values, which every list shows.
     """
 
     id: object
@@ -59,6 +60,7 @@ class Row(NamedTuple):
     error: str | None = None
     at: object = None
     more: Mapping[str, object] = {}
+    shown: Mapping[str, object] = {}
 
 
 def show_dead_letters(
@@ -82,11 +84,21 @@ def show_dead_letters(
         return
     rows = [*map(row, letters)]
     more = tuple(rows[0].more) if rows else ()
-    columns = (id_, origin, *more, "reason", "attempts", "last error", "age")
+    columns = (
+        id_,
+        origin,
+        *(rows[0].shown if rows else ()),
+        *more,
+        "reason",
+        "attempts",
+        "last error",
+        "age",
+    )
     cells = [
         (
             each.id,
             each.origin,
+            *each.shown.values(),
             *each.more.values(),
             each.reason,
             each.attempts,
@@ -141,6 +153,9 @@ def list_dead_letters(
     session: Session,
     topic: Annotated[str | None, Argument(help="Only this topic.")] = None,
     reason: Cause = None,
+    held_keys: Annotated[
+        bool, Option("--held-keys", help="Only those that hold their ordered key; show the keys.")
+    ] = False,
     limit: Annotated[int, Option(help="Dead letters per page, up to 1000.")] = 100,
     cursor: Cursor = None,
     at: At = None,
@@ -152,16 +167,20 @@ def list_dead_letters(
     With --from, the read models answer, as of their last update, latest first.
     """
     if source is not None:
-        if at is not None or archive is not None:
-            raise WrongUsage("--from reads the current dead letters of read models; omit --at and --archive.")
+        if at is not None or archive is not None or held_keys:
+            raise WrongUsage(
+                "--from reads the current dead letters of read models; omit --at, --archive and --held-keys."
+            )
         _list_stored(session, source, topic, reason, limit, cursor)
         return
     moment = None if at is None else parse_moment(at, datetime.now(UTC))
     with session.read(session.mailbox, archive) as reader:
-        page = reader.list_dead_letters(topic, reason=reason, limit=limit, cursor=cursor, at=moment)
+        page = reader.list_dead_letters(
+            topic, reason=reason, held_keys=held_keys, limit=limit, cursor=cursor, at=moment
+        )
         if topic is not None and not page.items:
             note_unknown_topic(session, topic, reader.list_topics())
-    _show_page(session, page, dlq_profile="durable")
+    _show_page(session, page, _held_row if held_keys else _row, dlq_profile="durable")
 
 
 def _list_stored(
@@ -179,12 +198,17 @@ def _list_stored(
     )
     with closing(open_read_models(session.existing_store(), source)) as models:
         page = models.dead_letters(criteria)
-    _show_page(session, page)
+    _show_page(session, page, _row)
 
 
-def _show_page(session: Session, page: "Page[DeadLetter] | Page[StoredDeadLetter]", **facts: Any) -> None:
+def _show_page(
+    session: Session,
+    page: "Page[DeadLetter] | Page[StoredDeadLetter]",
+    row: Callable[[Any], Row],
+    **facts: Any,
+) -> None:
     letters: Sequence[DeadLetter | StoredDeadLetter] = page.items
-    show_dead_letters(session, letters, _row, next_cursor=page.next_cursor, **facts)
+    show_dead_letters(session, letters, row, next_cursor=page.next_cursor, **facts)
     session.out.note_more(page.next_cursor)
 
 
@@ -199,6 +223,10 @@ def _row(letter: "DeadLetter | StoredDeadLetter") -> Row:
         letter.last_error,
         Time(letter.last_seen),
     )
+
+
+def _held_row(letter: "DeadLetter") -> Row:
+    return _row(letter)._replace(shown={"key": letter.held_key, "waiting": letter.waiting})
 
 
 def show_dead_letter(

@@ -132,10 +132,10 @@ class AuthorizedReads(Mailbox):
         )
 
     async def _read_dead_letters(
-        self, *, topic: str | None, reason: str | None, limit: int, cursor: str | None, at: Moment | None
+        self, *, topic: str | None, limit: int, cursor: str | None, at: Moment | None, **criteria: Any
     ) -> Page[DeadLetter]:
         await self._begin_read(topic)
-        read = partial(self._mailbox.list_dead_letters, reason=reason, at=at)
+        read = partial(self._mailbox.list_dead_letters, at=at, **criteria)
         if topic is not None or self._guard.covers_all_topics:
             return await read(topic, limit=limit, cursor=cursor)
         letters, is_cut = list[DeadLetter](), False

@@ -490,6 +490,7 @@ class Mailbox:
         /,
         *,
         reason: Text | None = None,
+        held_keys: bool = False,
         limit: Limit = 100,
         cursor: Text | None = None,
         at: At | None = None,
@@ -498,6 +499,7 @@ class Mailbox:
 
         Arguments:
             reason: only dead letters with this reason.
+            held_keys: only dead letters that hold their ordered key, by the policy `dead_letters_hold_keys`.
             limit: maximum number of dead letters, 1 to 1,000.
             cursor: `next_cursor` of the previous page.
             at: a past moment; None is now.

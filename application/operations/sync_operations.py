@@ -405,6 +405,7 @@ class SyncOperations(ABC):
         /,
         *,
         reason: Text | None = None,
+        held_keys: bool = False,
         limit: Limit = 100,
         cursor: Text | None = None,
         at: At | None = None,
@@ -413,12 +414,15 @@ class SyncOperations(ABC):
 
         Arguments:
             reason: only dead letters with this reason.
+            held_keys: only dead letters that hold their ordered key, by the policy `dead_letters_hold_keys`.
             limit: maximum number of dead letters, 1 to 1,000.
             cursor: `next_cursor` of the previous page.
             at: a past moment; None is now.
         """
         return self._run(
-            self._open.list_dead_letters(topic, reason=reason, limit=limit, cursor=cursor, at=at)
+            self._open.list_dead_letters(
+                topic, reason=reason, held_keys=held_keys, limit=limit, cursor=cursor, at=at
+            )
         )
 
     def get_topic_policy(self, topic: Topic, /) -> TopicPolicy:

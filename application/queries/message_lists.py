@@ -18,7 +18,7 @@ from postroom.application.queries.get_message import message_item
 from postroom.application.queries.mailbox_past import StateAt
 from postroom.application.queries.measure_mailbox import report_subscription
 from postroom.application.query_results import DeadLetter, Moment, PeekedMessage, SubscriptionReport
-from postroom.domain.arguments import MAX_PAGE, check_int, check_optional_text
+from postroom.domain.arguments import MAX_PAGE, check_int, check_optional_text, check_type
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.mailbox.commands import LogTruncated, Receive, Sweep
@@ -46,6 +46,7 @@ class ListDeadLetters:
         topic: str | None = None,
         *,
         reason: str | None = None,
+        held_keys: bool = False,
         limit: int = 100,
         cursor: str | None = None,
         at: Moment | None = None,
@@ -54,6 +55,7 @@ class ListDeadLetters:
 
         Arguments:
             reason: only dead letters with this reason.
+            held_keys: only dead letters that hold their ordered key.
             limit: maximum number of dead letters, 1 to 1,000.
             cursor: `next_cursor` of the previous page.
             at: moment at which to list dead letters (see `StateAt`); None is now.
@@ -62,6 +64,7 @@ class ListDeadLetters:
         """
         check_optional_text("topic", topic)
         check_optional_text("reason", reason)
+        check_type("held_keys", held_keys, bool)
         check_int("limit", limit, 1, MAX_PAGE)
         after = read_position(cursor) or 0
         mailbox, _ = self._state_at(at)
@@ -71,13 +74,21 @@ class ListDeadLetters:
                 for each in mailbox.topics.values()
                 if topic in (None, each.name)
                 for message in each.dead.values()
-                if message.position > after and reason in (None, message.reason)
+                if message.position > after
+                and reason in (None, message.reason)
+                and not (held_keys and each.held_key(message) is None)
             ),
             key=lambda message: message.position,
         )
         page = dead[:limit]
         more = str(page[-1].position) if len(dead) > limit else None
-        return Page(tuple(self.describe(mailbox.name, page)), more)
+        held = [mailbox.topics[message.topic].held_key(message) for message in page]
+        letters = self.describe(mailbox.name, page)
+        shown = (
+            letter if each is None else msgspec.structs.replace(letter, held_key=each[0], waiting=each[1])
+            for letter, each in zip(letters, held, strict=True)
+        )
+        return Page(tuple(shown), more)
 
     def describe(self, mailbox: str, messages: Sequence[Message]) -> list[DeadLetter]:
         """Return dead letters of a mailbox with their facts from the log."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from postroom.application.caller import caller_covers
@@ -125,14 +126,14 @@ class OwnerQueries:
         topic: str | None = None,
         *,
         reason: str | None = None,
+        held_keys: bool = False,
         limit: int = 100,
         cursor: str | None = None,
         at: Moment | None = None,
     ) -> Page[DeadLetter]:
         """Return a page of dead letters; see `Mailbox.list_dead_letters`."""
-        return await self._at(
-            at, self._list_dead_letters, topic, reason=reason, limit=limit, cursor=cursor, at=at
-        )
+        query = partial(self._list_dead_letters, topic, reason=reason, held_keys=held_keys)
+        return await self._at(at, query, limit=limit, cursor=cursor, at=at)
 
     async def get_topic_policy(self, topic: str) -> TopicPolicy:
         """Return the policy of a topic; see `Mailbox.get_topic_policy`."""

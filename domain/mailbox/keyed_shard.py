@@ -72,6 +72,10 @@ class KeyedShard:
         """Return the keys whose messages wait for a dead letter to be redriven or removed."""
         return self._held.keys()
 
+    def count_behind(self, key: str) -> int:
+        """Count the messages that wait behind one of their key that is in flight or holds it."""
+        return len(self._behind.get(key, ()))
+
     def enqueue(self, message: Message, now: int) -> None:
         """Add a message to the queue, delayed if its `due` is after `now` (µs)."""
         key = message.sticky_key

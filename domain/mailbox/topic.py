@@ -310,6 +310,11 @@ class Topic:
         shard = self.shard(message.shard)
         return shard if isinstance(shard, KeyedShard) else None
 
+    def held_key(self, message: Message) -> tuple[str, int] | None:
+        """Return the key that a dead letter holds, and how many messages wait for it; or None."""
+        key, shard = message.sticky_key, self._held_by(message)
+        return None if key is None or shard is None else (key, shard.count_behind(key))
+
     @property
     def held_keys(self) -> int:
         """Return how many keys are held by dead letters."""

@@ -236,6 +236,28 @@ class MailboxChangeConformance:
                 received = await receive_one(mailbox)
         assert handled == [b"1", b"2", b"2", b"3", b"4", b"5"]
 
+    async def test_only_the_dead_letters_that_hold_their_keys_are_listed_in_pages(
+        self, mailbox: Mailbox
+    ) -> None:
+        policy = {"ordered_keys": True, "dead_letters_hold_keys": True}
+        for topic in ("orders", "steps"):
+            await mailbox.set_topic_policy(topic, policy if topic == "orders" else {"ordered_keys": True})
+            for key in ("a", None, "b", "b", "b"):
+                await mailbox.send_message(message(topic=topic, sticky_key=key))
+            for received in await mailbox.receive_messages(topic, max_messages=9):
+                await received.reject("no such customer")
+        first = await mailbox.list_dead_letters(held_keys=True, limit=1)
+        rest = await mailbox.list_dead_letters(held_keys=True, cursor=first.next_cursor)
+        letters = (*first.items, *rest.items)
+        assert sorted((each.topic, each.held_key, each.waiting) for each in letters) == [
+            ("orders", "a", 0),
+            ("orders", "b", 2),
+        ]
+        assert rest.next_cursor is None
+        await mailbox.redrive_dead_letters("orders")
+        assert (await mailbox.list_dead_letters(held_keys=True)).items == ()
+        assert [each.held_key for each in (await mailbox.list_dead_letters("steps")).items] == [None] * 3
+
     async def test_a_dead_letter_holds_its_ordered_key_until_it_is_purged(self, mailbox: Mailbox) -> None:
         policy = {"ordered_keys": True, "dead_letters_hold_keys": True}
         await mailbox.set_topic_policy("orders", policy)
@@ -243,5 +265,7 @@ class MailboxChangeConformance:
         await (await receive_one(mailbox)).reject("no such customer")
         assert await mailbox.receive_messages("orders") == []
         assert [each.held_keys for each in await mailbox.list_topics()] == [1]
+        (letter,) = (await mailbox.list_dead_letters("orders")).items
+        assert (letter.held_key, letter.waiting, letter.reason) == ("customer 7", 1, "rejected")
         await mailbox.purge_topic("orders")
         assert (await receive_one(mailbox)).payload == b"1"

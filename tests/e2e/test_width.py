@@ -62,6 +62,7 @@ COMMANDS = [
     "show {dead}",
     "show --why {dead}",
     "dlq list",
+    "dlq list --held-keys",
     "dlq groups",
     "dlq show {dead}",
     "search",
@@ -86,12 +87,14 @@ async def _fill(store: str, archive: str) -> None:
     """Fill a store with names, ids and texts that are all long."""
     policy = TopicPolicy(max_attempts=1)
     async with open_mailbox(store, MAILBOX, default_policy=policy, archive=archive) as mailbox:
+        await mailbox.set_topic_policy(TOPIC, {"ordered_keys": True, "dead_letters_hold_keys": True})
         for id_ in (DEAD, WIDE, READY):
             message = NewMessage(
                 topic=TOPIC,
                 payload=b"{}",
                 message_id=id_,
                 idem_key=id_[-1] * 200,
+                sticky_key=id_[-1] * LONG,
                 principal="p" * LONG,
                 correlation_id="c" * LONG,
                 trace_id="d" * 32,

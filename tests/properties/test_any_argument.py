@@ -155,7 +155,15 @@ CALLS = st.one_of(
     calls("explain_message", ANYTHING),
     calls("get_topic_policy", ANYTHING),
     calls("get_backlog", topic=ANYTHING, at=ANYTHING),
-    calls("list_dead_letters", topic=ANYTHING, reason=ANYTHING, limit=ANYTHING, cursor=ANYTHING, at=ANYTHING),
+    calls(
+        "list_dead_letters",
+        topic=ANYTHING,
+        reason=ANYTHING,
+        held_keys=ANYTHING,
+        limit=ANYTHING,
+        cursor=ANYTHING,
+        at=ANYTHING,
+    ),
 )
 
 

@@ -795,18 +795,20 @@ class MessageChange(_message.Message):
     def __init__(self, message_id: _Optional[str] = ..., outcome: _Optional[str] = ...) -> None: ...
 
 class ListDeadLettersRequest(_message.Message):
-    __slots__ = ("topic", "reason", "limit", "cursor", "at")
+    __slots__ = ("topic", "reason", "limit", "cursor", "at", "held_keys")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
+    HELD_KEYS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     reason: str
     limit: int
     cursor: int
     at: Moment
-    def __init__(self, topic: _Optional[str] = ..., reason: _Optional[str] = ..., limit: _Optional[int] = ..., cursor: _Optional[int] = ..., at: _Optional[_Union[Moment, _Mapping]] = ...) -> None: ...
+    held_keys: bool
+    def __init__(self, topic: _Optional[str] = ..., reason: _Optional[str] = ..., limit: _Optional[int] = ..., cursor: _Optional[int] = ..., at: _Optional[_Union[Moment, _Mapping]] = ..., held_keys: _Optional[bool] = ...) -> None: ...
 
 class ListDeadLettersResponse(_message.Message):
     __slots__ = ("dead_letters", "next_cursor")
@@ -817,7 +819,7 @@ class ListDeadLettersResponse(_message.Message):
     def __init__(self, dead_letters: _Optional[_Iterable[_Union[DeadLetter, _Mapping]]] = ..., next_cursor: _Optional[str] = ...) -> None: ...
 
 class DeadLetter(_message.Message):
-    __slots__ = ("mailbox", "topic", "shard", "message_id", "reason", "attempt", "last_error", "first_seen", "last_seen", "redriven", "position")
+    __slots__ = ("mailbox", "topic", "shard", "message_id", "reason", "attempt", "last_error", "first_seen", "last_seen", "redriven", "position", "held_key", "waiting")
     MAILBOX_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -829,6 +831,8 @@ class DeadLetter(_message.Message):
     LAST_SEEN_FIELD_NUMBER: _ClassVar[int]
     REDRIVEN_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    HELD_KEY_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     mailbox: str
     topic: str
     shard: int
@@ -840,7 +844,9 @@ class DeadLetter(_message.Message):
     last_seen: str
     redriven: int
     position: int
-    def __init__(self, mailbox: _Optional[str] = ..., topic: _Optional[str] = ..., shard: _Optional[int] = ..., message_id: _Optional[str] = ..., reason: _Optional[str] = ..., attempt: _Optional[int] = ..., last_error: _Optional[str] = ..., first_seen: _Optional[str] = ..., last_seen: _Optional[str] = ..., redriven: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+    held_key: str
+    waiting: int
+    def __init__(self, mailbox: _Optional[str] = ..., topic: _Optional[str] = ..., shard: _Optional[int] = ..., message_id: _Optional[str] = ..., reason: _Optional[str] = ..., attempt: _Optional[int] = ..., last_error: _Optional[str] = ..., first_seen: _Optional[str] = ..., last_seen: _Optional[str] = ..., redriven: _Optional[int] = ..., position: _Optional[int] = ..., held_key: _Optional[str] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class PeekRequest(_message.Message):
     __slots__ = ("topic", "limit")

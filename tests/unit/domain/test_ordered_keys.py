@@ -112,7 +112,9 @@ def test_a_dead_letter_holds_its_key_until_it_is_redriven_or_removed(ends: str) 
     scenario = settle(settle(scenario, a1, "reject", 2), b1, "ack", 2)
     scenario, names = receive(scenario, 3)
     assert names == ["b2"]
-    assert scenario.mailbox.topics["orders"].held_keys == 1
+    topic = scenario.mailbox.topics["orders"]
+    assert topic.held_keys == 1
+    assert [topic.held_key(each) for each in topic.dead.values()] == [("a", 1)]
     change = scenario.when(Redrive("orders", 9) if ends == "redriven" else Purge("orders", ready=False), at=4)
     scenario = change.then(change.events)
     assert scenario.mailbox.topics["orders"].held_keys == 0
