@@ -166,6 +166,7 @@ def _content(envelope: PrismEnvelope, headers: Headers, idem_key: str | None, to
 
 
 M = TypeVar("M", Send, Copy)
+Submit = Callable[[Sequence[Command]], Awaitable[list[Answer]]]
 
 Unreadable = Literal["altered", "erased"]
 """Why a stored message can't be decrypted: its ciphertext was altered, or its key was destroyed."""
@@ -206,9 +207,7 @@ class MessageEncryption:
         """Return the policy of a topic, or None if its messages are not encrypted."""
         return find_policy(self.topics, topic)
 
-    async def submit(
-        self, commands: Sequence[Command], submit: Callable[[Sequence[Command]], Awaitable[list[Answer]]]
-    ) -> list[Answer]:
+    async def submit(self, commands: Sequence[Command], submit: Submit) -> list[Answer]:
         """Submit commands with their messages and results encrypted, in the order of concurrent calls.
 
         Arguments:
@@ -224,9 +223,7 @@ class MessageEncryption:
             return await submit(commands)
         async with self._order:
             encrypted = await asyncio.to_thread(self._encrypt_commands, commands)
-        accepted = [each for each in encrypted if not isinstance(each, Rejected)]
-        answers = iter(await submit(accepted) if accepted else ())
-        return [each if isinstance(each, Rejected) else next(answers) for each in encrypted]
+        return await _submit_accepted(encrypted, submit)
 
     async def wait_until_submitted(self) -> None:
         """Return when the messages that are being encrypted now were submitted."""
@@ -322,9 +319,8 @@ class MessageEncryption:
         The stream of the message is encrypted with the result: equal ones have different ciphertexts.
         """
         stream = command.receipt.message
-        records = self.read_records(stream)
-        sent = records[0].event if records else None
-        if not isinstance(sent, MessageSent) or not is_encrypted(sent.headers):
+        sent = _read_encrypted(self.read_records(stream))
+        if sent is None:
             return command
         pseudonym = read_pseudonym(sent)
         if pseudonym is None:
@@ -352,6 +348,45 @@ class MessageEncryption:
             return None
         envelope = parse_envelope(message.envelope)
         return _Plaintext(envelope, policy, read_subject(envelope, message.topic, policy))
+
+
+async def submit_without_keys(
+    commands: Sequence[Command], submit: Submit, read_records: Callable[[bytes], Sequence[Record]]
+) -> list[Answer]:
+    """Submit commands of an owner without a key store; the result of an encrypted message is refused.
+
+    Arguments:
+        read_records: returns the records of a message.
+    """
+    if not any(type(each) is Ack and each.result is not None for each in commands):
+        return await submit(commands)
+
+    def check(command: Command) -> Command | Rejected:
+        if type(command) is not Ack or command.result is None:
+            return command
+        sent = _read_encrypted(read_records(command.receipt.message))
+        if sent is None:
+            return command
+        return InvalidRequest(
+            f"Message {message_id(sent.stream)} is encrypted, and the owner of its mailbox has no key store, "
+            "so its result would be stored in the clear; give the owner the key store, or ack without a "
+            "result."
+        )
+
+    return await _submit_accepted(await asyncio.to_thread(lambda: [*map(check, commands)]), submit)
+
+
+async def _submit_accepted(commands: Sequence[Command | Rejected], submit: Submit) -> list[Answer]:
+    """Submit the commands among refusals; return an answer for each, in their order."""
+    accepted = [each for each in commands if not isinstance(each, Rejected)]
+    answers = iter(await submit(accepted) if accepted else ())
+    return [each if isinstance(each, Rejected) else next(answers) for each in commands]
+
+
+def _read_encrypted(records: Sequence[Record]) -> MessageSent | None:
+    """Return the first event of a message if Postroom encrypted it."""
+    sent = records[0].event if records else None
+    return sent if isinstance(sent, MessageSent) and is_encrypted(sent.headers) else None
 
 
 def _encrypt(message: M, idem_key: str | None, plaintext: _Plaintext, keys: Mapping[str, SubjectKey]) -> M:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from postroom.application.erasure.protection import MessageEncryption
+from postroom.application.erasure.protection import MessageEncryption, submit_without_keys
 from postroom.application.mailbox.command_enricher import CACHE_BYTES, CommandEnricher, EnvelopeCache
 from postroom.application.mailbox.command_queue import LongPolls, PendingRequests
 from postroom.application.mailbox.group_decider import GroupDecider
@@ -191,7 +191,9 @@ class MailboxEngine:
             InvalidRequest in a forked process.
         """
         submit = partial(self.metrics.measure, self._submit)
-        return await (self.protection.submit(commands, submit) if self.protection else submit(commands))
+        if self.protection is None:
+            return await submit_without_keys(commands, submit, self.log.read_stream)
+        return await self.protection.submit(commands, submit)
 
     async def _submit(self, commands: Sequence[Command]) -> list[Answer]:
         self.check_process()

@@ -20,7 +20,7 @@ from postroom.adapters.compose.projections import LocalTaskRunner, rebuild_proje
 from postroom.adapters.compose.queries import open_read_models, read_mailbox, read_projections
 from postroom.adapters.subject_keys.master_key import create_master_key, read_master_key
 from postroom.application.erasure.erase_subject import ErasureSettings
-from postroom.application.messages import NewMessage, Sent
+from postroom.application.messages import MessageResult, NewMessage, Sent
 from postroom.application.ports.read_models import ExportFormat, ExportOptions
 from postroom.domain.envelope.headers import parse_envelope
 from postroom.domain.errors import (
@@ -36,6 +36,7 @@ from postroom.domain.names import message_stream
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.search import EventFilter
+from postroom.domain.settings import SettingsChanges
 from postroom.domain.subject import SubjectPolicy
 from tests.support.erasure import ORDERS, files_with, keys_of, new_erasure
 from tests.support.redrives import ended
@@ -241,6 +242,25 @@ async def test_without_its_key_store_a_mailbox_stores_nothing_in_the_clear(
         (received,) = await mailbox.receive_messages("orders")
         assert received.payload.decode() == PAYLOAD
     assert files_with(tmp_path, SECRETS) == {}
+
+
+async def test_an_owner_without_the_key_store_stores_no_result_of_an_encrypted_message(
+    tmp_path: Path, erasure: ErasureSettings
+) -> None:
+    """Its topic lost its policy, so an owner without keys may open the mailbox."""
+    store = str(tmp_path / "store.db")
+    async with open_mailbox(store, erasure=erasure) as mailbox:
+        await mailbox.send_message(order())
+        await mailbox.set_settings(SettingsChanges(subject_policies={"orders": None}))
+    async with open_mailbox(store) as mailbox:
+        await mailbox.send_message(order())
+        encrypted, plain = await mailbox.receive_messages("orders", max_messages=2)
+        receipts, results = [encrypted.receipt, plain.receipt], [MessageResult(b"ok")] * 2
+        refused, answer = await mailbox.ack_messages(receipts, results=results)
+        assert answer is None
+        assert isinstance(refused, InvalidRequest)
+        assert "give the owner the key store, or ack without a result" in str(refused)
+        await encrypted.ack()
 
 
 async def test_another_master_key_or_key_store_is_refused(tmp_path: Path, erasure: ErasureSettings) -> None:
