@@ -358,8 +358,6 @@ async def submit_without_keys(
     Arguments:
         read_records: returns the records of a message.
     """
-    if not any(type(each) is Ack and each.result is not None for each in commands):
-        return await submit(commands)
 
     def check(command: Command) -> Command | Rejected:
         if type(command) is not Ack or command.result is None:

@@ -34,7 +34,7 @@ from postroom.domain.errors import (
     Unavailable,
     WrongPosition,
 )
-from postroom.domain.mailbox.commands import Command, MailboxMode, Receive
+from postroom.domain.mailbox.commands import Ack, Command, MailboxMode, Receive
 from postroom.domain.mailbox.ownership import Anchor
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MAX_EPOCH, MessageSent
@@ -191,9 +191,11 @@ class MailboxEngine:
             InvalidRequest in a forked process.
         """
         submit = partial(self.metrics.measure, self._submit)
-        if self.protection is None:
+        if self.protection is not None:
+            return await self.protection.submit(commands, submit)
+        if any(type(each) is Ack and each.result is not None for each in commands):
             return await submit_without_keys(commands, submit, self.log.read_stream)
-        return await self.protection.submit(commands, submit)
+        return await submit(commands)
 
     async def _submit(self, commands: Sequence[Command]) -> list[Answer]:
         self.check_process()
