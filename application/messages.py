@@ -23,7 +23,14 @@ _RECEIPT_PREFIX = "r."
 """Prefix of receipts, so that none begins with a dash like a command-line option."""
 
 
-class NewMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+class _Content(msgspec.Struct, frozen=True, gc=False):
+    """Fields of a new message that may be passed by position."""
+
+    topic: str
+    payload: bytes
+
+
+class NewMessage(_Content, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """Message to be sent (svc-mailbox C-1 `SEND`); the sending handler validates it.
 
     Arguments:
@@ -44,8 +51,6 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             waits; `replace` removes it, even in flight, and sends this one, so that the latest payload wins.
     """
 
-    topic: str
-    payload: bytes
     idem_key: str | None = None
     sticky_key: str | None = None
     attrs: Mapping[str, str | bytes] = {}

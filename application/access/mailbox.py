@@ -248,7 +248,7 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
 
     def _begin_send(self, message: NewMessage) -> NewMessage:
         """Check and charge a send; return the message as the capability sends it."""
-        self._check_topics(message.topic)
+        self._check_topics([message.topic])
         access = self._guard.access
         if access.binds_principal and message.principal != access.principal:
             if message.principal:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from postroom.application.messages import Sent
+from postroom.application.messages import NewMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest, StaleReceipt
 from tests.support.stores import message, receive_one
@@ -188,6 +188,12 @@ class MailboxChangeConformance:
         await mailbox.set_topic_policy("orders", {"max_in_flight_per_key": 1, "fair_keys": True})
         with pytest.raises(InvalidRequest, match="needs fair_keys"):
             await mailbox.set_topic_policy("orders", {"fair_keys": False})
+
+    async def test_topic_and_payload_of_a_message_may_be_passed_by_position(self, mailbox: Mailbox) -> None:
+        await mailbox.send_message(NewMessage("orders", b"1"))
+        assert (await receive_one(mailbox)).payload == b"1"
+        with pytest.raises(InvalidRequest, match="topic name must be of type str, not bytes"):
+            await mailbox.send_message(NewMessage(b"1", "orders"))  # type: ignore[arg-type]
 
     async def test_the_explanation_of_a_ready_message_names_what_it_waits_for(self, mailbox: Mailbox) -> None:
         async def explain(policy: dict[str, int | bool]) -> str:
