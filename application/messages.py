@@ -329,13 +329,14 @@ class DeliveredMessage(msgspec.Struct, gc=False, eq=False):
     def to_json(self) -> dict[str, Any]:
         """Return the delivery as a JSON object, with payload and receipt.
 
-        It has the same keys as searches; HTTP adds the names of svc-mailbox C-9. `timestamp` is when it was
-        published, in ms since 1970 UTC.
+        It has the same keys as searches, and the topic that the sender named; HTTP adds the names of
+        svc-mailbox C-9. `timestamp` is when it was published, in ms since 1970 UTC.
         """
         delivery, published_at = self._delivery, self.published_at_us
         return {
             "message_id": self.message_id,
             "topic": self.topic,
+            "published_topic": self._parse().metadata.topic,
             "timestamp": None if published_at is None else published_at // 1_000,
             "idem_key": self.idem_key,
             "payload_hash": b3(delivery.payload_hash),

@@ -19,6 +19,7 @@ _ENVELOPE = {
     "message_id": _ID,
     "msg_id": _ID,
     "topic": "orders",
+    "published_topic": "orders",
     "timestamp": 1_795_348_800_000,
     "ts": "2026-11-22T12:00:00.000000Z",
     "idem_key": "order-7",

@@ -225,10 +225,12 @@ class Envelope(Delivery, frozen=True, omit_defaults=True, kw_only=True):
 
     Arguments:
         msg_id, corr_id: `message_id` and `correlation_id` by their names in C-9.
+        published_topic: what the sender named; of a copy that a subscription got, the topic of the original.
         ts, timestamp: when it was published: RFC 3339, and ms since 1970 UTC as in a search.
     """
 
     message_id: str
+    published_topic: str
     timestamp: int | None
     ts: str | None
     attrs: dict[str, str]

@@ -20,6 +20,7 @@ from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Event, Record
 from postroom.domain.search import topic_matches
 from postroom.domain.settings import MailboxSettings, compare_settings
+from postroom.domain.subscription import SubscriptionFilter
 
 POSITIONS_PER_STEP = 1_000
 """Positions of the first step backwards from the end of the log; each step is twice the one before."""
@@ -70,11 +71,13 @@ class LoggedEvent(NamedTuple):
             "message_id": self.message_id,
             "version": record.version,
             "epoch": record.epoch,
-            **{name: value for name, value in values if value is not None},
+            **{_NAMES.get(name, name): value for name, value in values if value is not None},
             **({"changes": changes} if changes else {}),
         }
 
 
+_NAMES = {"position": "after"}
+"""Fields of events whose names the record has: the position after which a subscription gets copies."""
 _OMITTED = {*Event.__struct_fields__, "topic", "epoch", "envelope", "result"}
 
 
@@ -196,7 +199,7 @@ def _value(name: str, value: Any) -> Any:
             return rfc3339(value)
         case MailboxSettings():
             return msgspec.to_builtins(value)
-        case Headers() | TopicPolicy():
+        case Headers() | SubscriptionFilter() | TopicPolicy():
             facts = msgspec.to_builtins(value)
             return {key: each for key, each in facts.items() if each is not None}
     return value

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from postroom.adapters.cli import inspect, messages, subscriptions, topic
+from postroom.adapters.cli import inspect, log, messages, subscriptions, topic
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import load_settings
@@ -152,6 +152,27 @@ async def test_a_delete_asks_and_says_what_is_left_and_how_to_remove_it(
         await subscriptions.delete(session(), "mail", yes=True)
 
 
+async def test_the_log_shows_what_a_subscription_copies(session: Open, capsys: Captured) -> None:
+    async with opened() as mailbox:
+        await send(mailbox, "a")
+        position = (await mailbox.get_backlog()).position
+        await mailbox.set_subscription("mail", SubscriptionFilter(("orders.*", "x"), {"a": "b"}))
+        await mailbox.rewind_subscription("mail", 0)
+        await until_answer(partial(is_live, mailbox))
+    capsys.readouterr()
+    names = ["SubscriptionSet", "SubscriptionRewound", "SubscriptionAdvanced"]
+    log.show(session(as_json=True), event=names)
+    created, rewound, *advanced = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert created["filter"] == {"topics": ["orders.*", "x"], "headers": {"a": "b"}}
+    assert created["after"] == position < created["position"] < rewound["position"]
+    assert rewound["after"] == 0
+    assert advanced[-1]["status"] == "live"
+    log.show(session(), event=names)
+    table = capsys.readouterr().out
+    assert "topics orders.* x" in table
+    assert "status live" in table
+
+
 async def test_a_copy_is_shown_with_its_original_and_its_story_begins_with_the_copy(
     session: Open, run: Callable[..., Any], capsys: Captured
 ) -> None:
@@ -160,6 +181,7 @@ async def test_a_copy_is_shown_with_its_original_and_its_story_begins_with_the_c
         await send(mailbox, "a", message_id="own", unique_key="u")
         (copy,) = await mailbox.receive_messages("mail")
         assert (copy.topic, copy.published_topic) == ("mail", "orders.eu")
+        assert copy.to_json()["published_topic"] == "orders.eu"
         await copy.release()
         await mailbox.set_topic_policy("orders.eu", {"subscriptions_only": True})
         await send(mailbox, "b", message_id="newer", unique_key="u", on_conflict="replace")
