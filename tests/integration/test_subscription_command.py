@@ -20,6 +20,7 @@ from postroom.application.queries.message_lists import explain_empty
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.subscription import SubscriptionFilter, SubscriptionStatus
+from tests.support.altered_commits import alter
 from tests.support.stores import MAILBOX
 from tests.support.waiting import until_answer
 
@@ -150,6 +151,20 @@ async def test_a_delete_asks_and_says_what_is_left_and_how_to_remove_it(
     assert await run(subscriptions.list_subscriptions) == {"subscriptions": []}
     with pytest.raises(NotFound):
         await subscriptions.delete(session(), "mail", yes=True)
+
+
+async def test_a_message_that_was_altered_on_disk_is_counted_and_the_others_are_copied() -> None:
+    async with opened() as mailbox:
+        for payload in ("one", "two", "three"):
+            await send(mailbox, payload)
+    alter("store.db", "envelopes", lambda part: part.replace(b"two", b"owt"))
+    async with opened() as mailbox:
+        await mailbox.set_subscription("mail", SubscriptionFilter(("orders.*",)), start=0)
+        await until_answer(partial(is_live, mailbox))
+        (report,) = await mailbox.list_subscriptions()
+        copies = await mailbox.receive_messages("mail", max_messages=9)
+    assert [each.payload for each in copies] == [b"one", b"three"]
+    assert report.skipped == 1
 
 
 async def test_the_log_shows_what_a_subscription_copies(session: Open, capsys: Captured) -> None:

@@ -171,7 +171,9 @@ async def reschedule(page: Page) -> Response:
 async def edit(page: Page) -> Response:
     """Show the form in which a message is edited to be sent as a new one."""
     detail, envelope = await _editable(page, page.query.get("id", ""))
-    draft = await page.blocking(draft_of, envelope, detail.message_id, detail.topic)
+    # Nothing can be sent to the subscription that got a copy.
+    topic = detail.topic if detail.copy_of is None else envelope.metadata.topic
+    draft = await page.blocking(draft_of, envelope, detail.message_id, topic)
     return await _render_form(page, detail, draft)
 
 

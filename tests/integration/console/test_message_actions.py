@@ -16,6 +16,7 @@ from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Rejected
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
+from postroom.domain.subscription import SubscriptionFilter
 from tests.integration.console.conftest import access_of
 from tests.support.access import MemoryPlace, controlled_mailbox
 from tests.support.messages import message
@@ -170,6 +171,19 @@ async def test_an_edited_message_is_a_new_one_that_the_original_caused(
     assert "nothing was sent" in other.text
     assert fields_of(other)["payload"] == "other"
     assert fields_of(other)["new_id"] != form["new_id"]
+
+
+async def test_the_edited_copy_of_a_subscription_is_sent_to_the_topic_of_its_original(
+    place: MemoryPlace, browser: Browser
+) -> None:
+    await place.mailbox.set_subscription("audit", SubscriptionFilter(("parcels",)))
+    await place.mailbox.send_message(message(b"x", topic="parcels"))
+    (copy,) = await place.mailbox.receive_messages("audit")
+    await browser.sign_in(place.issue())
+    form = fields_of(await browser.get("/message/resend", params={"id": copy.message_id}))
+    assert form["topic"] == "parcels"
+    assert (await browser.send("/message/resend", form)).status == 200
+    assert len(await place.mailbox.receive_messages("parcels", max_messages=9)) == 2
 
 
 @pytest.mark.parametrize(
