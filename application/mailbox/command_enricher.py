@@ -366,12 +366,14 @@ FIND_BYTES = 4 << 20
 class FoundSent(NamedTuple):
     """Messages of the log, each after its position, and the position through which the log was read.
 
-    `altered` are the positions of messages whose bytes were altered.
+    `altered` are the positions of messages whose bytes were altered; `is_broken` tells that the next commit
+    can't be read.
     """
 
     sent: list[tuple[int, MessageSent]]
     through: int
     altered: list[int]
+    is_broken: bool
 
 
 def find_sent(
@@ -388,7 +390,7 @@ def find_sent(
         messages, positions: of the log, after which to stop; the last commit is read in full.
     """
     matches: list[int] = []
-    through, size = after, 0
+    through, size, is_broken = after, 0, False
     try:
         for first, events in log.replay_runs(after):
             if len(matches) >= messages or size >= FIND_BYTES or first > after + positions:
@@ -402,6 +404,7 @@ def find_sent(
     except BrokenLog:
         if through == after:
             raise
+        is_broken = True
     records = log.at_positions(matches) if matches else {}
     intact = [
         (position, record.event)
@@ -411,7 +414,7 @@ def find_sent(
         and is_intact(record)
     ]
     readable = {position for position, _ in intact}
-    return FoundSent(intact, through, [each for each in matches if each not in readable])
+    return FoundSent(intact, through, [each for each in matches if each not in readable], is_broken)
 
 
 def _streams_of(commands: Sequence[Command]) -> list[bytes]:

@@ -153,6 +153,7 @@ async def test_a_delete_asks_and_says_what_is_left_and_how_to_remove_it(
         await subscriptions.delete(session(), "mail", yes=True)
 
 
+@pytest.mark.usefixtures("session")
 async def test_a_message_that_was_altered_on_disk_is_counted_and_the_others_are_copied() -> None:
     async with opened() as mailbox:
         for payload in ("one", "two", "three"):
@@ -165,6 +166,19 @@ async def test_a_message_that_was_altered_on_disk_is_counted_and_the_others_are_
         copies = await mailbox.receive_messages("mail", max_messages=9)
     assert [each.payload for each in copies] == [b"one", b"three"]
     assert report.skipped == 1
+
+
+@pytest.mark.usefixtures("session")
+async def test_what_precedes_a_commit_that_cannot_be_read_is_copied() -> None:
+    async with opened() as mailbox:
+        for payload in ("one", "two", "three"):
+            await send(mailbox, payload, message_id=payload)
+        alter("store.db", "events", lambda part: b"" if b"two" in part else part)
+        await mailbox.set_subscription("mail", SubscriptionFilter(("orders.*",)), start=0)
+        copies = await mailbox.receive_messages("mail", max_messages=9, wait_ms=10_000)
+        (report,) = await mailbox.list_subscriptions()
+    assert [each.payload for each in copies] == [b"one"]
+    assert (report.status, report.skipped) == ("copying", 0)
 
 
 async def test_the_log_shows_what_a_subscription_copies(session: Open, capsys: Captured) -> None:
