@@ -285,6 +285,7 @@ def _show_received_message(
     session.out.facts(
         [
             ("message", Id(message.message_id)),
+            ("sent to", None if message.published_topic == message.topic else message.published_topic),
             ("attempt", message.attempt),
             ("receipt", None if receipt is None else Id(receipt)),
         ]
