@@ -105,9 +105,7 @@ class SubscriptionCopier(StepWorker):
             sent=tuple(batch.sent),
             through=batch.through,
             altered=tuple(batch.altered),
-            is_last=not batch.is_broken
-            and len(batch.sent) < self._batch
-            and engine.mailbox.position - batch.through <= TAIL,
+            is_last=len(batch.sent) < self._batch and engine.mailbox.position - batch.through <= TAIL,
         )
         if not await execute(engine, step):
             self._stalled[name] = before.version, self._unsettled(name), 0

@@ -1,6 +1,7 @@
-"""Texts for people: printable characters, and nouns with their numbers."""
+"""Texts for people: printable characters, nouns with their numbers, and times."""
 
 import re
+from datetime import UTC, datetime
 
 _UNSAFE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -21,6 +22,15 @@ def printable(text: str, *, multiline: bool = True) -> str:
 def _escape(character: str) -> str:
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def from_rfc3339(text: str) -> datetime:
+    """Return a time in RFC 3339: a date alone is its midnight, a time without offset is UTC.
+
+    Raises: ValueError for anything else.
+    """
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def pluralize(count: int, noun: str, plural: str | None = None) -> str:

@@ -17,7 +17,7 @@ MAX_PATTERNS = 100
 """Topics and globs of a subscription, and headers."""
 
 SubscriptionStatus = Literal["live", "clearing", "copying"]
-"""What a subscription does. `live`: each send adds its copy. `copying`: the owner copies earlier messages
+"""State of a subscription. `live`: each send adds its copy. `copying`: the owner copies earlier messages
 from the log. `clearing`: the owner empties the queue after a rewind, before it copies."""
 
 
@@ -126,7 +126,7 @@ class SubscriptionSet(Event, frozen=True, gc=False):
 
 
 class SubscriptionRewound(Event, frozen=True, gc=False):
-    """An operator rewound a subscription: the owner empties its queue and copies again from `position` on.
+    """An operator rewound a subscription: the owner empties its queue, then copies what follows `position`.
 
     Arguments:
         principal: see `SubscriptionSet`.

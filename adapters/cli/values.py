@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
 
 from typer import Option
 
+from postroom.application.text import from_rfc3339
 from postroom.domain.errors import (
     IntegrityFailure,
     InvalidRequest,
@@ -155,12 +156,11 @@ def parse_time(text: str, now: datetime) -> int:
     if _DURATION.match(text):
         return int(now.timestamp() * 1_000) - parse_duration(text)
     try:
-        time = datetime.fromisoformat(text)
+        return round(from_rfc3339(text).timestamp() * 1_000)
     except ValueError:
         raise WrongUsage(
             f"{text!r} is not a time; write 2026-01-31T08:00:00Z, ms since 1970, or an age such as 2h."
         ) from None
-    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1_000)
 
 
 def parse_pairs(texts: Iterable[str], option: str) -> dict[str, str]:
@@ -259,22 +259,20 @@ def parse_moment(text: str, now: datetime) -> int | datetime:
     if position is not None:
         return position
     try:
-        time = datetime.fromisoformat(text)
+        return from_rfc3339(text)
     except ValueError:
         return now - _age(text)
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def parse_due(option: str, text: str) -> datetime:
-    """Parse a time that may be in the future: RFC 3339, where one without offset is UTC.
+    """Parse a time that may be in the future; see `from_rfc3339`.
 
-    Raises: WrongUsage for anything else, an age as well: it would be in the past.
+    Raises: WrongUsage for anything else, also for an age such as `2h`, which would be in the past.
     """
     try:
-        time = datetime.fromisoformat(text)
+        return from_rfc3339(text)
     except ValueError:
         raise WrongUsage(f"{option} {text!r} is not a time; write 2026-12-01T08:00Z.") from None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def parse_micros(option: str, text: str | None) -> int | None:

@@ -128,7 +128,7 @@ def _check_names(selection: LogSelection, topic: str | None) -> None:
 def _arguments(
     log: LogReader, report: Report, selection: LogSelection, parameters: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the parameters of a report with those that follow from the selection and the log."""
+    """Add the times of the selection, and the end of the log, to the parameters of a report."""
     arguments = {
         "since": BEGINNING if selection.since is None else selection.since,
         "until": END_OF_TIME if selection.until is None else selection.until,

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from postroom.application.masking import NO_MASK, Mask
+from postroom.application.text import from_rfc3339
 from postroom.domain.arguments import check_text
 from postroom.domain.errors import Forbidden, InvalidRequest
 from postroom.domain.search import EventFilter, Order, parse_status
@@ -134,9 +135,7 @@ def parse_time(name: str, text: str) -> int:
     if _INTEGER.match(text):
         return int(text)
     try:
-        moment = datetime.fromisoformat(text)
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return (moment - EPOCH) // MS
+        return (from_rfc3339(text) - EPOCH) // MS
     except (OverflowError, ValueError):
         raise InvalidRequest(
             f"The {name} {text[:80]!r} is not a time; write it as 2026-01-31T08:00:00Z, or in ms since 1970."

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol, TypedDict
 
 from markupsafe import Markup, escape
 
-from postroom.application.text import printable
+from postroom.application.text import from_rfc3339, printable
 from postroom.domain.errors import InvalidRequest
 
 US: Final = 1_000_000
@@ -118,8 +118,8 @@ def read_time(name: str, text: str, now: datetime) -> int:
         if age is not None:
             time = now - timedelta(**{_UNITS[age[2]]: int(age[1])})
         else:
-            time = datetime.fromisoformat(text.strip())
-        return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
+            time = from_rfc3339(text.strip())
+        return (time - _EPOCH) // timedelta(microseconds=1)
     except (ValueError, OverflowError):
         raise InvalidRequest(
             f"{name} is {text[:40]!r}, which is not a time; write 2026-01-31T08:00:00Z, or an age such as 2h."
@@ -139,10 +139,9 @@ def read_due(name: str, text: str) -> Due:
     Raises: InvalidRequest for anything else.
     """
     try:
-        at = datetime.fromisoformat(text.strip())
+        return {"at": from_rfc3339(text.strip())}
     except ValueError:
         return {"deliver_after_ms": read_duration(name, text)}
-    return {"at": at if at.tzinfo else at.replace(tzinfo=UTC)}
 
 
 def read_duration(name: str, text: str) -> int:

@@ -208,7 +208,10 @@ class CommandEnricher:
             return command
         await self._committer.wait_until_durable()
         filter_ = subscription.filter
-        newest = await asyncio.to_thread(find_sent, self._log, filter_, command.through)
+        try:
+            newest = await asyncio.to_thread(find_sent, self._log, filter_, command.through)
+        except BrokenLog:  # what was read before it is copied all the same
+            return command
         sent, through = [*command.sent, *newest.sent], newest.through
         if through == group.state.position:  # all of the log was read; the group's own events follow
             own = group.events.sent(through + 1).items()
@@ -366,14 +369,12 @@ FIND_BYTES = 4 << 20
 class FoundSent(NamedTuple):
     """Messages of the log, each after its position, and the position through which the log was read.
 
-    `altered` are the positions of messages whose bytes were altered; `is_broken` tells that the next commit
-    can't be read.
+    `altered` are the positions of messages whose bytes were altered.
     """
 
     sent: list[tuple[int, MessageSent]]
     through: int
     altered: list[int]
-    is_broken: bool
 
 
 def find_sent(
@@ -390,7 +391,7 @@ def find_sent(
         messages, positions: of the log, after which to stop; the last commit is read in full.
     """
     matches: list[int] = []
-    through, size, is_broken = after, 0, False
+    through, size = after, 0
     try:
         for first, events in log.replay_runs(after):
             if len(matches) >= messages or size >= FIND_BYTES or first > after + positions:
@@ -404,7 +405,6 @@ def find_sent(
     except BrokenLog:
         if through == after:
             raise
-        is_broken = True
     records = log.at_positions(matches) if matches else {}
     intact = [
         (position, record.event)
@@ -414,7 +414,7 @@ def find_sent(
         and is_intact(record)
     ]
     readable = {position for position, _ in intact}
-    return FoundSent(intact, through, [each for each in matches if each not in readable], is_broken)
+    return FoundSent(intact, through, [each for each in matches if each not in readable])
 
 
 def _streams_of(commands: Sequence[Command]) -> list[bytes]:

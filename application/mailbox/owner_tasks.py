@@ -1,6 +1,7 @@
 """An owner of a mailbox: own it by a lease, notice a newer owner, and bound memory (svc-mailbox I-5, I-9)."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import ClassVar, NamedTuple
@@ -111,7 +112,7 @@ RETRY_SECONDS = 1.0
 """Pause of a worker after a failure."""
 
 
-class StepWorker:
+class StepWorker(ABC):
     """Worker of an owner that runs in steps until it is cancelled; a failure of one step is logged.
 
     Arguments:
@@ -145,13 +146,13 @@ class StepWorker:
             else:
                 await asyncio.sleep(0)
 
+    @abstractmethod
     async def _run_once(self, *, is_changed: bool) -> float | None:
         """Run the steps that are due; return the seconds until the next step, or None without any.
 
         Arguments:
             is_changed: whether `wake` was called since the last call.
         """
-        raise NotImplementedError
 
     async def _attempt(self, step: Awaitable[float], **names: str) -> float:
         """Return the pause after a step; log its failure with `names`, so that others continue."""

@@ -9,22 +9,27 @@ import json
 import multiprocessing
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
-
-from postroom.adapters.compose import OwnedMailbox, open_mailbox
+from postroom.adapters.compose import OwnedMailbox
 from postroom.application.messages import NewMessage
 from postroom.application.workers.worker import Worker
 from postroom.domain.subscription import SubscriptionFilter
 from tests.benchmarks.figures import Figures, Stopwatch
-from tests.benchmarks.peers import BATCH, PAYLOAD_BYTES, VISIBILITY_S, is_installed
+from tests.benchmarks.peers import (
+    BATCH,
+    PAYLOAD_BYTES,
+    VISIBILITY_S,
+    install_pgmq,
+    is_installed,
+    open_postroom,
+)
 from tests.benchmarks.servers import postgres_server
-from tests.benchmarks.throughput import CALLERS, LIMITS, POLICY, TOPIC
+from tests.benchmarks.throughput import CALLERS, POLICY, TOPIC
 
 MESSAGES, KEYS = 20_000, 1_000
 SUBSCRIPTIONS = 5
@@ -33,7 +38,7 @@ LIMIT, JOBS, JOB_SECONDS = 4, 200, 0.02
 PROCESSES = 2
 DEADLINE_SECONDS = 60.0
 LIVES_SECONDS = 20.0
-"""Time limit of a run; a queue that has messages left is measured by those that it handled."""
+"""Time limit of a run, whose rate counts the messages that were handled until then."""
 FILLER = "x" * (PAYLOAD_BYTES - 40)
 
 
@@ -108,6 +113,10 @@ class _Pgmq:
         await self._pool.fetch("SELECT pgmq.delete($1::text, $2::bigint[])", "bench", ids)
 
 
+def _batches(count: int) -> Iterator[Sequence[int]]:
+    return (range(start, start + BATCH) for start in range(0, count, BATCH))
+
+
 def _key(number: int) -> str:
     return f"key-{number % KEYS}"
 
@@ -122,32 +131,12 @@ def _number(payload: bytes | str) -> int:
 
 
 @asynccontextmanager
-async def _open_postroom(url: str, **policy: Any) -> AsyncIterator[OwnedMailbox]:
-    from postroom.adapters.compose.maintenance import migrate_store
-
-    migrate_store(url)
-    settings = msgspec.structs.replace(POLICY, **policy)
-    async with open_mailbox(url, default_policy=settings, limits=LIMITS) as mailbox:
-        yield mailbox
-
-
-@asynccontextmanager
-async def _open_pgmq(url: str) -> AsyncIterator[Any]:
-    import asyncpg
-    from pgmq.install import get_embedded_install_sql
-
-    async with asyncpg.create_pool(url, min_size=2 * CALLERS, max_size=2 * CALLERS) as pool:
-        await pool.execute(get_embedded_install_sql())
-        yield pool
-
-
-@asynccontextmanager
 async def open_queue(system: str, url: str) -> AsyncIterator[KeyQueue]:
     if system.startswith("postgres"):
-        async with _open_postroom(url, ordered_keys=system == "postgres.ordered") as mailbox:
+        async with open_postroom(url, ordered_keys=system == "postgres.ordered") as mailbox:
             yield _Postroom(mailbox)
     else:
-        async with _open_pgmq(url) as pool:
+        async with install_pgmq(url) as pool:
             await pool.execute("SELECT pgmq.create('bench'); SELECT pgmq.create_fifo_index('bench')")
             yield _Pgmq(pool, system.removeprefix("pgmq."))
 
@@ -157,7 +146,7 @@ SYSTEMS = ("postgres.plain", "postgres.ordered", "pgmq.read", "pgmq.read_grouped
 
 async def _rate_of_lives(queue: KeyQueue) -> float:
     """Return the lives a second of messages that were all sent before; each key must be handled in order."""
-    batches = iter([range(start, start + BATCH) for start in range(0, MESSAGES, BATCH)])
+    batches = _batches(MESSAGES)
     handled = 0
     deadline = time.perf_counter() + LIVES_SECONDS
 
@@ -185,8 +174,8 @@ async def die(queue: KeyQueue) -> tuple[int, int, float]:
         out of the order of their key, and the seconds until all were settled.
     """
     numbers = range(3 * KEYS)
-    for start in range(0, len(numbers), BATCH):
-        await queue.send(numbers[start : start + BATCH])
+    for batch in _batches(len(numbers)):
+        await queue.send(batch)
     held = await queue.receive(DEATH_VISIBILITY_S)  # never settled, as its consumer is gone
     keys = {each.key for each in held}
     newest: dict[str, int] = defaultdict(lambda: -1)
@@ -209,7 +198,7 @@ async def die(queue: KeyQueue) -> tuple[int, int, float]:
 
 async def _fan_out(system: str, url: str, subscriptions: int) -> float:
     """Return the messages a second that are sent, each with a copy for every subscription."""
-    batches = iter([range(start, start + BATCH) for start in range(0, MESSAGES, BATCH)])
+    batches = _batches(MESSAGES)
 
     async def send_all(send: Callable[[Sequence[int]], Any]) -> float:
         async def caller() -> None:
@@ -221,12 +210,12 @@ async def _fan_out(system: str, url: str, subscriptions: int) -> float:
         return MESSAGES / sending.seconds
 
     if system == "postgres":
-        async with _open_postroom(url, subscriptions_only=True) as mailbox:
+        async with open_postroom(url, subscriptions_only=True) as mailbox:
             for number in range(subscriptions):
                 await mailbox.set_subscription(f"copy-{number}", SubscriptionFilter((TOPIC,)))
                 await mailbox.set_topic_policy(f"copy-{number}", POLICY)
             return await send_all(_Postroom(mailbox).send)
-    async with _open_pgmq(url) as pool:
+    async with install_pgmq(url) as pool:
         for number in range(subscriptions):
             await pool.execute(f"SELECT pgmq.create('copy_{number}')")
             await pool.execute(f"SELECT pgmq.bind_topic('{TOPIC}', 'copy_{number}')")
@@ -291,7 +280,7 @@ async def _limited_awa(url: str, job: Any, ready: Any) -> None:
     client.task(AwaJob, queue="bench")(job)
     await client.start([("bench", LIMIT)])
     ready.set()
-    await asyncio.Event().wait()
+    await asyncio.sleep(DEADLINE_SECONDS)
 
 
 _LIMITED = {"postgres": _limited_postroom, "pgqueuer": _limited_pgqueuer, "awa": _limited_awa}
@@ -301,7 +290,7 @@ async def _insert(system: str, url: str) -> None:
     from tests.benchmarks.job_queues import installed_queues
 
     if system == "postgres":
-        async with _open_postroom(url, max_in_flight=LIMIT) as mailbox:
+        async with open_postroom(url, max_in_flight=LIMIT) as mailbox:
             await mailbox.send_batch([NewMessage(topic="bench", payload=b"x")] * JOBS)
         return
     async with installed_queues(lambda _: None)[system](url) as queue:

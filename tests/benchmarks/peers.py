@@ -128,28 +128,46 @@ class _PgmqClient:
 
 
 @asynccontextmanager
-async def _open_postroom(url: str) -> AsyncIterator[Queue]:
+async def open_postroom(url: str, **policy: Any) -> AsyncIterator[OwnedMailbox]:
+    """Open a mailbox in a new database.
+
+    Arguments:
+        policy: fields of the policy of its topics.
+    """
     from postroom.adapters.compose.maintenance import migrate_store
 
     migrate_store(url)
-    async with open_mailbox(url, default_policy=POLICY, limits=LIMITS) as postroom:
+    settings = msgspec.structs.replace(POLICY, **policy)
+    async with open_mailbox(url, default_policy=settings, limits=LIMITS) as mailbox:
+        yield mailbox
+
+
+@asynccontextmanager
+async def _open_postroom(url: str) -> AsyncIterator[Queue]:
+    async with open_postroom(url) as postroom:
         yield _Postroom(postroom)
 
 
 @asynccontextmanager
 async def _open_postroom_with_keys(url: str) -> AsyncIterator[Queue]:
-    async with _open_postroom(url) as queue:
-        assert isinstance(queue, _Postroom)
-        yield _PostroomWithKeys(queue.postroom)
+    async with open_postroom(url) as postroom:
+        yield _PostroomWithKeys(postroom)
 
 
 @asynccontextmanager
-async def _open_pgmq(url: str) -> AsyncIterator[Queue]:
+async def install_pgmq(url: str) -> AsyncIterator[Any]:
+    """Install pgmq in a new database, and yield a pool of connections to it."""
     import asyncpg
     from pgmq.install import get_embedded_install_sql
 
     async with asyncpg.create_pool(url, min_size=2 * CALLERS, max_size=2 * CALLERS) as pool:
         await pool.execute(get_embedded_install_sql())
+        yield pool
+
+
+@asynccontextmanager
+async def _open_pgmq(url: str) -> AsyncIterator[Queue]:
+    async with install_pgmq(url) as pool:
         await pool.execute("SELECT pgmq.create('bench')")
         yield _Pgmq(pool)
 

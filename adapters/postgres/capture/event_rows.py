@@ -10,6 +10,7 @@ import msgspec
 from postroom.adapters.postgres.capture.settings import CaptureColumns, CaptureSettings
 from postroom.application.outbox.formats import check_attributes
 from postroom.application.ports.outbox import OutboxRow
+from postroom.application.text import from_rfc3339
 from postroom.domain.errors import InvalidOutboxEvent, InvalidRequest
 from postroom.domain.outbox import OutboxEvent, RecordOutboxEvent, decide, evolve
 from postroom.domain.outbox_events import OutboxEventRecorded
@@ -259,9 +260,7 @@ class EventRows:
             return row.committed_at
         name = self._shown("occurred_at")
         try:
-            at = datetime.fromisoformat(text)
-            at = at if at.tzinfo else at.replace(tzinfo=UTC)
-            micros = (at - _EPOCH) // timedelta(microseconds=1)
+            micros = (from_rfc3339(text) - _EPOCH) // timedelta(microseconds=1)
         except (ValueError, OverflowError):
             raise _InvalidColumn(f"its {name} is not a time of the years 1 to 9999: {text[:80]}") from None
         if micros > row.committed_at + FUTURE_US:

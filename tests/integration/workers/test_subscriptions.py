@@ -194,6 +194,8 @@ async def test_a_worker_of_a_subscription_runs_with_a_namespace() -> None:
         mail, audit = Recorder("mail"), Recorder("audit")
         async with running(mail.worker, namespace), running(audit.worker, namespace):
             await started(namespace, "mail", "audit")
+            for name in ("mail", "audit"):  # the worker may have created it in the first mailbox only
+                await namespace.set_subscription(name, SubscriptionFilter(("orders.*",)))
             await namespace.send_batch(
                 [
                     NewMessage(topic="orders.placed", payload=each, sticky_key=each.decode())
