@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Event
 
@@ -111,8 +112,14 @@ def test_a_destroyed_key_is_in_no_table_file_whatever_transactions_are_open(url:
 
 def _files_with(folder: Path, content: bytes) -> list[str]:
     """Return the files with a content, other than those of the write-ahead log."""
-    files = [each for each in (folder / "base").rglob("*") if each.is_file()]
-    return [str(each) for each in files if content in each.read_bytes()]
+    return [str(path) for path, data in _read_files(folder / "base") if content in data]
+
+
+def _read_files(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """Yield each file under a folder of a running server, which may remove a file at any moment."""
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError, IsADirectoryError):
+            yield path, path.read_bytes()
 
 
 async def test_a_store_in_postgres_never_contains_what_is_encrypted_and_its_key_is_gone_after_an_erasure(
@@ -163,7 +170,7 @@ def _content_of(url: str) -> bytes:
             for (table,) in tables
             for row in connection.execute(f"SELECT each::text FROM {table} AS each").fetchall()
         ]
-    return b"\n".join([*(each.read_bytes() for each in Path(folder).iterdir()), *rows])
+    return b"\n".join([*(data for _, data in _read_files(Path(folder))), *rows])
 
 
 def test_a_database_that_is_no_key_store_or_has_another_master_key_is_refused(
