@@ -98,6 +98,8 @@ class MessageDelivery(msgspec.Struct, frozen=True, gc=False, array_like=True):
         external_id: the sender's own id; None if the stream id is the id.
         payload_hash, hash_chain: 32-byte BLAKE3 digests (svc-mailbox I-7, I-12).
         envelope: the `PrismEnvelope` bytes as they were sent.
+        ordered_key: its sticky key if its topic has ordered keys; the delivered messages of one are to be
+            handled and acked in their order.
     """
 
     receipt: Receipt
@@ -110,6 +112,7 @@ class MessageDelivery(msgspec.Struct, frozen=True, gc=False, array_like=True):
     payload_hash: bytes
     hash_chain: bytes
     envelope: bytes
+    ordered_key: str | None = None
 
 
 class DeliverySettler(Protocol):
@@ -229,6 +232,15 @@ class DeliveredMessage(msgspec.Struct, gc=False, eq=False):
         return self._delivery.idem_key
 
     @property
+    def ordered_key(self) -> str | None:
+        """Return its sticky key if its topic has ordered keys.
+
+        The received messages of one key are to be handled in their order. When one fails, the owner delivers
+        it again before the later ones, whose receipts then are stale.
+        """
+        return self._delivery.ordered_key
+
+    @property
     def payload(self) -> bytes:
         """Return the payload."""
         return self._parse().payload.value
@@ -339,6 +351,7 @@ class DeliveredMessage(msgspec.Struct, gc=False, eq=False):
             "published_topic": self._parse().metadata.topic,
             "timestamp": None if published_at is None else published_at // 1_000,
             "idem_key": self.idem_key,
+            **({} if self.ordered_key is None else {"ordered_key": self.ordered_key}),
             "payload_hash": b3(delivery.payload_hash),
             "attrs": self.attrs,
             "correlation_id": self.correlation_id,

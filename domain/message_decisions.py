@@ -114,8 +114,7 @@ def nack(
     if message.status == READY:  # it timed out and was requeued
         return []
     if action == "release":
-        due = now + (delay_ms or 0) * MS
-        return [_requeue(message, "released", reason, due, now, attempt=message.attempt - 1)]
+        return [release(message, reason, now + (delay_ms or 0) * MS, now)]
     if message.attempt >= policy.max_attempts:
         return [dead_letter(message, "max_attempts", reason, policy, now)]
     hidden = backoff_ms(policy, message.attempt, jitter) if delay_ms is None else delay_ms
@@ -146,6 +145,11 @@ def time_out(message: Message, policy: TopicPolicy, now: int) -> MessageRequeued
         error = message.last_error or "visibility expired"
         return dead_letter(message, "max_attempts", error, policy, now)
     return _requeue(message, "visibility_expired", None, now, now)
+
+
+def release(message: Message, reason: str | None, due: int, now: int) -> MessageRequeued:
+    """Return a message in flight to its queue, counting no attempt, to be delivered from `due` (µs) on."""
+    return _requeue(message, "released", reason, due, now, attempt=message.attempt - 1)
 
 
 def dead_letter(

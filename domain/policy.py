@@ -19,6 +19,8 @@ MAX_DURATION_MS = 36_500 * DAY_MS
 MAX_COUNT = 1_000_000_000
 """Maximum of counts in policies and limits, unless stated otherwise."""
 MAX_SHARDS = 65_536
+MAX_KEY_BATCH = 100
+"""Messages of an ordered key that return together when one of them fails, at most."""
 MAX_FRAME_BYTES = 256 << 20
 ARCHIVE_ROOM_BYTES = 64 << 10
 """Room for the headers of a message in an archive, beside a payload of `frame_bytes`.
@@ -55,6 +57,7 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             are settled, whatever fails (ADR 0115).
         dead_letters_hold_keys: whether a dead letter holds the messages of its ordered key, until it is
             redriven or removed.
+        key_batch: messages of an ordered key, one after the other, that a receive may get (ADR 0115).
         fair_keys: whether sticky keys are served in turn; messages without a key share a turn (ADR 0117).
         max_in_flight, max_in_flight_per_key: messages in flight of the topic, and of each sticky key; 0 for
             no limit.
@@ -82,6 +85,7 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     priority_aging_ms: int = 600_000
     ordered_keys: bool = False
     dead_letters_hold_keys: bool = False
+    key_batch: int = 1
     fair_keys: bool = False
     max_in_flight: int = 0
     max_in_flight_per_key: int = 0
@@ -108,6 +112,8 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             check_type(f"Topic policy {name}", getattr(self, name), bool)
         if self.dead_letters_hold_keys and not self.ordered_keys:
             raise InvalidRequest("Topic policy dead_letters_hold_keys needs ordered_keys.")
+        if self.key_batch > 1 and not self.ordered_keys:
+            raise InvalidRequest("Topic policy key_batch needs ordered_keys.")
         for name in ("max_in_flight_per_key", "rate_per_key"):
             if getattr(self, name) and not self.fair_keys:
                 raise InvalidRequest(f"Topic policy {name} needs fair_keys.")
@@ -159,6 +165,7 @@ UNLIMITED = ("max_in_flight", "max_in_flight_per_key", "rate", "rate_per_key", "
 _FLAGS = ("priorities", "ordered_keys", "dead_letters_hold_keys", "fair_keys", "subscriptions_only")
 _POLICY_BOUNDS = dict.fromkeys((n for n in TopicPolicy.__struct_fields__ if n not in _FLAGS), _COUNT) | {
     "shards": (1, MAX_SHARDS),
+    "key_batch": (1, MAX_KEY_BATCH),
     "visibility_ms": (MIN_VISIBILITY_MS, MAX_VISIBILITY_MS),
     "backoff_base_ms": _DURATION,
     "backoff_max_ms": _DURATION,

@@ -29,7 +29,7 @@ _DEPENDENT = (
     ("visibility_ms", "replay_window_ms"),
     ("backoff_base_ms", "backoff_max_ms"),
     ("priorities", "priority_aging_ms", "ready_retention_ms"),
-    ("ordered_keys", "dead_letters_hold_keys"),
+    ("ordered_keys", "dead_letters_hold_keys", "key_batch"),
     ("fair_keys", "max_in_flight_per_key", "rate_per_key"),
 )
 """Fields that `TopicPolicy.validate` compares with each other."""

@@ -91,6 +91,8 @@ def write_delivery(delivery: MessageDelivery, message: pb.ReceivedMessage) -> No
     message.visible_at_us = delivery.due
     if delivery.idem_key is not None:
         message.idem_key = delivery.idem_key
+    if delivery.ordered_key is not None:
+        message.ordered_key = delivery.ordered_key
     message.payload_hash = delivery.payload_hash
     message.hash_chain = delivery.hash_chain
 
@@ -109,6 +111,7 @@ def read_delivery(message: pb.ReceivedMessage) -> MessageDelivery:
         message.payload_hash,
         message.hash_chain,
         message.envelope.SerializeToString(),
+        message.ordered_key if message.HasField("ordered_key") else None,
     )
 
 

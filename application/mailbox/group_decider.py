@@ -1,6 +1,6 @@
 """Decisions of a group of commands: its events and answers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import cast
 
 from postroom.application.mailbox.codec import encode_events
@@ -113,7 +113,8 @@ class GroupDecider:
         messages = [mailbox.messages[event.stream] for event in received]
         group.events.delivered.update([message.topic for message in messages])
         self._reorder.delivered([message for message in messages if message.topic in in_order])
-        return [_delivery(event, payloads[event.stream], state.epoch) for event in received]
+        ordered = {name for name in command.topics if mailbox.policy(name).ordered_keys}
+        return [_delivery(event, payloads[event.stream], state.epoch, ordered) for event in received]
 
     def _execute_batch(self, commands: Sequence[Command], group: Group, now: int) -> list[Answer] | None:
         """Decide commands of one type, each of which causes one event; None, if they are others."""
@@ -251,7 +252,9 @@ class GroupDecider:
         return Accepted(command.message if holder is None else holder.stream, duplicate=True)
 
 
-def _delivery(received: MessageReceived, sent: MessageSent, epoch: int) -> MessageDelivery:
+def _delivery(
+    received: MessageReceived, sent: MessageSent, epoch: int, ordered: Container[str]
+) -> MessageDelivery:
     return MessageDelivery(
         Receipt(received.stream, received.version, epoch),
         sent.topic,
@@ -263,4 +266,5 @@ def _delivery(received: MessageReceived, sent: MessageSent, epoch: int) -> Messa
         sent.payload_hash,
         sent.hash_chain,
         sent.envelope,
+        sent.sticky_key if sent.topic in ordered else None,
     )

@@ -196,6 +196,9 @@ class Delivery(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     idem_key: str | None
     payload_hash: str
     hash_chain: str
+    ordered_key: Annotated[str | None, Meta(description="Its key, whose messages are handled in order.")] = (
+        None
+    )
     envelope_b64: bytes | None = None
 
     def to_delivery(self) -> MessageDelivery:
@@ -217,6 +220,7 @@ class Delivery(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
             _read_hash(self.payload_hash),
             _read_hash(self.hash_chain),
             self.envelope_b64,
+            self.ordered_key,
         )
 
 

@@ -3,9 +3,11 @@
 import asyncio
 import inspect
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
+from itertools import islice
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -118,6 +120,7 @@ BACKOFF = OutageBackoff(50, 5_000)
 CANCEL_SECONDS = 1.0
 """Time for a cancelled handler to end; one that ignores its cancellation is left alone."""
 STOPPED = "the worker stopped before the handler returned"
+NOT_HANDLED = "an earlier message of its key was not handled"
 _handling: ContextVar[Handling | None] = ContextVar("postroom_handling", default=None)
 
 
@@ -126,6 +129,15 @@ async def pause_after(event: str, error: Exception, failures: int, stop: asyncio
     pause_ms = backoff_ms(BACKOFF, failures, random.random())
     logger().warning(event, error=str(error), pause_ms=pause_ms)
     await wait_at_most(pause_ms / 1_000, stop.wait())
+
+
+def _runs_of(messages: Sequence[ReceivedMessage]) -> list[deque[ReceivedMessage]]:
+    """Return the messages of each ordered key together, to be handled in order, and each other one alone."""
+    runs: dict[object, deque[ReceivedMessage]] = {}
+    for message in messages:
+        run = message.receipt if message.ordered_key is None else (message.topic, message.ordered_key)
+        runs.setdefault(run, deque()).append(message)
+    return list(runs.values())
 
 
 class ConsumerRun:
@@ -146,8 +158,9 @@ class ConsumerRun:
         self._once = once
         self._stopping = asyncio.Event()
         self._aborting = asyncio.Event()
-        self._queue: asyncio.Queue[ReceivedMessage | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[deque[ReceivedMessage] | None] = asyncio.Queue()
         self._held: dict[Receipt, float] = {}  # unsettled, with the time when the visibility timeout began
+        self._behind: set[Receipt] = set()  # those of them that wait for an earlier one of their ordered key
         self._slots: dict[asyncio.Task[None], Handling | None] = {}  # with what each is handling
         self._is_ending = False
         self._room = asyncio.Event()
@@ -205,7 +218,7 @@ class ConsumerRun:
             await self._end_slots()
             await cancel_and_wait(handled)
             while not self._queue.empty():
-                if (message := self._queue.get_nowait()) is not None:
+                for message in self._queue.get_nowait() or ():
                     self._settlements.nack(message, STOPPED, "release")
             await self._settlements.wait_until_flushed()
         finally:
@@ -252,7 +265,9 @@ class ConsumerRun:
         since, before = loop.time(), 0
         while not self._stopping.is_set():
             ahead = min(int(self._rate * AHEAD_SECONDS), MAX_AHEAD)
-            free = self._consumer.concurrency + ahead - len(self._held)
+            # The messages of an ordered key, which are handled one after the other, count as one.
+            free = self._consumer.concurrency + ahead - len(self._held) + len(self._behind)
+            free = min(free, self._consumer.concurrency + MAX_AHEAD - len(self._held))
             if free <= 0 or (free < ahead // 2 and not self._queue.empty()):
                 self._room.clear()
                 await self._room.wait()
@@ -270,9 +285,10 @@ class ConsumerRun:
             if now - since >= AHEAD_SECONDS:
                 self._rate = (done - before) / (now - since)
                 since, before = now, done
-            for message in received:
-                self._held[message.receipt] = now
-                self._queue.put_nowait(message)
+            self._held.update(dict.fromkeys([message.receipt for message in received], now))
+            for run in _runs_of(received):
+                self._behind.update(message.receipt for message in islice(run, 1, None))
+                self._queue.put_nowait(run)
             if self._once and not received:
                 await self._settlements.wait_until_flushed()
                 if not self._held:
@@ -305,20 +321,29 @@ class ConsumerRun:
         handle = self._make_handle(thread)
         slot = asyncio.current_task()
         assert slot is not None
-        while (message := await self._queue.get()) is not None:
-            if message.receipt in self._held:  # else another consumer has it by now
-                self._slots[slot] = handling = Handling(self._consumer.handler.name, message)
-                _handling.set(handling)
-                began = perf_counter()
-                try:
-                    with correlate(correlation_id_of(message)):
-                        await self._handle(handle, message)
-                finally:
-                    self.seconds.observe(perf_counter() - began)
-                self._slots[slot] = None
-                if self._aborting.is_set():
-                    return
-                await thread.wait_until_idle()
+        while (run := await self._queue.get()) is not None:
+            try:
+                # Another consumer may have it by now.
+                while run and (message := run.popleft()).receipt in self._held:
+                    self._behind.discard(message.receipt)
+                    self._slots[slot] = handling = Handling(self._consumer.handler.name, message)
+                    _handling.set(handling)
+                    began = perf_counter()
+                    try:
+                        with correlate(correlation_id_of(message)):
+                            is_handled = await self._handle(handle, message)
+                    finally:
+                        self.seconds.observe(perf_counter() - began)
+                    self._slots[slot] = None
+                    if self._aborting.is_set():
+                        return
+                    await thread.wait_until_idle()
+                    if not is_handled:
+                        break
+            finally:
+                for message in run:
+                    reason = STOPPED if self._aborting.is_set() else NOT_HANDLED
+                    self._settlements.nack(message, reason, "release")
 
     def _make_handle(self, thread: HandlerThread) -> Handle:
         """Return the handler within the middlewares."""
@@ -339,7 +364,8 @@ class ConsumerRun:
             handle = middleware(handle)
         return handle
 
-    async def _handle(self, handle: Handle, message: ReceivedMessage) -> None:
+    async def _handle(self, handle: Handle, message: ReceivedMessage) -> bool:
+        """Return whether the message was handled."""
         timeout_ms = self._consumer.timeout_ms
         limit = asyncio.timeout(None if timeout_ms is None else timeout_ms / 1_000)
         try:
@@ -364,9 +390,10 @@ class ConsumerRun:
                 error,
                 f"the handler exceeded {timeout_ms} ms" if limit.expired() else summarize(error),
             )
-        else:
-            self.handled += 1
-            self._settlements.ack(message, answer)
+            return False
+        self.handled += 1
+        self._settlements.ack(message, answer)
+        return True
 
     def _fail(self, message: ReceivedMessage, error: BaseException, reason: str) -> None:
         self.failed += 1
@@ -384,6 +411,7 @@ class ConsumerRun:
     def _forget(self, messages: Sequence[ReceivedMessage]) -> None:
         for message in messages:
             self._held.pop(message.receipt, None)
+            self._behind.discard(message.receipt)
         self._room.set()
 
     async def _extend_all(self) -> None:
@@ -407,4 +435,5 @@ class ConsumerRun:
                 else:
                     logger().warning("worker.delivery_lost", error=str(answer))
                     self._held.pop(receipt, None)
+                    self._behind.discard(receipt)
             self._room.set()

@@ -26,6 +26,7 @@ from postroom.domain.errors import (
     MailboxClosed,
     Rejected,
     Saturated,
+    StaleReceipt,
     Unavailable,
 )
 from postroom.domain.message import NackAction, Receipt
@@ -304,7 +305,8 @@ class Settlements:
             for n in range(0, len(acks), BATCH):
                 await self._settle(ack, acks[n : n + BATCH])
             for options, messages in nacks.items():
-                await self._settle(partial(self._mailbox.nack_messages, **options._asdict()), messages)
+                nack = partial(self._mailbox.nack_messages, **options._asdict())
+                await self._settle(nack, messages, is_release=options.action == "release")
             if not self._added.is_set():
                 self._flushed.set()
 
@@ -316,6 +318,8 @@ class Settlements:
         self,
         settle: Callable[[Sequence[Receipt]], Awaitable[list[Rejected | None]]],
         messages: Sequence[ReceivedMessage],
+        *,
+        is_release: bool = False,
     ) -> None:
         receipts = [message.receipt for message in messages]
         answers: list[Rejected | None] = []
@@ -337,7 +341,8 @@ class Settlements:
                 break
         refused: list[ReceivedMessage] = []
         for message, answer in zip(messages, answers, strict=False):
-            if answer is not None:
+            # The owner releases messages itself when an earlier one of their ordered key fails.
+            if answer is not None and not (is_release and isinstance(answer, StaleReceipt)):
                 logger().warning("worker.settle_refused", message_id=message.message_id, error=str(answer))
             if isinstance(answer, FrameTooLarge):  # of its result: the delivery failed
                 refused.append(message)

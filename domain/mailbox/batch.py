@@ -112,6 +112,7 @@ def _send(commands: Sequence[Send], mailbox: Mailbox, now: int) -> Sequence[Even
 def _ack(commands: Sequence[Ack], mailbox: Mailbox, now: int) -> list[MessageAcked] | None:
     """Decide acks without results of messages that are in flight under their receipts."""
     messages, events = mailbox.messages, []
+    acked: dict[tuple[str, str], int] = {}
     for command in commands:
         receipt = command.receipt
         message = messages.get(receipt.message)
@@ -123,6 +124,12 @@ def _ack(commands: Sequence[Ack], mailbox: Mailbox, now: int) -> list[MessageAck
             or command.result is not None
         ):
             return None
+        if message.sticky_key is not None and mailbox.topics[message.topic].policy.ordered_keys:
+            key = message.topic, message.sticky_key
+            before = acked.get(key, 0)
+            if not mailbox.topics[message.topic].is_nth_in_flight(message, before):
+                return None
+            acked[key] = before + 1
         events.append(MessageAcked(message.stream, message.version + 1, now, message.attempt))
     return events if len({event.stream for event in events}) == len(events) else None
 

@@ -4,7 +4,14 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import chain, islice
 from typing import Any
 
-from postroom.domain.errors import FrameTooLarge, IdempotencyConflict, InvalidRequest, NotFound, Saturated
+from postroom.domain.errors import (
+    FrameTooLarge,
+    IdempotencyConflict,
+    InvalidRequest,
+    NotFound,
+    Saturated,
+    StaleReceipt,
+)
 from postroom.domain.mailbox.commands import (
     Ack,
     Cancel,
@@ -46,6 +53,7 @@ from postroom.domain.message import (
     REPLACED,
     DeadReason,
     Message,
+    MessageDeadLettered,
     MessageEvent,
     MessageSent,
     Receipt,
@@ -58,6 +66,7 @@ from postroom.domain.message_decisions import (
     nack,
     receive,
     redrive,
+    release,
     reschedule,
     time_out,
 )
@@ -96,9 +105,14 @@ def deliverable(
     messages: list[Message] = []
     size = 0
     unreadable = command.corrupt | command.erased
+    stopped_keys: set[tuple[str, str | None]] = set()
     for message in chain.from_iterable(topic.ready(now, mailbox.position) for topic in topics):
+        if stopped_keys and (message.topic, message.sticky_key) in stopped_keys:
+            continue
         if message.stream in unreadable:
             messages.append(message)
+            if mailbox.topics[message.topic].policy.ordered_keys and message.sticky_key is not None:
+                stopped_keys.add((message.topic, message.sticky_key))  # as a dead letter may hold its key
             continue
         if message.expires_at <= now:  # the next sweep dead-letters it
             continue
@@ -287,12 +301,23 @@ def _receive(command: Receive, mailbox: Mailbox, now: int) -> list[MessageEvent]
 def _ack(command: Ack, mailbox: Mailbox, now: int) -> list[MessageEvent]:
     message = _find_message(command.receipt, command.stored_message, mailbox)
     result, most = command.result, mailbox.limits.result_bytes
-    return ack(message, command.receipt, now, result=result, result_type=command.result_type, most=most)
+    events = ack(message, command.receipt, now, result=result, result_type=command.result_type, most=most)
+    if events and message.sticky_key is not None and not mailbox.topics[message.topic].may_settle(message):
+        name = f"Message {message_id(message.stream)} of topic {message.topic}"
+        if message.status == READY:
+            raise StaleReceipt(
+                f"{name} timed out and waits for an earlier message of its sticky key; receive it again."
+            )
+        raise InvalidRequest(
+            f"{name} can't be acked before the earlier messages of its sticky key that are in flight; ack "
+            "them first, as the topic has ordered keys."
+        )
+    return events
 
 
 def _nack(command: Nack, mailbox: Mailbox, now: int) -> list[MessageEvent]:
     message = _find_message(command.receipt, command.stored_message, mailbox)
-    return nack(
+    events = nack(
         message,
         command.receipt,
         mailbox.policy(message.topic),
@@ -302,6 +327,17 @@ def _nack(command: Nack, mailbox: Mailbox, now: int) -> list[MessageEvent]:
         jitter=command.jitter,
         action=command.action,
     )
+    if events and message.sticky_key is not None:
+        events += _take_back(message, events[0], mailbox, now)
+    return events
+
+
+def _take_back(message: Message, event: MessageEvent, mailbox: Mailbox, now: int) -> list[MessageEvent]:
+    """Return later messages of an ordered key to the queue, behind one whose delivery `event` ends."""
+    topic = mailbox.topics[message.topic]
+    if isinstance(event, MessageDeadLettered) and not topic.policy.dead_letters_hold_keys:
+        return []
+    return [release(each, None, now, now) for each in topic.in_flight_after(message)]
 
 
 def _extend(command: Extend, mailbox: Mailbox, now: int) -> list[MessageEvent]:
@@ -381,10 +417,17 @@ def _reschedule(command: Reschedule, mailbox: Mailbox, now: int) -> list[Message
 
 def _sweep(command: Sweep, mailbox: Mailbox, now: int) -> list[MessageEvent]:
     events: list[MessageEvent] = []
+    returned: set[bytes] = set()
     for message in mailbox.overdue(now, command.limit):
+        if message.stream in returned:
+            continue
         policy = mailbox.policy(message.topic)
         if message.status == IN_FLIGHT:
             events.append(time_out(message, policy, now))
+            if message.sticky_key is not None:
+                later = _take_back(message, events[-1], mailbox, now)
+                returned.update(event.stream for event in later)
+                events += later
         elif message.status == DEAD:
             events.append(expire(message, "retention", now))
         else:

@@ -220,7 +220,7 @@ class KeyRing:
             messages: Iterator[Message] = (each for each in ready if each.expires_at > now)
             for message in messages:
                 yield message
-                turns.append((messages, self._allowed(key, now) - 1))
+                turns.append((messages, self.allowed(key, now) - 1))
                 break
         while turns := [(messages, allowed) for messages, allowed in turns if allowed > 0]:
             for number, (messages, allowed) in enumerate(turns):
@@ -232,7 +232,7 @@ class KeyRing:
 
     def is_at_limit(self, key: Key, now: int) -> bool:
         """Return whether a limit allows no delivery of a key at `now` (µs)."""
-        return self._allowed(key, now) <= 0
+        return self.allowed(key, now) <= 0
 
     def next_due(self) -> int | None:
         """Return when a delay ends, or a limit allows another delivery (µs); None for never."""
@@ -243,7 +243,7 @@ class KeyRing:
 
     def _join(self, key: Key, waiting: Waiting, now: int) -> None:
         """Give a key that is not in the ring the last turn, unless it is at its limit."""
-        if self._allowed(key, now) > 0:
+        if self.allowed(key, now) > 0:
             self._ready[key] = waiting
             return
         self._blocked[key] = waiting
@@ -257,7 +257,7 @@ class KeyRing:
         if key in self._blocked:
             self._join(key, self._blocked.pop(key), now)
 
-    def _allowed(self, key: Key, now: int) -> int:
+    def allowed(self, key: Key, now: int) -> int:
         """Return how many more messages of a key may be delivered at `now` (µs)."""
         if key is None:
             return NO_LIMIT

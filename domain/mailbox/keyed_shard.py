@@ -1,12 +1,13 @@
 """Shard of a topic with ordered keys."""
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
+from itertools import islice, takewhile
 from operator import attrgetter
 from typing import Protocol
 
-from postroom.domain.message import Message
+from postroom.domain.message import READY, Message
 
 _by_position = attrgetter("position")
 SHORT = 64
@@ -45,7 +46,9 @@ class KeyedShard:
     """Queue of a topic with ordered keys: of each key, only its oldest message may be delivered (ADR 0115).
 
     The oldest message of each key waits in the queue that the topic would have without ordered keys, unless a
-    message of the key is in flight or, if dead letters hold their keys, dead. The others wait behind it.
+    message of the key is in flight or, if dead letters hold their keys, dead. The others wait behind it; some
+    may be delivered together with it. So those in flight come before all others of their key, unless a
+    redrive or another policy puts earlier ones before them.
 
     Arguments:
         heads: the queue of the oldest messages, and of those without a key.
@@ -59,7 +62,7 @@ class KeyedShard:
         self._heads: dict[str, Message] = {}
         self._behind: dict[str, list[Message] | deque[Message]] = {}
         self._behind_size = 0
-        self._in_flight: Counter[str] = Counter()
+        self._in_flight: dict[str, list[Message]] = {}
         self._held: Counter[str] = Counter()
 
     @property
@@ -120,13 +123,18 @@ class KeyedShard:
         """Count a message in flight that does not wait."""
         self.in_flight += 1
         if message.sticky_key is not None:
-            self._in_flight[message.sticky_key] += 1
+            insort(self._in_flight.setdefault(message.sticky_key, []), message, key=_by_position)
 
     def end_delivery(self, message: Message, now: int) -> None:
         """End a delivery at `now` (µs)."""
         self.in_flight -= 1
-        if message.sticky_key is not None:
-            self._unblock(self._in_flight, message.sticky_key, now)
+        key = message.sticky_key
+        if key is not None:
+            some = self._in_flight[key]
+            del some[bisect_left(some, message.position, key=_by_position)]
+            if not some:
+                del self._in_flight[key]
+                self._advance(key, now)
 
     def end_deliveries(self, messages: Sequence[Message], now: int) -> None:
         """End deliveries at `now` (µs)."""
@@ -146,8 +154,41 @@ class KeyedShard:
 
     def unhold(self, message: Message, now: int) -> None:
         """Hold the messages of a key no longer for this one, which was a dead letter, at `now` (µs)."""
-        if message.sticky_key is not None:
-            self._unblock(self._held, message.sticky_key, now)
+        key = message.sticky_key
+        if key is not None:
+            self._held[key] -= 1
+            if not self._held[key]:
+                del self._held[key]
+                self._advance(key, now)
+
+    def followers(self, key: str, count: int, now: int) -> list[Message]:
+        """Return up to `count` messages that may be delivered together with the oldest one of a key.
+
+        Arguments:
+            now: log time (µs).
+        """
+        waiting = islice(self._behind.get(key, ()), count)
+        return list(takewhile(lambda each: each.due <= now < each.expires_at, waiting))
+
+    def in_flight_of(self, message: Message) -> Sequence[Message]:
+        """Return the messages of its ordered key that are in flight, in their order."""
+        return () if message.sticky_key is None else self._in_flight.get(message.sticky_key, ())
+
+    def may_settle(self, message: Message) -> bool:
+        """Return whether no earlier message of its ordered key must be settled before one that was delivered.
+
+        While it is in flight, they are the earlier ones that are in flight, too: one that was redriven since
+        is delivered when this one is settled. After its time-out, they are all.
+        """
+        key = message.sticky_key
+        if key is None:
+            return True
+        others = [next(iter(self._in_flight.get(key, ())), message)]
+        if message.status == READY:
+            if key in self._held:
+                return False
+            others += [self._heads.get(key, message), next(iter(self._behind.get(key, ())), message)]
+        return all(message.position <= other.position for other in others)
 
     def is_head(self, message: Message) -> bool:
         """Return whether a waiting message is the oldest of its key, and nothing blocks the key."""
@@ -203,12 +244,6 @@ class KeyedShard:
             waiting.insert(0, message)
         else:
             waiting.insert(bisect_left(waiting, message.position, key=_by_position), message)
-
-    def _unblock(self, counts: Counter[str], key: str, now: int) -> None:
-        counts[key] -= 1
-        if not counts[key]:
-            del counts[key]
-        self._advance(key, now)
 
     def _advance(self, key: str, now: int) -> None:
         """Have the next message of a key wait for its delivery, unless the key is blocked."""

@@ -337,10 +337,40 @@ class Topic:
             messages = chain.from_iterable(
                 self.shards[number].ready(now) for number in numbers[start:] + numbers[:start]
             )
+        if self.policy.key_batch > 1:
+            messages = self._with_followers(messages, now)
         if self.policy.max_in_flight or self.policy.rate:
             # Expired messages, which wait for a sweep, do not count.
             return islice((message for message in messages if message.expires_at > now), self.allowed(now))
         return messages
+
+    def _with_followers(self, messages: Iterable[Message], now: int) -> Iterator[Message]:
+        """Yield after the oldest message of each key those that may be delivered together with it."""
+        policy = self.policy
+        most = min(policy.key_batch, policy.max_in_flight_per_key or MAX_COUNT)
+        for message in messages:
+            yield message
+            key, shard = message.sticky_key, self.shards[message.shard]
+            if key is not None and message.expires_at > now and isinstance(shard, KeyedShard):
+                allowed = most if self.ring is None else min(most, self.ring.allowed(key, now))
+                yield from shard.followers(key, max(0, allowed - 1), now)
+
+    def may_settle(self, message: Message) -> bool:
+        """Return whether no earlier message of its ordered key must be settled first."""
+        shard = self.shards[message.shard]
+        return not isinstance(shard, KeyedShard) or shard.may_settle(message)
+
+    def is_nth_in_flight(self, message: Message, number: int) -> bool:
+        """Return whether `number` messages of its ordered key, in flight as it is, precede a message."""
+        shard = self.shards[message.shard]
+        some = shard.in_flight_of(message) if isinstance(shard, KeyedShard) else ()
+        return number < len(some) and some[number] is message
+
+    def in_flight_after(self, message: Message) -> list[Message]:
+        """Return the messages of its ordered key that were sent later and are in flight."""
+        shard = self.shards[message.shard]
+        some = shard.in_flight_of(message) if isinstance(shard, KeyedShard) else ()
+        return [each for each in some if each.position > message.position]
 
     def allowed(self, now: int) -> int:
         """Return how many messages its limits allow to deliver at `now` (µs)."""

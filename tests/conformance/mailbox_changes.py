@@ -242,6 +242,27 @@ class MailboxChangeConformance:
                 received = await receive_one(mailbox)
         assert handled == [b"1", b"2", b"2", b"3", b"4", b"5"]
 
+    async def test_a_batch_of_an_ordered_key_is_acked_in_order_and_returns_behind_the_first_that_fails(
+        self, mailbox: Mailbox
+    ) -> None:
+        await mailbox.set_topic_policy("orders", {"ordered_keys": True, "key_batch": 3})
+        await mailbox.send_batch([message(b"%d" % n, sticky_key="k") for n in range(1, 6)])
+        await mailbox.send_message(message(b"none"))
+        received = await mailbox.receive_messages("orders", max_messages=9)
+        keys = {each.payload: each.ordered_key for each in received}
+        assert keys == {b"1": "k", b"2": "k", b"3": "k", b"none": None}
+        first, second, third = (each for each in received if each.ordered_key)
+        with pytest.raises(InvalidRequest, match="before the earlier messages of its sticky key"):
+            await second.ack()
+        assert await mailbox.ack_messages([first.receipt]) == [None]
+        await second.nack(delay_ms=0)
+        with pytest.raises(StaleReceipt):
+            await third.ack()
+        again = await mailbox.receive_messages("orders", max_messages=9)
+        assert [(each.payload, each.attempt) for each in again] == [(b"2", 2), (b"3", 1), (b"4", 1)]
+        assert await mailbox.ack_messages([each.receipt for each in again]) == [None] * 3
+        assert (await receive_one(mailbox)).payload == b"5"
+
     async def test_only_the_dead_letters_that_hold_their_keys_are_listed_in_pages(
         self, mailbox: Mailbox
     ) -> None:

@@ -70,15 +70,16 @@ policies = st.fixed_dictionaries(
         "priority_aging_ms": st.sampled_from([100, 500, 1_999]),
     },
 )
-UNORDERED = {"ordered_keys": False, "dead_letters_hold_keys": False}
-ORDERED = {"ordered_keys": True, "dead_letters_hold_keys": False}
-HOLDING = {"ordered_keys": True, "dead_letters_hold_keys": True}
+UNORDERED = {"ordered_keys": False, "dead_letters_hold_keys": False, "key_batch": 1}
+ORDERED = {"ordered_keys": True, "dead_letters_hold_keys": False, "key_batch": 1}
+HOLDING = {"ordered_keys": True, "dead_letters_hold_keys": True, "key_batch": 1}
+BATCHES = [each | {"key_batch": most} for each in (ORDERED, HOLDING) for most in (2, 3)]
 keys = st.sampled_from(["k1", "k2", "k3", "k4"])
 priorities = st.sampled_from([5, 5, 5, 4, 0, 10])
 sticky_keys = st.sampled_from([None, None, "a", "c"])
 fair_sticky_keys = st.sampled_from([None, "a", "a", "b", "c", "d"])
 limits = st.fixed_dictionaries(
-    {"fair_keys": st.just(True), "ordered_keys": st.booleans()},
+    {"fair_keys": st.just(True)},
     optional={
         "max_in_flight": st.sampled_from([1, 2, 3]),
         "max_in_flight_per_key": st.sampled_from([1, 2]),
@@ -164,9 +165,11 @@ class Choices:
     def policy(self, data: st.DataObject, topic: str) -> Operation:
         changes: dict[str, Any] = data.draw(policies, "policy")
         if self._policy.ordered_keys:
-            changes |= data.draw(st.sampled_from([HOLDING, HOLDING, ORDERED, UNORDERED]), "order of keys")
+            orders = [HOLDING, HOLDING, ORDERED, UNORDERED, *BATCHES]
+            changes |= data.draw(st.sampled_from(orders), "order of keys")
         if self._policy.fair_keys:
             changes |= data.draw(limits, "limits")
+            changes |= data.draw(st.sampled_from([UNORDERED, ORDERED, *BATCHES]), "order of keys")
         return SetPolicy(topic, msgspec.structs.replace(self._policy, **changes))
 
     def group(

@@ -10,7 +10,13 @@ from postroom.domain.mailbox import decide, snapshot, topic
 from postroom.domain.mailbox.commands import Redrive
 from postroom.domain.mailbox.key_ring import NO_LIMIT, KeyRing, TokenBucket
 from postroom.domain.mailbox.keyed_shard import KeyedShard
-from tests.simulation.machine import FairKeysMachine, MailboxMachine, OrderedKeysMachine, UniqueKeysMachine
+from tests.simulation.machine import (
+    FairKeysMachine,
+    KeyBatchesMachine,
+    MailboxMachine,
+    OrderedKeysMachine,
+    UniqueKeysMachine,
+)
 
 Patch = pytest.MonkeyPatch
 Defect = Callable[[Patch], None]
@@ -64,6 +70,31 @@ def a_snapshot_that_forgets_which_keys_are_in_flight(patch: Patch) -> None:
     patch.setattr(KeyedShard, "restore_in_flight", restore_in_flight)
 
 
+@defect_of(KeyBatchesMachine)
+def a_batch_that_is_longer_than_the_policy_allows(patch: Patch) -> None:
+    followers = KeyedShard.followers
+    patch.setattr(KeyedShard, "followers", lambda self, key, count, now: followers(self, key, count + 1, now))
+
+
+@defect_of(KeyBatchesMachine)
+def a_batch_that_goes_on_behind_a_delayed_message(patch: Patch) -> None:
+    def with_gaps(self: KeyedShard, key: str, count: int, now: int) -> list[message.Message]:
+        return [each for each in self._behind.get(key, ()) if each.due <= now < each.expires_at][:count]
+
+    patch.setattr(KeyedShard, "followers", with_gaps)
+
+
+@defect_of(KeyBatchesMachine)
+def a_batch_of_which_later_messages_stay_in_flight_when_one_fails(patch: Patch) -> None:
+    patch.setattr(topic.Topic, "in_flight_after", lambda self, failed: [])
+
+
+@defect_of(KeyBatchesMachine)
+def an_ack_that_passes_an_earlier_message_of_its_batch(patch: Patch) -> None:
+    patch.setattr(topic.Topic, "may_settle", lambda self, acked: True)
+    patch.setattr(topic.Topic, "is_nth_in_flight", lambda self, acked, number: True)
+
+
 @defect_of(UniqueKeysMachine)
 def a_snapshot_that_forgets_unique_keys(patch: Patch) -> None:
     def forget(mailbox: Any, messages: Any) -> None:
@@ -111,7 +142,7 @@ def a_key_that_is_served_again_at_once(patch: Patch) -> None:
 
 @defect_of(FairKeysMachine)
 def a_limit_of_a_key_that_is_ignored(patch: Patch) -> None:
-    patch.setattr(KeyRing, "_allowed", lambda self, key, now: NO_LIMIT)
+    patch.setattr(KeyRing, "allowed", lambda self, key, now: NO_LIMIT)
 
 
 @defect_of(FairKeysMachine)

@@ -472,6 +472,12 @@ class OrderedKeysMachine(MailboxMachine):
     policy = msgspec.structs.replace(POLICY, ordered_keys=True, dead_letters_hold_keys=True)
 
 
+class KeyBatchesMachine(MailboxMachine):
+    """The same of ordered keys of which a receive may get several messages."""
+
+    policy = msgspec.structs.replace(OrderedKeysMachine.policy, key_batch=3)
+
+
 class UniqueKeysMachine(MailboxMachine):
     """The same with messages that have unique keys."""
 

@@ -77,14 +77,14 @@ class Model(KeyRules):
         """
         while overdue := [m for m in self.messages.values() if self._has_run_out(m) and m.id not in but]:
             for message in overdue:
-                self._end(message)
+                if self._has_run_out(message):  # else an earlier one of its key took it back
+                    self._end(message)
         for name, topic in self.topics.items():
             while name not in but_over_capacity and len(topic.dead) > topic.policy.dead_capacity:
                 self._expire(topic.dead[0], "capacity")
 
-    def _is_deliverable(self, message: Message) -> bool:
-        is_ready = message.state == READY and message.due <= self.now and not self._is_overdue(message)
-        return is_ready and self._has_turn(message)
+    def _may_be_delivered(self, message: Message) -> bool:
+        return message.state == READY and message.due <= self.now and not self._is_overdue(message)
 
     def _has_run_out(self, message: Message) -> bool:
         expiry_pauses = message.state != IN_FLIGHT and self.now < self.expiry_resumes_at
@@ -99,13 +99,16 @@ class Model(KeyRules):
         policy = self.topics[message.topic].policy
         if message.state == DEAD:
             self._expire(message, "retention")
-        elif message.state == READY:
+            return
+        if message.state == READY:
             late = "ttl_expired" if message.has_ttl else "retention_expired"
             self._bury(message, late, message.last_error)
-        elif message.attempt >= policy.max_attempts:
+            return
+        if message.attempt >= policy.max_attempts:
             self._bury(message, "max_attempts", message.last_error or "visibility expired")
         else:
             message.state, message.due = READY, self.now
+        self._take_back(message)
 
     def _bury(self, message: Message, reason: str, error: str | None) -> None:
         topic = self.topics[message.topic]
@@ -239,18 +242,27 @@ class Model(KeyRules):
             assert not self._is_overdue(message), f"{id_} was delivered after its time"
             assert message.due <= self.now, f"{id_} was delivered {message.due - self.now} µs early"
             assert message.hidden_until_true <= self.true, f"{id_} reappeared before its visibility ended"
-            assert self._has_turn(message), f"{id_} was delivered before its turn"
             assert attempt == message.attempt + 1
             assert attempt <= topic.largest["max_attempts"], f"{id_} was delivered {attempt} times"
             assert (payload, shard) == (message.payload, message.shard)
+        heads = [m for m in map(self.messages.get, [id_ for _, id_, *_ in answer]) if m and self._has_turn(m)]
+        in_turn = {message.id for message in self._with_followers(heads)}
+        for _, id_, *_ in answer:
+            assert id_ in in_turn, f"{id_} was delivered before its turn"
         self._check_order(op, [self.messages[id_] for _, id_, *_ in answer], min(room, op.max_messages))
+        before: str | None = None
         for number, id_, attempt, *_ in answer:
             message = self.messages[id_]
             policy = self.topics[message.topic].policy
             if policy.fair_keys or policy.max_in_flight or policy.rate:
                 assert self._allowed_by_key(message.topic, message.sticky_key) >= 1, f"{id_}: above a limit"
                 assert self._allowed_by_topic(message.topic, policy) >= 1, f"{id_}: above a limit"
-                self.turns.deliver(message, self._waiting_keys(message.topic), policy, self.now)
+                goes_on = (
+                    policy.ordered_keys and message.sticky_key is not None and before == message.sticky_key
+                )
+                waiting = self._waiting_keys(message.topic)
+                self.turns.deliver(message, waiting, policy, self.now, goes_on=goes_on)
+            before = message.sticky_key
             message.state, message.attempt, message.delivery = IN_FLIGHT, attempt, number
             message.received_at = self.now
             message.visibility = op.visibility_ms * MS
@@ -278,7 +290,7 @@ class Model(KeyRules):
         leftover = []
         for shard in sorted({m.shard for m in self.messages.values()}):
             waiting = [m for m in self.unsettled(op.topic, shard) if self._is_deliverable(m)]
-            waiting.sort(key=self._precedence)
+            waiting = self._with_followers(sorted(waiting, key=self._precedence))
             taken = [m for m in got if m.shard == shard]
             in_order = [m.id for m in waiting[: len(taken)]]
             assert [m.id for m in taken] == in_order, f"shard {shard} was not served in order"
@@ -300,6 +312,12 @@ class Model(KeyRules):
                 f"the ack of a delivery that is over was answered {answer}"
             )
             return
+        if message.state != ACKED and self._ends_first(message) is not None:
+            expected = "StaleReceipt" if message.state == READY else "InvalidRequest"
+            assert answer in (expected, UNKNOWN), (
+                f"the ack of {message.id} before others was answered {answer}"
+            )
+            return
         assert answer in (None, UNKNOWN), f"the ack of {message.id} was answered {answer}"
         message.state = ACKED
 
@@ -313,6 +331,7 @@ class Model(KeyRules):
         assert answer in (None, UNKNOWN), f"the nack of {message.id} was answered {answer}"
         if op.action == "reject":
             self._bury(message, "rejected", op.reason or message.last_error)
+            self._take_back(message)
             return
         if message.state == READY:
             return
@@ -320,16 +339,19 @@ class Model(KeyRules):
             message.state, message.delivery, message.attempt = READY, None, message.attempt - 1
             message.due = self.now + (op.delay_ms or 0) * MS
             message.hidden_until_true = 0
+            self._take_back(message)
             return
         policy = self.topics[message.topic].policy
         if message.attempt >= policy.max_attempts:
             self._bury(message, "max_attempts", op.reason or message.last_error)
+            self._take_back(message)
             return
         backoff = int(op.jitter * min(policy.backoff_max_ms, policy.backoff_base_ms * 2**message.attempt))
         message.state, message.delivery = READY, None
         message.due = self.now + (backoff if op.delay_ms is None else op.delay_ms) * MS
         message.hidden_until_true = 0
         message.last_error = op.reason
+        self._take_back(message)
 
     def extend(self, number: int, op: Any, answer: Any) -> None:
         message = self._current(number)

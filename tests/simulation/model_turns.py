@@ -29,11 +29,14 @@ class Turns:
         tokens, at = self.tokens.get((topic, key), (Fraction(burst), now))
         return min(Fraction(burst), tokens + Fraction((now - at) * rate, policy.rate_period_ms * MS))
 
-    def deliver(self, message: Message, waiting: Iterable[str | None], policy: Any, now: int) -> None:
-        """Take the tokens of a delivery, and check that no key waited for its second one.
+    def deliver(
+        self, message: Message, waiting: Iterable[str | None], policy: Any, now: int, *, goes_on: bool
+    ) -> None:
+        """Take the tokens of a delivery, and check that no key waited for the second turn of another one.
 
         Arguments:
             waiting: the keys that could be served instead.
+            goes_on: whether the message was delivered in the turn of the one before.
         """
         key, topic = message.sticky_key, message.topic
         for limited in {None, key}:
@@ -43,7 +46,7 @@ class Turns:
                 self.tokens[topic, limited] = (tokens - 1, now)
         overtaken = self.overtaken.setdefault(topic, {})
         overtaken.pop(key, None)
-        if not policy.fair_keys:
+        if not policy.fair_keys or goes_on:
             return
         for other in set(waiting) - {key}:
             counts = overtaken.setdefault(other, Counter())
@@ -83,6 +86,9 @@ class KeyRules:
     turns: Turns
 
     def _is_deliverable(self, message: Message) -> bool:
+        return self._may_be_delivered(message) and self._has_turn(message)
+
+    def _may_be_delivered(self, message: Message) -> bool:
         raise NotImplementedError
 
     def _precedence(self, message: Message) -> tuple[Fraction, int]:
@@ -102,12 +108,57 @@ class KeyRules:
             and other is not message
         )
 
+    def _with_followers(self, heads: list[Message]) -> list[Message]:
+        """Return each message with those of its ordered key that may be delivered together with it."""
+        return [message for head in heads for message in (head, *self._followers(head))]
+
+    def _followers(self, head: Message) -> list[Message]:
+        policy = self.topics[head.topic].policy
+        if not policy.ordered_keys or head.sticky_key is None:
+            return []
+        others = [m for m in self._in_topic(head.topic, head.sticky_key) if m.state in (READY, IN_FLIGHT)]
+        followers: list[Message] = []
+        for message in sorted((m for m in others if m.rank > head.rank), key=lambda m: m.rank):
+            if not self._may_be_delivered(message) or len(followers) + 1 == policy.key_batch:
+                break
+            followers.append(message)
+        return followers[: policy.key_batch - 1]
+
+    def _ends_first(self, message: Message) -> Message | None:
+        """Return an earlier message of its ordered key that must be acked before, if there is one."""
+        policy = self.topics[message.topic].policy
+        if not policy.ordered_keys or message.sticky_key is None:
+            return None
+        states = [IN_FLIGHT] if message.state == IN_FLIGHT else [IN_FLIGHT, READY]
+        own = self._in_topic(message.topic, message.sticky_key)
+        is_held = message.state == READY and policy.dead_letters_hold_keys
+        return next(
+            (
+                other
+                for other in own
+                if (other.rank < message.rank and other.state in states) or (is_held and other.state == DEAD)
+            ),
+            None,
+        )
+
+    def _take_back(self, message: Message) -> None:
+        """Return the later messages of an ordered key to the queue, as an earlier one in flight has ended."""
+        policy = self.topics[message.topic].policy
+        is_over = message.state == DEAD and not policy.dead_letters_hold_keys
+        if not policy.ordered_keys or message.sticky_key is None or is_over:
+            return
+        for other in self._in_topic(message.topic, message.sticky_key):
+            if other.state == IN_FLIGHT and other.rank > message.rank:
+                other.state, other.delivery, other.due = READY, None, self.now
+                other.attempt -= 1
+                other.hidden_until_true = 0
+
     def _check_order_of_keys(self, topic: str, got: list[Message]) -> list[Message]:
         """Check that each key is served in its order; return the messages that could follow."""
         leftover = []
         for key in self._waiting_keys(topic):
             waiting = [m for m in self._in_topic(topic, key) if self._is_deliverable(m)]
-            waiting.sort(key=self._precedence)
+            waiting = self._with_followers(sorted(waiting, key=self._precedence))
             taken = [m for m in got if m.sticky_key == key]
             assert taken == waiting[: len(taken)], f"key {key} was not served in order"
             if len(taken) < self._allowed_by_key(topic, key):

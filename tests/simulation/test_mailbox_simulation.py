@@ -2,7 +2,13 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.simulation.machine import FairKeysMachine, MailboxMachine, OrderedKeysMachine, UniqueKeysMachine
+from tests.simulation.machine import (
+    FairKeysMachine,
+    KeyBatchesMachine,
+    MailboxMachine,
+    OrderedKeysMachine,
+    UniqueKeysMachine,
+)
 from tests.simulation.subscriptions import SubscriptionsMachine
 
 
@@ -15,6 +21,11 @@ def test_whatever_happens_the_mailbox_does_what_the_model_says() -> None:
 @pytest.mark.timeout(3600)  # as above
 def test_whatever_happens_messages_of_an_ordered_key_are_delivered_in_their_order() -> None:
     run_state_machine_as_test(OrderedKeysMachine, settings=settings())
+
+
+@pytest.mark.timeout(3600)  # as above
+def test_whatever_happens_messages_of_a_batch_are_delivered_and_acked_in_their_order() -> None:
+    run_state_machine_as_test(KeyBatchesMachine, settings=settings())
 
 
 @pytest.mark.timeout(3600)  # as above

@@ -126,7 +126,7 @@ class RecvResponse(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ReceivedMessage, _Mapping]]] = ...) -> None: ...
 
 class ReceivedMessage(_message.Message):
-    __slots__ = ("message_id", "topic", "envelope", "receipt", "shard", "attempt", "visible_at_us", "idem_key", "payload_hash", "hash_chain")
+    __slots__ = ("message_id", "topic", "envelope", "receipt", "shard", "attempt", "visible_at_us", "idem_key", "payload_hash", "hash_chain", "ordered_key")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,7 @@ class ReceivedMessage(_message.Message):
     IDEM_KEY_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_HASH_FIELD_NUMBER: _ClassVar[int]
     HASH_CHAIN_FIELD_NUMBER: _ClassVar[int]
+    ORDERED_KEY_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     topic: str
     envelope: _envelope_pb2.PrismEnvelope
@@ -147,7 +148,8 @@ class ReceivedMessage(_message.Message):
     idem_key: str
     payload_hash: bytes
     hash_chain: bytes
-    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., envelope: _Optional[_Union[_envelope_pb2.PrismEnvelope, _Mapping]] = ..., receipt: _Optional[str] = ..., shard: _Optional[int] = ..., attempt: _Optional[int] = ..., visible_at_us: _Optional[int] = ..., idem_key: _Optional[str] = ..., payload_hash: _Optional[bytes] = ..., hash_chain: _Optional[bytes] = ...) -> None: ...
+    ordered_key: str
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., envelope: _Optional[_Union[_envelope_pb2.PrismEnvelope, _Mapping]] = ..., receipt: _Optional[str] = ..., shard: _Optional[int] = ..., attempt: _Optional[int] = ..., visible_at_us: _Optional[int] = ..., idem_key: _Optional[str] = ..., payload_hash: _Optional[bytes] = ..., hash_chain: _Optional[bytes] = ..., ordered_key: _Optional[str] = ...) -> None: ...
 
 class RecvStreamRequest(_message.Message):
     __slots__ = ("topics", "visibility_ms", "max_messages", "max_bytes", "heartbeat_ms", "consumer")
@@ -1032,7 +1034,7 @@ class SetSettingsResponse(_message.Message):
     def __init__(self, changed: _Optional[bool] = ...) -> None: ...
 
 class TopicPolicy(_message.Message):
-    __slots__ = ("shards", "shard_capacity", "visibility_ms", "max_attempts", "backoff_base_ms", "backoff_max_ms", "replay_window_ms", "replay_capacity", "ready_retention_ms", "in_flight_retention_visibilities", "dead_retention_ms", "dead_capacity", "priorities", "priority_aging_ms", "ordered_keys", "dead_letters_hold_keys", "fair_keys", "max_in_flight", "max_in_flight_per_key", "rate", "rate_per_key", "rate_period_ms", "rate_burst", "subscriptions_only")
+    __slots__ = ("shards", "shard_capacity", "visibility_ms", "max_attempts", "backoff_base_ms", "backoff_max_ms", "replay_window_ms", "replay_capacity", "ready_retention_ms", "in_flight_retention_visibilities", "dead_retention_ms", "dead_capacity", "priorities", "priority_aging_ms", "ordered_keys", "dead_letters_hold_keys", "fair_keys", "max_in_flight", "max_in_flight_per_key", "rate", "rate_per_key", "rate_period_ms", "rate_burst", "subscriptions_only", "key_batch")
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     SHARD_CAPACITY_FIELD_NUMBER: _ClassVar[int]
     VISIBILITY_MS_FIELD_NUMBER: _ClassVar[int]
@@ -1057,6 +1059,7 @@ class TopicPolicy(_message.Message):
     RATE_PERIOD_MS_FIELD_NUMBER: _ClassVar[int]
     RATE_BURST_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    KEY_BATCH_FIELD_NUMBER: _ClassVar[int]
     shards: int
     shard_capacity: int
     visibility_ms: int
@@ -1081,7 +1084,8 @@ class TopicPolicy(_message.Message):
     rate_period_ms: int
     rate_burst: int
     subscriptions_only: bool
-    def __init__(self, shards: _Optional[int] = ..., shard_capacity: _Optional[int] = ..., visibility_ms: _Optional[int] = ..., max_attempts: _Optional[int] = ..., backoff_base_ms: _Optional[int] = ..., backoff_max_ms: _Optional[int] = ..., replay_window_ms: _Optional[int] = ..., replay_capacity: _Optional[int] = ..., ready_retention_ms: _Optional[int] = ..., in_flight_retention_visibilities: _Optional[int] = ..., dead_retention_ms: _Optional[int] = ..., dead_capacity: _Optional[int] = ..., priorities: _Optional[bool] = ..., priority_aging_ms: _Optional[int] = ..., ordered_keys: _Optional[bool] = ..., dead_letters_hold_keys: _Optional[bool] = ..., fair_keys: _Optional[bool] = ..., max_in_flight: _Optional[int] = ..., max_in_flight_per_key: _Optional[int] = ..., rate: _Optional[int] = ..., rate_per_key: _Optional[int] = ..., rate_period_ms: _Optional[int] = ..., rate_burst: _Optional[int] = ..., subscriptions_only: _Optional[bool] = ...) -> None: ...
+    key_batch: int
+    def __init__(self, shards: _Optional[int] = ..., shard_capacity: _Optional[int] = ..., visibility_ms: _Optional[int] = ..., max_attempts: _Optional[int] = ..., backoff_base_ms: _Optional[int] = ..., backoff_max_ms: _Optional[int] = ..., replay_window_ms: _Optional[int] = ..., replay_capacity: _Optional[int] = ..., ready_retention_ms: _Optional[int] = ..., in_flight_retention_visibilities: _Optional[int] = ..., dead_retention_ms: _Optional[int] = ..., dead_capacity: _Optional[int] = ..., priorities: _Optional[bool] = ..., priority_aging_ms: _Optional[int] = ..., ordered_keys: _Optional[bool] = ..., dead_letters_hold_keys: _Optional[bool] = ..., fair_keys: _Optional[bool] = ..., max_in_flight: _Optional[int] = ..., max_in_flight_per_key: _Optional[int] = ..., rate: _Optional[int] = ..., rate_per_key: _Optional[int] = ..., rate_period_ms: _Optional[int] = ..., rate_burst: _Optional[int] = ..., subscriptions_only: _Optional[bool] = ..., key_batch: _Optional[int] = ...) -> None: ...
 
 class ListTopicsRequest(_message.Message):
     __slots__ = ()

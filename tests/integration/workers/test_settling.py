@@ -62,6 +62,59 @@ async def test_a_message_that_its_handler_calls_poison_is_a_dead_letter_after_on
     assert (attempts, dead.reason, dead.last_error) == ([1], "rejected", "PoisonMessage: no such customer")
 
 
+@pytest.mark.parametrize("error", [ValueError, SystemExit, PoisonMessage])
+@pytest.mark.parametrize("concurrency", [1, 8])
+async def test_messages_of_an_ordered_key_that_come_together_are_handled_one_after_the_other(
+    mailbox: OwnedMailbox, error: type[BaseException], concurrency: int
+) -> None:
+    worker, handled = Worker(), list[str]()
+    busy: set[str | None] = set()
+
+    @worker.consumer("orders", concurrency=concurrency)
+    async def handle(message: ReceivedMessage) -> None:
+        assert message.ordered_key not in busy
+        busy.add(message.ordered_key)
+        handled.append(message.payload.decode())
+        await asyncio.sleep(0.002)
+        busy.remove(message.ordered_key)
+        if message.payload == b"a2" and handled.count("a2") == 1:
+            raise error("once")
+
+    policy = {"ordered_keys": True, "key_batch": 4, "dead_letters_hold_keys": True}
+    await mailbox.set_topic_policy("orders", policy)
+    keys = [f"{key}{number}" for number in range(1, 7) for key in "abc"]
+    await mailbox.send_batch([NewMessage("orders", key.encode(), sticky_key=key[0]) for key in keys])
+    is_held = error is PoisonMessage
+
+    async def is_done() -> bool:
+        return await unsettled(mailbox) == ({"dead": 1, "ready": 4} if is_held else {})
+
+    async with running(worker, mailbox):
+        await until_answer(is_done)
+    retried = ["1", "2"] if is_held else ["1", "2", "2", "3", "4", "5", "6"]
+    for key in "abc":
+        expected = retried if key == "a" else ["1", "2", "3", "4", "5", "6"]
+        assert [each[1] for each in handled if each[0] == key] == expected
+
+
+async def test_a_worker_that_stops_releases_the_later_messages_of_a_key(mailbox: OwnedMailbox) -> None:
+    worker, began = Worker(), asyncio.Event()
+
+    @worker.consumer("orders", concurrency=8)
+    async def handle(message: ReceivedMessage) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    await mailbox.set_topic_policy("orders", {"ordered_keys": True, "key_batch": 4})
+    await mailbox.send_batch([NewMessage("orders", b"%d" % n, sticky_key="k") for n in range(3)])
+    running_worker = asyncio.create_task(worker.run(mailbox, stop_ms=1))
+    await asyncio.wait_for(began.wait(), SECONDS)
+    worker.stop()
+    await asyncio.wait_for(running_worker, SECONDS)
+    received = await mailbox.receive_messages("orders")
+    assert [(each.payload, each.attempt) for each in received] == [(b"0", 1), (b"1", 1), (b"2", 1)]
+
+
 class NoText(Exception):
     def __str__(self) -> str:
         raise ValueError("no text")

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from postroom.domain.errors import InvalidRequest
+from postroom.domain.errors import InvalidRequest, StaleReceipt
+from postroom.domain.mailbox.batch import decide_batch
 from postroom.domain.mailbox.commands import (
     Ack,
     Cancel,
+    Extend,
     Nack,
     Purge,
     Receive,
@@ -17,7 +19,7 @@ from postroom.domain.mailbox.commands import (
     SetPolicy,
     Sweep,
 )
-from postroom.domain.message import MessageReceived
+from postroom.domain.message import IN_FLIGHT, READY, MessageReceived
 from postroom.domain.policy import TopicPolicy
 from tests.support.snapshots import restore, take_snapshot
 from tests.unit.domain.scenario import Given, Life, given
@@ -173,9 +175,127 @@ def test_a_change_of_the_policy_applies_to_messages_that_wait_and_are_in_flight(
     assert names == ["a3"]
 
 
-def test_dead_letters_hold_only_ordered_keys() -> None:
+@pytest.mark.parametrize("policy", [TopicPolicy(dead_letters_hold_keys=True), TopicPolicy(key_batch=2)])
+def test_dead_letters_hold_only_ordered_keys_and_only_those_have_batches(policy: TopicPolicy) -> None:
     with pytest.raises(InvalidRequest, match="needs ordered_keys"):
-        TopicPolicy(dead_letters_hold_keys=True).validate()
+        policy.validate()
+
+
+BATCHES = msgspec.structs.replace(ORDERED, key_batch=3)
+
+
+@pytest.mark.parametrize("ordered", [BATCHES, msgspec.structs.replace(BATCHES, fair_keys=True)])
+def test_a_receive_gets_a_batch_of_a_key_and_the_next_one_follows_when_all_of_it_is_acked(
+    ordered: TopicPolicy,
+) -> None:
+    scenario, made = lives("a1 a2 b1 a3 a4 -1", ordered)
+    scenario, names = receive(scenario, 1)
+    assert names == ["a1", "a2", "a3", "b1", "1"]
+    for life in (made[0], made[1]):
+        scenario, names = receive(settle(scenario, life, "ack", 2), 2)
+        assert names == []
+    scenario, names = receive(settle(scenario, made[3], "ack", 3), 3)
+    assert names == ["a4"]
+
+
+def test_a_batch_of_a_key_ends_at_a_message_that_is_delayed_or_has_expired_and_at_each_limit() -> None:
+    first, second, third = (
+        Life(name, policy=BATCHES).sent(at=0, sticky_key="a") for name in ("a1", "a2", "a3")
+    )
+    for change in ({"due": 50_000}, {"expires_at": 1_000}):
+        past = [first, msgspec.structs.replace(second, **change), third]
+        assert receive(given(past, policy=BATCHES), 1)[1] == ["a1"]
+    for limits in (
+        {"max_in_flight": 2},
+        {"rate": 2},
+        {"fair_keys": True, "max_in_flight_per_key": 2},
+        {"fair_keys": True, "rate_per_key": 2},
+    ):
+        scenario, _ = lives("a1 a2 a3", msgspec.structs.replace(BATCHES, **limits))
+        assert receive(scenario, 1)[1] == ["a1", "a2"], limits
+    scenario, _ = lives("a1 a2 a3", BATCHES)
+    assert receive(scenario, 1, Receive(("orders",), 2, 1 << 20))[1] == ["a1", "a2"]
+
+
+def test_a_message_is_acked_only_after_the_earlier_ones_of_its_key_that_are_in_flight() -> None:
+    scenario, (a1, a2, b1) = lives("a1 a2 b1", BATCHES)
+    scenario, _ = receive(scenario, 1)
+    receipts = {life: scenario.mailbox.messages[life.stream].receipt for life in (a1, a2, b1)}
+    scenario.when(Ack(receipts[a2]), at=2).then_rejected(InvalidRequest, "before the earlier messages")
+    for order, is_batch in (((b1, a1, a2), True), ((a2, a1), False)):
+        events = decide_batch([Ack(receipts[life]) for life in order], scenario.mailbox, 2_000)
+        assert (events is not None) == is_batch
+    scenario = settle(settle(scenario, a1, "ack", 3), a2, "ack", 3)
+    assert [*scenario.mailbox.messages] == [b1.stream]
+
+
+@pytest.mark.parametrize("fails", ["nack", "release", "time out"])
+def test_when_one_of_a_batch_fails_the_later_ones_return_behind_it_and_count_no_attempt(fails: str) -> None:
+    scenario, (a1, a2, a3) = lives("a1 a2 a3", BATCHES)
+    scenario, _ = receive(scenario, 0)
+    scenario = settle(scenario, a1, "ack", 1)
+    stale = Ack(scenario.mailbox.messages[a3.stream].receipt)
+    if fails == "time out":
+        swept = scenario.when(Sweep(), at=5_000)
+        scenario = swept.then(swept.events)
+    elif fails == "release":
+        receipt = scenario.mailbox.messages[a2.stream].receipt
+        released = scenario.when(Nack(receipt, 0.5, delay_ms=100, action="release"), at=2)
+        scenario = released.then(released.events)
+    else:
+        scenario = settle(scenario, a2, "nack", 2)
+    states = [scenario.mailbox.messages[life.stream] for life in (a2, a3)]
+    assert [(each.status, each.attempt) for each in states] == [(0, int(fails != "release")), (0, 0)]
+    scenario.when(stale, at=5_000).then_rejected(StaleReceipt, "receipt")
+    scenario, names = receive(scenario, 5_001)
+    assert names == ["a2", "a3"]
+
+
+def test_a_late_ack_of_one_that_timed_out_is_refused_while_an_earlier_one_of_its_key_is_unsettled() -> None:
+    scenario, (a1, a2) = lives("a1 a2", BATCHES)
+    scenario, _ = receive(scenario, 0)
+    receipts = [scenario.mailbox.messages[life.stream].receipt for life in (a1, a2)]
+    extended = scenario.when(Extend(receipts[0], 9_000), at=1)
+    swept = extended.then(extended.events).when(Sweep(), at=5_000)
+    scenario = swept.then(swept.events)
+    scenario.when(Ack(receipts[1]), at=5_001).then_rejected(StaleReceipt, "waits for an earlier message")
+    scenario = settle(scenario, a1, "ack", 5_002)
+    scenario = settle(scenario, a2, "ack", 5_003)
+    assert not scenario.mailbox.messages
+
+
+def test_the_later_ones_of_a_batch_stay_in_flight_unless_a_dead_letter_holds_their_key() -> None:
+    for holds in (False, True):
+        policy = msgspec.structs.replace(BATCHES, dead_letters_hold_keys=holds)
+        scenario, (a1, a2) = lives("a1 a2", policy)
+        scenario, _ = receive(scenario, 0)
+        scenario = settle(scenario, a1, "reject", 1)
+        assert scenario.mailbox.messages[a2.stream].status == (READY if holds else IN_FLIGHT)
+        assert receive(scenario, 2)[1] == []
+
+
+def test_an_unreadable_message_ends_the_batch_of_its_key() -> None:
+    scenario, (a1, a2, b1) = lives("a1 a2 b1", msgspec.structs.replace(BATCHES, dead_letters_hold_keys=True))
+    command = msgspec.structs.replace(ALL, corrupt=frozenset([a1.stream]))
+    events = scenario.when(command, at=1).events
+    assert [(type(each).__name__, each.stream) for each in events] == [
+        ("MessageDeadLettered", a1.stream),
+        ("MessageReceived", b1.stream),
+    ]
+    assert a2.stream not in {each.stream for each in events}
+
+
+def test_messages_in_flight_of_a_key_are_acked_in_order_from_the_time_when_keys_are_ordered() -> None:
+    scenario, (a1, a2) = lives("a1 a2", msgspec.structs.replace(ORDERED, ordered_keys=False))
+    scenario, _ = receive(scenario, 1)
+    changed = scenario.when(SetPolicy("orders", ORDERED), at=2)
+    scenario = changed.then(changed.events)
+    restored = restore(take_snapshot(scenario.mailbox), scenario.mailbox.name)
+    assert restored is not None
+    for each in (scenario, Given(restored)):
+        receipt = each.mailbox.messages[a2.stream].receipt
+        each.when(Ack(receipt), at=3).then_rejected(InvalidRequest, "before the earlier messages")
+        settle(settle(each, a1, "ack", 4), a2, "ack", 4)
 
 
 def rounds(scenario: Given) -> Sequence[Sequence[str]]:
