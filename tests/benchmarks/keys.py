@@ -31,7 +31,7 @@ from tests.benchmarks.peers import (
 from tests.benchmarks.servers import postgres_server
 from tests.benchmarks.throughput import CALLERS, POLICY, TOPIC
 
-MESSAGES, KEYS = 20_000, 1_000
+MESSAGES, KEYS, FEW_KEYS = 20_000, 1_000, 8
 SUBSCRIPTIONS = 5
 DEATH_VISIBILITY_S = 2
 LIMIT, JOBS, JOB_SECONDS = 4, 200, 0.02
@@ -67,12 +67,13 @@ class KeyQueue(Protocol):
 
 
 class _Postroom:
-    def __init__(self, mailbox: OwnedMailbox) -> None:
+    def __init__(self, mailbox: OwnedMailbox, keys: int = KEYS) -> None:
         self._mailbox = mailbox
+        self._keys = keys
 
     async def send(self, numbers: Sequence[int]) -> None:
         batch = [
-            NewMessage(topic=TOPIC, payload=_payload(number).encode(), sticky_key=_key(number))
+            NewMessage(topic=TOPIC, payload=_payload(number).encode(), sticky_key=_key(number, self._keys))
             for number in numbers
         ]
         for answer in await self._mailbox.send_batch(batch):
@@ -90,8 +91,9 @@ class _Postroom:
 
 
 class _Pgmq:
-    def __init__(self, pool: Any, read: str) -> None:
+    def __init__(self, pool: Any, read: str, keys: int) -> None:
         self._pool = pool
+        self._keys = keys
         self._read = f"SELECT msg_id, message FROM pgmq.{read}($1::text, $2::int, $3::int)"
 
     async def send(self, numbers: Sequence[int]) -> None:
@@ -99,7 +101,7 @@ class _Pgmq:
             "SELECT pgmq.send_batch($1::text, $2::text[]::jsonb[], $3::text[]::jsonb[])",
             "bench",
             [_payload(number) for number in numbers],
-            [json.dumps({"x-pgmq-group": _key(number)}) for number in numbers],
+            [json.dumps({"x-pgmq-group": _key(number, self._keys)}) for number in numbers],
         )
 
     async def receive(self, visibility_s: int) -> list[Delivery]:
@@ -117,8 +119,8 @@ def _batches(count: int) -> Iterator[Sequence[int]]:
     return (range(start, start + BATCH) for start in range(0, count, BATCH))
 
 
-def _key(number: int) -> str:
-    return f"key-{number % KEYS}"
+def _key(number: int, keys: int = KEYS) -> str:
+    return f"key-{number % keys}"
 
 
 def _payload(number: int) -> str:
@@ -131,17 +133,20 @@ def _number(payload: bytes | str) -> int:
 
 
 @asynccontextmanager
-async def open_queue(system: str, url: str) -> AsyncIterator[KeyQueue]:
+async def open_queue(system: str, url: str, keys: int = KEYS) -> AsyncIterator[KeyQueue]:
     if system.startswith("postgres"):
-        async with open_postroom(url, ordered_keys=system == "postgres.ordered") as mailbox:
-            yield _Postroom(mailbox)
+        batch = BATCH if system == "postgres.key_batch" else 1
+        is_ordered = system != "postgres.plain"
+        async with open_postroom(url, ordered_keys=is_ordered, key_batch=batch) as mailbox:
+            yield _Postroom(mailbox, keys)
     else:
         async with install_pgmq(url) as pool:
             await pool.execute("SELECT pgmq.create('bench'); SELECT pgmq.create_fifo_index('bench')")
-            yield _Pgmq(pool, system.removeprefix("pgmq."))
+            yield _Pgmq(pool, system.removeprefix("pgmq."), keys)
 
 
 SYSTEMS = ("postgres.plain", "postgres.ordered", "pgmq.read", "pgmq.read_grouped", "pgmq.read_grouped_rr")
+SYSTEMS_OF_FEW_KEYS = ("postgres.plain", "postgres.ordered", "postgres.key_batch", "pgmq.read_grouped")
 
 
 async def _rate_of_lives(queue: KeyQueue) -> float:
@@ -333,20 +338,23 @@ def _measure(figures: Figures, folder: Path, _: int) -> None:
 
 
 def _measure_order(figures: Figures, systems: Sequence[str], new_store: Callable[[], str]) -> None:
-    async def lives(system: str) -> float:
-        async with open_queue(system, new_store()) as queue:
+    async def lives(system: str, keys: int) -> float:
+        async with open_queue(system, new_store(), keys) as queue:
             return await _rate_of_lives(queue)
 
     async def death(system: str) -> tuple[int, int, float]:
         async with open_queue(system, new_store()) as queue:
             return await die(queue)
 
-    rates: dict[str, list[float]] = defaultdict(list)
-    for _ in range(figures.runs if figures.wants("keys.lives") else 0):
-        for system in systems:
-            rates[system].append(asyncio.run(lives(system)))
-    for system, values in rates.items():
-        figures.add(f"keys.lives.{system}", median(values), "messages/s")
+    has_pgmq = any(each.startswith("pgmq") for each in systems)
+    few = [each for each in SYSTEMS_OF_FEW_KEYS if has_pgmq or not each.startswith("pgmq")]
+    for name, some, keys in (("keys.lives", systems, KEYS), ("keys.few", few, FEW_KEYS)):
+        rates: dict[str, list[float]] = defaultdict(list)
+        for _ in range(figures.runs if figures.wants(name) else 0):
+            for system in some:
+                rates[system].append(asyncio.run(lives(system, keys)))
+        for system, values in rates.items():
+            figures.add(f"{name}.{system}", median(values), "messages/s")
     for system in systems if figures.wants("keys.death") else ():
         overtakes, disorder, seconds = asyncio.run(death(system))
         figures.add(f"keys.death.{system}.overtakes", overtakes, "messages")
