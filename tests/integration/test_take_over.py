@@ -207,13 +207,14 @@ def check(store: str, journal: Journal, count: int) -> None:
 PATIENT = {"max_attempts": 1_000}
 """Processes are killed about as often as a delivery times out."""
 ORDERED = {**PATIENT, "ordered_keys": True, "fair_keys": True, "max_in_flight": 12, "shards": 4}
+KEY_BATCH = {"orders": 1, "mail": 3}
 
 
 async def set_policy(store: str) -> None:
     """Have ordered keys and a limit in the topic, and three subscriptions; one soon lacks room."""
     async with connect(store) as mailbox:
-        for name in ("orders", "mail"):
-            await mailbox.set_topic_policy(name, ORDERED)
+        for name, most in KEY_BATCH.items():
+            await mailbox.set_topic_policy(name, {**ORDERED, "key_batch": most})
         await mailbox.set_topic_policy("audit", PATIENT)
         await mailbox.set_topic_policy("small", {**PATIENT, "shards": 1, "shard_capacity": 4})
         for name, pattern in (("mail", "orders"), ("audit", "*"), ("small", "ord*")):
@@ -221,15 +222,15 @@ async def set_policy(store: str) -> None:
 
 
 def check_order(store: str) -> int:
-    """Check in the log that keys were served in order, one message at a time; return the most in flight."""
+    """Check in the log that keys were served in order, in their batches; return the most in flight."""
     keys: dict[bytes, tuple[str, str]] = {}
     unsettled: defaultdict[tuple[str, str], list[bytes]] = defaultdict(list)
     in_flight: defaultdict[str, set[bytes]] = defaultdict(set)
-    most = 0
+    most = longest = 0
     with read_mailbox(store) as reader:
         for record in reader.log.read():
             event = record.event
-            if isinstance(event, MessageSent) and event.topic in ("orders", "mail"):
+            if isinstance(event, MessageSent) and event.topic in KEY_BATCH:
                 assert event.sticky_key is not None
                 key = keys[event.stream] = event.topic, event.sticky_key
                 unsettled[key].append(event.stream)
@@ -237,8 +238,10 @@ def check_order(store: str) -> int:
                 continue
             key = keys[event.stream]
             if isinstance(event, MessageReceived):
-                first = unsettled[key][0]
-                assert event.stream == first, f"{event.stream.hex()} was delivered before {first.hex()}"
+                earlier = unsettled[key][: unsettled[key].index(event.stream)]
+                assert in_flight[key[0]].issuperset(earlier), f"{event.stream.hex()} was delivered too early"
+                assert len(earlier) < KEY_BATCH[key[0]], f"{event.stream.hex()} is in too long a batch"
+                longest = max(longest, len(earlier) + 1)
                 in_flight[key[0]].add(event.stream)
                 most = max(most, len(in_flight[key[0]]))
             elif isinstance(event, MessageRequeued):
@@ -247,6 +250,7 @@ def check_order(store: str) -> int:
                 in_flight[key[0]].discard(event.stream)
                 assert unsettled[key].pop(0) == event.stream
     assert most <= ORDERED["max_in_flight"], f"{most} messages were in flight"
+    assert longest > 1, "no key was delivered in batches"
     return most
 
 
