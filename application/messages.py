@@ -351,7 +351,7 @@ class DeliveredMessage(msgspec.Struct, gc=False, eq=False):
             "published_topic": self._parse().metadata.topic,
             "timestamp": None if published_at is None else published_at // 1_000,
             "idem_key": self.idem_key,
-            **({} if self.ordered_key is None else {"ordered_key": self.ordered_key}),
+            **({} if delivery.ordered_key is None else {"ordered_key": delivery.ordered_key}),
             "payload_hash": b3(delivery.payload_hash),
             "attrs": self.attrs,
             "correlation_id": self.correlation_id,
