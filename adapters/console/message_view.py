@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from postroom.application.masking import MASK, NO_MASK, Mask
+from postroom.application.messages import MessageResult
 from postroom.application.queries.redrive_lineage import DeadLettering, lineage_of
 from postroom.application.query_results import Explanation, MessageDetail
 from postroom.domain.envelope.build import OpenedEnvelope
@@ -215,6 +216,8 @@ def _timeline(detail: MessageDetail, explanation: Explanation, mask: Mask) -> It
         )
 
 
+FOLD_CHARS = 4_000
+"""Length of a payload's text above which the rest is collapsed."""
 PREVIEW_CHARS = 64 << 10
 """Length of the text that is shown."""
 PREVIEW_BYTES = 2 << 10
@@ -226,6 +229,8 @@ MAX_INDENT = 32
 _INDENT = 2
 _TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\],:]|[^\s{}\[\],:"]+')
 _WINDOW_BITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
+
+_SUFFIXES = {PayloadFormat.JSON: "json", PayloadFormat.TEXT: "txt"}
 
 Decode = Callable[[PrismEnvelope], DecodedPayload]
 
@@ -259,6 +264,24 @@ class PayloadPreview(NamedTuple):
     is_complete: bool = True
     is_masked: bool = False
     problems: tuple[str, ...] = ()
+
+    @property
+    def first_part(self) -> str:
+        """Return the text that is not collapsed."""
+        return (self.text or "")[:FOLD_CHARS]
+
+    @property
+    def rest(self) -> str:
+        """Return the text that is collapsed."""
+        return (self.text or "")[FOLD_CHARS:]
+
+
+def wrap_result(result: MessageResult) -> PrismEnvelope:
+    """Return an envelope with a result as its payload, which is shown as payloads are."""
+    envelope = PrismEnvelope()
+    envelope.payload.value = result.payload
+    envelope.metadata.content_type = result.content_type or ""
+    return envelope
 
 
 def preview_payload(envelope: PrismEnvelope, decode: Decode, mask: Mask = NO_MASK) -> PayloadPreview:
@@ -311,6 +334,15 @@ def decode_bounded(envelope: PrismEnvelope, decode: Decode) -> DecodedPayload:
         if error.start < len(start) - 3:  # else the end of the part divides a character
             return DecodedPayload(PayloadFormat.BINARY, data, problems=(problem,))
     return DecodedPayload(PayloadFormat.TEXT, data, start.decode(errors="replace"), (problem,))
+
+
+def file_suffix(payload: DecodedPayload, envelope: PrismEnvelope) -> str:
+    """Return the file name extension of a payload, never one that a browser would open as a page."""
+    if payload.format == PayloadFormat.ENCRYPTED or payload.text is None:
+        return "bin"
+    if envelope.metadata.content_encoding not in ("", "identity"):
+        return "gz" if envelope.metadata.content_encoding == "gzip" else "bin"
+    return _SUFFIXES.get(payload.format, "bin")
 
 
 def indent_json(text: str, limit: int) -> tuple[str, bool]:

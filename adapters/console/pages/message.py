@@ -11,13 +11,16 @@ import uuid_utils
 from starlette.responses import Response, StreamingResponse
 
 from postroom.adapters.console.message_view import (
+    Decode,
     MessageView,
     PayloadPreview,
     decode_bounded,
+    file_suffix,
     hides_headers,
     make_view,
     preview_payload,
     read_envelope,
+    wrap_result,
 )
 from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.adapters.console.resend import Draft, draft_of, message_like, read_draft, to_message
@@ -36,11 +39,8 @@ from postroom.domain.redrive.spec import RedriveSpec
 NAV = NavEntry("Message", "/messages", 30)
 
 CHUNK_BYTES = 64 << 10
-FOLD_CHARS = 4_000
-"""Length of a payload's text above which the rest is collapsed."""
 JOB_POLLS, JOB_SECONDS = 20, 0.05
 """Number and interval of the polls for the end of a job that the page started."""
-_SUFFIXES = {PayloadFormat.JSON: "json", PayloadFormat.TEXT: "txt"}
 
 
 class _Action(NamedTuple):
@@ -76,18 +76,21 @@ async def _show(page: Page, id_: str) -> Response:
     view = make_view(detail, await page.mailbox.explain_message(id_), page.mask)
     verification: MessageVerification | PostroomError | None = None
     preview: PayloadPreview | None = None
+    result: PayloadPreview | None = None
     snippets: list[Snippet] = []
     if _reads_payloads(page):
         if view.envelope is not None:
             decode = partial(_decode, page, view.mailbox)
             preview = await page.blocking(preview_payload, view.envelope, decode, page.mask)
             snippets = await page.blocking(_send_snippets, page, view, view.envelope, preview)
+        if detail.result is not None:
+            wrapped = wrap_result(detail.result)
+            result = await page.blocking(preview_payload, wrapped, decode_payload, page.mask)
         if page.data.log is not None:
             try:
                 verification = await page.blocking(VerifyMessage(page.data.log), id_)
             except PostroomError as error:
                 verification = error
-    text = preview.text if preview is not None and preview.text is not None else ""
     return await page.render(
         "message/show",
         id=id_,
@@ -98,8 +101,9 @@ async def _show(page: Page, id_: str) -> Response:
         can_read_payload=_reads_payloads(page),
         can_resend=_may_resend(page) and view.envelope is not None,
         preview=preview,
-        first_part=text[:FOLD_CHARS],
-        rest=text[FOLD_CHARS:],
+        result=result,
+        result_type=None if detail.result is None else detail.result.content_type,
+        is_erased=detail.erased,
         verification=verification if isinstance(verification, MessageVerification) else None,
         verification_error=verification if isinstance(verification, PostroomError) else None,
         hides_digests=view.is_masked or (preview is not None and preview.is_masked),
@@ -110,11 +114,17 @@ async def _show(page: Page, id_: str) -> Response:
 
 
 async def download(page: Page) -> Response:
-    """Return the payload as a file, without the fields that are hidden from the caller."""
-    id_ = page.query.get("id", "")
-    detail = await page.mailbox.get_message(id_)
-    envelope = _envelope(detail)
-    decoded = await page.blocking(decode_bounded, envelope, partial(_decode, page, detail.mailbox))
+    """Return the payload, or the result, as a file, without the fields that are hidden from the caller."""
+    detail = await page.mailbox.get_message(page.query.get("id", ""))
+    name = detail.message_id
+    decode: Decode = decode_payload
+    if page.query.get("part") != "result":
+        envelope, decode = _envelope(detail), partial(_decode, page, detail.mailbox)
+    elif detail.result is not None:
+        envelope, name = wrap_result(detail.result), f"{name[:73]}-result"
+    else:
+        raise NotFound(f"Message {name} has no result that can be read.")
+    decoded = await page.blocking(decode_bounded, envelope, decode)
     shown = await page.blocking(page.mask.hide_fields, decoded)
     if shown is None:
         raise Forbidden(
@@ -123,16 +133,14 @@ async def download(page: Page) -> Response:
         )
     is_whole = shown is decoded
     data = envelope.payload.value if is_whole else shown.data
-    suffix = _suffix(decoded, envelope) if is_whole else "json"
-    name = re.sub(r"[^A-Za-z0-9_-]", "_", detail.message_id)[:80]
-    return StreamingResponse(
-        _chunks(data),
-        headers={
-            "content-type": "application/octet-stream",
-            "content-length": str(len(data)),
-            "content-disposition": f'attachment; filename="{name}.{suffix}"',
-        },
-    )
+    suffix = file_suffix(decoded, envelope) if is_whole else "json"
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:80]
+    headers = {
+        "content-type": "application/octet-stream",
+        "content-length": str(len(data)),
+        "content-disposition": f'attachment; filename="{name}.{suffix}"',
+    }
+    return StreamingResponse(_chunks(data), headers=headers)
 
 
 async def confirm(page: Page) -> Response:
@@ -234,15 +242,6 @@ def _envelope(detail: MessageDetail) -> PrismEnvelope:
             "the store from a backup."
         )
     return envelope
-
-
-def _suffix(payload: DecodedPayload, envelope: PrismEnvelope) -> str:
-    """Return the file name extension of a payload, never one that a browser would open as a page."""
-    if payload.format == PayloadFormat.ENCRYPTED or payload.text is None:
-        return "bin"
-    if envelope.metadata.content_encoding not in ("", "identity"):
-        return "gz" if envelope.metadata.content_encoding == "gzip" else "bin"
-    return _SUFFIXES.get(payload.format, "bin")
 
 
 async def _chunks(data: bytes) -> AsyncIterator[bytes]:

@@ -4,12 +4,14 @@ import gzip
 import re
 from html import unescape
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 from google.protobuf import source_context_pb2
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
+from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.console import ConsoleSettings, console_mount
 from postroom.adapters.compose.serve import SurfaceProtection
 from postroom.adapters.compose.testing import open_memory_mailbox
@@ -20,10 +22,11 @@ from postroom.domain.policy import MailboxLimits, TopicPolicy
 from tests.integration.console.conftest import access_of
 from tests.support.access import MemoryPlace, controlled_mailbox
 from tests.support.altered_commits import alter
+from tests.support.erasure import keys_of, new_erasure
 from tests.support.messages import message
 from tests.support.servers.console import Browser, served_console
 from tests.support.stores import envelope as build
-from tests.support.stores import sqlite_place
+from tests.support.stores import receive_one, sqlite_place
 
 READ_HEADERS, READ_PAYLOAD = Right.READ_HEADERS, Right.READ_PAYLOAD
 RTL = "\N{RIGHT-TO-LEFT OVERRIDE}"
@@ -219,6 +222,89 @@ async def test_a_compressed_payload_is_shown_decompressed_and_downloaded_as_it_w
             assert answer.headers["content-disposition"] == 'attachment; filename="zipped.gz"'
 
 
+async def ack_with(mailbox: Any, payload: bytes, content_type: str | None = None) -> str:
+    sent = await mailbox.send_message(message(b'{"order": 1}', topic="work"))
+    await (await receive_one(mailbox, "work")).ack(result=payload, content_type=content_type)
+    return str(sent.message_id)
+
+
+@pytest.mark.parametrize(
+    ("payload", "content_type", "shown"),
+    [
+        (b'{"total":1.10}', "application/json", '{\n  "total": 1.10\n}'),
+        (b'{"total":1.10}', None, '{\n  "total": 1.10\n}'),
+        (b'{"half', "application/json", "The result is not JSON"),
+        (b"\x00\xff<b>", None, "00 ff 3c 62 3e"),
+        (f"a{RTL}b".encode(), "text/plain", "a\\u202eb"),
+        (b"", None, "The result is empty."),
+    ],
+    ids=["json", "guessed", "invalid", "binary", "bidi", "empty"],
+)
+async def test_a_result_is_shown_by_its_content_as_payloads_are(
+    payload: bytes, content_type: str | None, shown: str
+) -> None:
+    async with open_memory_mailbox() as mailbox, served_console(mailbox) as browser:
+        id_ = await ack_with(mailbox, payload, content_type)
+        _, _, section = unescape((await browser.get(f"/messages/{id_}")).text).partition('<h2 id="result">')
+        assert shown in section
+        assert f"{len(payload)} bytes" in section
+        assert (content_type is not None) == ("Content type" in section)
+        assert ("Download the result" in section) == bool(payload)
+
+
+async def test_a_hostile_result_is_shown_as_text_and_downloaded_as_a_file(
+    place: MemoryPlace, browser: Browser
+) -> None:
+    body, kind = SCRIPT.encode() * 2_600, f'text/html; x="{SCRIPT}{RTL}"'  # up to the limit of a result
+    id_ = await ack_with(place.mailbox, body, kind)
+    await browser.sign_in(place.issue())
+    page = await browser.get(f"/messages/{id_}")
+    assert SCRIPT not in page.text
+    assert RTL not in page.text
+    assert 'aria-label="More of the result"' in page.text
+    query = {"id": id_, "part": "result"}
+    async with browser.client.get(f"{browser.url}/message/payload", params=query) as answer:
+        assert await answer.read() == body
+        assert answer.headers["content-type"] == "application/octet-stream"
+        assert answer.headers["content-disposition"] == f'attachment; filename="{id_}-result.txt"'
+    await browser.sign_in(place.issue(operations=[READ_HEADERS]))
+    page = await browser.get(f"/messages/{id_}")
+    assert 'id="result"' not in page.text
+    assert "to see payloads and results it needs" in page.text
+    assert (await browser.get(f"/message/payload?id={id_}&part=result")).status == 403
+    await browser.sign_in(place.issue(topics=["payments"]))
+    for path in (f"/messages/{id_}", f"/message/payload?id={id_}&part=result"):
+        page = await browser.get(path)
+        assert (page.status, "alert(1)" in page.text) == (403, False)
+
+
+async def test_a_message_without_a_result_has_none_to_download() -> None:
+    async with open_memory_mailbox() as mailbox, served_console(mailbox) as browser:
+        await mailbox.send_message(message(message_id="m"))
+        await (await receive_one(mailbox)).ack()
+        assert 'id="result"' not in (await browser.get("/messages/m")).text
+        page = await browser.get("/message/payload?id=m&part=result")
+        assert (page.status, "m has no result" in page.text) == (404, True)
+
+
+async def test_the_result_of_an_encrypted_message_is_shown_until_its_key_is_destroyed(tmp_path: Path) -> None:
+    erasure, store = new_erasure(tmp_path), str(tmp_path / "store.db")
+    async with (
+        open_mailbox(store, erasure=erasure) as mailbox,
+        served_console(mailbox, store=store) as browser,
+    ):
+        sent = await mailbox.send_message(message(principal="alice"))
+        await (await receive_one(mailbox)).ack(result=b"the balance of alice")
+        path = f"/messages/{sent.message_id}"
+        assert "the balance of alice" in (await browser.get(path)).text
+        keys = keys_of(erasure)
+        keys.destroy(keys.get(["alice"])["alice"].pseudonym, 1)
+        page = await browser.get(path)
+        assert "balance" not in page.text
+        assert "the key of its subject was destroyed" in page.text
+        assert (await browser.get(f"/message/payload?id={sent.message_id}&part=result")).status == 404
+
+
 async def test_an_altered_message_is_shown_as_altered_with_the_hash_that_does_not_match(
     tmp_path: Path,
 ) -> None:
@@ -284,6 +370,8 @@ async def test_masked_fields_are_hidden_from_those_without_the_right_admin(place
         )
     )
     await place.mailbox.send_message(message(b"card 4111", message_id="text"))
+    for each in await place.mailbox.receive_messages("orders"):
+        await each.ack(result=each.payload)
     await place.mailbox.send_message(message(b"{}", message_id="plain", principal="hunter2"))
     async with served_console(place.mailbox, access=access_of(place), settings=settings) as browser:
         await browser.sign_in(place.issue(operations=[READ_HEADERS, READ_PAYLOAD, Right.SEND]))
@@ -294,6 +382,8 @@ async def test_masked_fields_are_hidden_from_those_without_the_right_admin(place
             "/message/resend?id=plain",
             "/message/payload?id=m",
             "/message/payload?id=text",
+            "/message/payload?id=m&part=result",
+            "/message/payload?id=text&part=result",
             "/message/resend?id=m",
             "/message/resend?id=text",
         ):
