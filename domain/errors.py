@@ -41,9 +41,11 @@ meaning.
 """
 
 import copyreg
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import Any, NamedTuple
+
+import msgspec
 
 
 class PostroomError(Exception):
@@ -102,14 +104,15 @@ class SettingsConflict(InvalidRequest):
         self.mailbox = mailbox
         self.differences = tuple(Difference(*each) for each in differences)
         texts = [
-            f"{each.name} is {_shown(each.stored)}, not {_shown(each.argument)}" for each in self.differences
+            f"{each.name} is {show_setting(each.stored)}, not {show_setting(each.argument)}"
+            for each in self.differences
         ]
         fields = [each for each in self.differences if not each.name.startswith(_ERASURE)]
         where = "" if mailbox == _DEFAULT_MAILBOX else f" --mailbox {mailbox}"
         change = f"run `postroom apply{where}` with a settings file that has them"
         if len(fields) == len(self.differences):
             words = " ".join(
-                f"--unset {quote(name)}" if argument is None else quote(f"{name}={_shown(argument)}")
+                f"--unset {quote(name)}" if argument is None else quote(f"{name}={show_setting(argument)}")
                 for name, _, argument in fields
             )
             change = f"run `postroom mailbox set{where} {words}` or `postroom apply{where}`"
@@ -124,8 +127,12 @@ _DEFAULT_MAILBOX = "main@local"
 """The mailbox of commands without `--mailbox`; `names`, which has it, imports this module."""
 
 
-def _shown(value: object) -> str:
-    """Return a value as a settings file has it."""
+def show_setting(value: object) -> str:
+    """Return a value as the command line has it: weights as `a:3,b:2`, or JSON if a key has a comma."""
+    if isinstance(value, Mapping):
+        text = ",".join(f"{key}:{weight}" for key, weight in value.items())
+        is_plain = value and not text.startswith("{") and not any("," in key for key in value)
+        return text if is_plain else msgspec.json.encode(value).decode()
     return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

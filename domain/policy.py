@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from postroom.domain.arguments import check_int, check_type
+from postroom.domain.arguments import check_int, check_text, check_type
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import MAX_PRIORITY
 
@@ -19,6 +19,9 @@ MAX_DURATION_MS = 36_500 * DAY_MS
 MAX_COUNT = 1_000_000_000
 """Maximum of counts in policies and limits, unless stated otherwise."""
 MAX_SHARDS = 65_536
+MAX_WEIGHT = 1_000
+MAX_WEIGHTS = 100
+"""Maximum number of keys with a weight in a policy."""
 MAX_KEY_BATCH = 100
 """Messages of an ordered key that return together when one of them fails, at most."""
 MAX_FRAME_BYTES = 256 << 20
@@ -30,6 +33,9 @@ Archives take the messages of brokers, whose default limits, such as 1 MiB, are 
 DEFAULT_MAX_MESSAGES = 32
 DEFAULT_MAX_BYTES = 512 << 10
 SATURATED_RETRY_MS = 1_000
+
+PolicyValue = int | bool | Mapping[str, int]
+"""Value of a field of a topic policy."""
 
 Bounds = tuple[int, int]
 _COUNT: Bounds = (1, MAX_COUNT)
@@ -59,6 +65,7 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             redriven or removed.
         key_batch: messages of an ordered key, one after the other, that a receive may get (ADR 0115).
         fair_keys: whether sticky keys are served in turn; messages without a key share a turn (ADR 0117).
+        key_weights: how many messages each of some keys may have in its turn; the others have one.
         max_in_flight, max_in_flight_per_key: messages in flight of the topic, and of each sticky key; 0 for
             no limit.
         rate, rate_per_key: deliveries in each `rate_period_ms`, of the topic and of each sticky key; 0 for no
@@ -87,6 +94,7 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dead_letters_hold_keys: bool = False
     key_batch: int = 1
     fair_keys: bool = False
+    key_weights: Mapping[str, int] = {}
     max_in_flight: int = 0
     max_in_flight_per_key: int = 0
     rate: int = 0
@@ -114,7 +122,8 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidRequest("Topic policy dead_letters_hold_keys needs ordered_keys.")
         if self.key_batch > 1 and not self.ordered_keys:
             raise InvalidRequest("Topic policy key_batch needs ordered_keys.")
-        for name in ("max_in_flight_per_key", "rate_per_key"):
+        _check_weights(self.key_weights)
+        for name in ("max_in_flight_per_key", "rate_per_key", "key_weights"):
             if getattr(self, name) and not self.fair_keys:
                 raise InvalidRequest(f"Topic policy {name} needs fair_keys.")
         if self.priorities and self.priority_aging_ms * MAX_PRIORITY >= self.ready_retention_ms:
@@ -163,7 +172,8 @@ class MailboxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 UNLIMITED = ("max_in_flight", "max_in_flight_per_key", "rate", "rate_per_key", "rate_burst")
 """Fields of policies of which 0 sets no limit."""
 _FLAGS = ("priorities", "ordered_keys", "dead_letters_hold_keys", "fair_keys", "subscriptions_only")
-_POLICY_BOUNDS = dict.fromkeys((n for n in TopicPolicy.__struct_fields__ if n not in _FLAGS), _COUNT) | {
+_NUMBERS = (n for n in TopicPolicy.__struct_fields__ if n not in (*_FLAGS, "key_weights"))
+_POLICY_BOUNDS = dict.fromkeys(_NUMBERS, _COUNT) | {
     "shards": (1, MAX_SHARDS),
     "key_batch": (1, MAX_KEY_BATCH),
     "visibility_ms": (MIN_VISIBILITY_MS, MAX_VISIBILITY_MS),
@@ -189,6 +199,16 @@ _LIMIT_BOUNDS = {
 def _check_fields(kind: str, values: Any, bounds: Mapping[str, Bounds]) -> None:
     for name, (minimum, maximum) in bounds.items():
         check_int(f"{kind} {name}", getattr(values, name), minimum, maximum)
+
+
+def _check_weights(weights: Any) -> None:
+    if len(check_type("Topic policy key_weights", weights, dict)) > MAX_WEIGHTS:
+        raise InvalidRequest(
+            f"Topic policy key_weights has {len(weights)} keys; use at most {MAX_WEIGHTS}, as others weigh 1."
+        )
+    for key, weight in weights.items():
+        check_text("A key of topic policy key_weights", key)
+        check_int(f"The weight of key {key[:80]!r} in topic policy key_weights", weight, 1, MAX_WEIGHT)
 
 
 def check_visibility(visibility_ms: object) -> int:

@@ -10,15 +10,15 @@ import msgspec
 from postroom.domain.arguments import check_text, check_type
 from postroom.domain.errors import Difference, InvalidRequest, SettingsConflict
 from postroom.domain.names import check_topic_pattern
-from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.policy import MailboxLimits, PolicyValue, TopicPolicy
 from postroom.domain.search import topic_matches
 from postroom.domain.subject import SubjectPolicy, check_subject_policies
 
 Struct = TypeVar("Struct", TopicPolicy, MailboxLimits)
-Section = Mapping[str, int | bool]
+Section = Mapping[str, PolicyValue]
 """Fields of a topic policy that a section sets."""
 
-PolicyChanges = Mapping[str, int | bool | None]
+PolicyChanges = Mapping[str, PolicyValue | None]
 """Fields of a topic policy that a change sets; None removes the field from the topic's section."""
 
 DEFAULT = "policy"
@@ -31,6 +31,7 @@ _DEPENDENT = (
     ("priorities", "priority_aging_ms", "ready_retention_ms"),
     ("ordered_keys", "dead_letters_hold_keys", "key_batch"),
     ("fair_keys", "max_in_flight_per_key", "rate_per_key"),
+    ("fair_keys", "key_weights"),
 )
 """Fields that `TopicPolicy.validate` compares with each other."""
 _COMMAND_LINE = "postroom "
@@ -82,7 +83,7 @@ class SettingsChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     limits: Mapping[str, int | None] = {}
     default_policy: Section = {}
-    topics: Mapping[str, Mapping[str, int | bool | None] | None] = {}
+    topics: Mapping[str, PolicyChanges | None] = {}
     subject_policies: Mapping[str, SubjectPolicy | None] = {}
 
     @classmethod
@@ -106,7 +107,7 @@ UNCHANGED = SettingsChanges()
 class Resolved(NamedTuple):
     """A field of a topic's policy, and the section that sets it; `DEFAULT` if none does."""
 
-    value: int | bool
+    value: PolicyValue
     section: str
 
 
@@ -162,13 +163,13 @@ def check_changes(changes: SettingsChanges) -> SettingsChanges:
     )
 
 
-def check_policy_changes(policy: TopicPolicy | PolicyChanges) -> dict[str, int | bool | None]:
+def check_policy_changes(policy: TopicPolicy | PolicyChanges) -> dict[str, PolicyValue | None]:
     """Return the fields that a policy of a topic sets: all of a `TopicPolicy`, or the keys of a mapping.
 
     Raises: InvalidRequest for a policy out of bounds, and a mapping with a name or value of a wrong type.
     """
     if isinstance(policy, TopicPolicy):
-        return msgspec.structs.asdict(policy.validate())
+        policy = msgspec.structs.asdict(policy.validate())
     if not isinstance(policy, Mapping):
         raise InvalidRequest(
             f"policy must be a TopicPolicy, or a mapping of the fields to set, not {type(policy).__name__}."
@@ -195,7 +196,7 @@ def changed_settings(before: SettingsChanges, after: SettingsChanges) -> Setting
 
 def resolve_policy(settings: MailboxSettings, topic: str) -> TopicPolicy:
     """Return the policy of a topic: the default, changed by the sections that match, in their order."""
-    fields: dict[str, int | bool] = {}
+    fields: dict[str, PolicyValue] = {}
     for _, section in sections_of(settings, topic):
         fields |= section
     return msgspec.structs.replace(settings.default_policy, **fields) if fields else settings.default_policy
@@ -304,7 +305,7 @@ def _specificity(pattern: str) -> tuple[int, str]:
     return len(pattern) - pattern.count("*"), pattern
 
 
-def _replace(values: Struct, changes: Mapping[str, int | bool | None], where: str) -> Struct:
+def _replace(values: Struct, changes: PolicyChanges, where: str) -> Struct:
     _check_names(changes, type(values), where)
     return msgspec.structs.replace(values, **changes)
 
@@ -316,13 +317,22 @@ def _check_mapping(name: str, values: object) -> Mapping[str, Any]:
 
 
 def _check_values(where: str, values: object) -> dict[str, Any]:
-    """Return the values of fields, which are numbers, booleans or None."""
+    """Return the values of fields, which are numbers, booleans, mappings of numbers, or None."""
     return {
-        check_text("The name of a field", name): value
-        if value is None or type(value) is bool
-        else check_type(f"{name[:80]} of {where}", value, int)
+        check_text("The name of a field", name): _check_value(f"{name[:80]} of {where}", value)
         for name, value in _check_mapping(where, values).items()
     }
+
+
+def _check_value(name: str, value: object) -> PolicyValue | None:
+    if value is None or type(value) is bool:
+        return value
+    if isinstance(value, Mapping):
+        return {
+            check_text(f"A key of {name}", key): check_type(f"{key[:80]!r} of {name}", weight, int)
+            for key, weight in value.items()
+        }
+    return check_type(name, value, int)
 
 
 def _check_names(values: Mapping[str, object], kind: type[msgspec.Struct], where: str) -> None:
@@ -357,7 +367,7 @@ def _check_sections(settings: MailboxSettings) -> None:
 
 
 def _check_policy(settings: MailboxSettings, sections: tuple[str, ...]) -> None:
-    fields: dict[str, int | bool] = {}
+    fields: dict[str, PolicyValue] = {}
     for each in sections:
         fields |= settings.topics[each]
     try:

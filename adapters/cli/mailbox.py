@@ -12,7 +12,7 @@ from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import FILE, InvalidSettings, find_field, parse_fields
 from postroom.adapters.cli.values import DIFFERS, REFUSED, WrongUsage, Yes, exact_duration, parse_pairs
 from postroom.application.queries.preview_settings import LosesData, check_losses, describe_effect
-from postroom.domain.errors import Difference, InvalidRequest, NotFound
+from postroom.domain.errors import Difference, InvalidRequest, NotFound, show_setting
 from postroom.domain.mailbox.topic_decisions import SettingsPreview
 from postroom.domain.names import describe_choices
 from postroom.domain.policy import MailboxLimits, TopicPolicy
@@ -315,9 +315,7 @@ def show_value(name: str, value: object) -> str | None:
     """Return the value of a setting as a settings file may have it; None if it is unset."""
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, bool):
-        return str(value).lower()
-    return exact_duration(int(str(value))) if name.endswith("_ms") else str(value)
+    return exact_duration(int(str(value))) if name.endswith("_ms") else show_setting(value)
 
 
 def _shown(difference: Difference, side: int) -> str:

@@ -13,7 +13,7 @@ import msgspec
 from postroom.adapters.cli.values import WrongUsage, parse_duration, parse_integer
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.names import check_mailbox, check_topic
-from postroom.domain.policy import MAX_DURATION_MS, MailboxLimits, TopicPolicy
+from postroom.domain.policy import MAX_DURATION_MS, MailboxLimits, PolicyValue, TopicPolicy
 
 if TYPE_CHECKING:
     from postroom.domain.settings import SettingsChanges
@@ -49,7 +49,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_format: Literal["auto", "console", "json"] = "auto"
     timeout_ms: int = 10_000
     policy: TopicPolicy = TopicPolicy()
-    topics: dict[str, dict[str, int | bool]] = {}
+    topics: dict[str, dict[str, PolicyValue]] = {}
     limits: MailboxLimits = MailboxLimits()
     file: str | None = None
     sections: Mapping[str, Mapping[str, Any]] = {}
@@ -200,7 +200,7 @@ def load_settings(
     return Settings(**values, file=file, sources=origins)
 
 
-def _make_section(base: TopicPolicy, changes: Mapping[str, object], where: str) -> dict[str, int | bool]:
+def _make_section(base: TopicPolicy, changes: Mapping[str, object], where: str) -> dict[str, PolicyValue]:
     """Return the fields that a section of topics sets; raises as `make_policy`."""
     fields = parse_fields(base, changes, where)
     _validate(msgspec.structs.replace(base, **fields), where)
@@ -322,6 +322,8 @@ def parse_fields(base: msgspec.Struct, changes: Mapping[str, object], where: str
     for name, (key, value) in _by_field(changes, base.__struct_fields__, where).items():
         if type(getattr(base, name)) is bool:
             values[name] = _boolean(value, f"{where}: {key}")
+        elif isinstance(getattr(base, name), Mapping):
+            values[name] = _weights(value, f"{where}: {key}")
         else:
             values[name] = _number(key, value, f"{where}: {key}", is_duration=name.endswith("_ms"))
     return values
@@ -353,6 +355,26 @@ def _boolean(value: object, where: str) -> bool:
     if value not in ("true", "false"):
         raise InvalidSettings(f"{where} is {value!r}; expected true or false.")
     return value == "true"
+
+
+def _weights(value: object, where: str) -> dict[str, int]:
+    """Return weights of keys from a table, a JSON object, or text such as `a:3,b:2`."""
+    try:
+        if isinstance(value, str) and not value.startswith("{"):
+            pairs = [pair.rpartition(":") for pair in value.split(",") if value]
+            value = {key: int(weight) for key, _, weight in pairs}
+            if len(value) == len(pairs):
+                return value
+        elif isinstance(value, str):
+            return msgspec.json.decode(value, type=dict[str, int])
+        else:
+            return msgspec.convert(value, dict[str, int])
+    except ValueError:
+        pass  # the sentence below says what is expected
+    raise InvalidSettings(
+        f"{where} is {value!r}; expected weights such as a:3,b:2, each key once, or a JSON object such as "
+        '{"a,b": 3} if a key has a comma.'
+    )
 
 
 def _number(key: str, value: object, where: str, *, is_duration: bool) -> int:

@@ -21,7 +21,7 @@ from postroom.adapters.cli.values import (
     parse_pairs,
 )
 from postroom.application.text import pluralize
-from postroom.domain.errors import Forbidden, InvalidRequest
+from postroom.domain.errors import Forbidden, InvalidRequest, show_setting
 from postroom.domain.names import describe_choices
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.settings import SettingsChanges, explain_policy
@@ -178,10 +178,10 @@ def _short(name: str) -> str:
     return name.removesuffix("_ms")
 
 
-def _shown(name: str, value: int) -> str | int:
+def _shown(name: str, value: Any) -> str | int:
     """Return the value of a field as it may be set."""
-    if isinstance(value, bool):
-        return str(value).lower()
+    if type(value) is not int:
+        return show_setting(value)
     return format_duration(value) if name.endswith("_ms") else value
 
 

@@ -46,7 +46,9 @@ def read_request(kind: type[M], data: bytes) -> M:
 def set_fields(message: Message) -> dict[str, Any]:
     """Return the fields that are set, by name; maps as dicts, and repeated ones as tuples."""
     return {
-        field.name: dict(value)
+        field.name: _as_builtins(value)
+        if isinstance(value, Struct)
+        else dict(value)
         if isinstance(value, Mapping)
         else tuple(value)
         if field.is_repeated

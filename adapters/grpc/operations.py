@@ -3,7 +3,7 @@
 The tables here list methods and fields with other names, and arguments that are messages of the contract.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, get_args, get_origin
 
 import msgspec
@@ -17,7 +17,7 @@ from postroom.application.page import Page, read_position
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.search import FoundMessage
-from postroom.domain.settings import SettingsChanges
+from postroom.domain.settings import PolicyChanges, SettingsChanges
 from postroom.domain.subscription import SubscriptionFilter
 
 METHOD_NAMES = {
@@ -55,7 +55,7 @@ class _Codec(NamedTuple):
     read: Callable[[Any], Any]
 
 
-def _write_policy(policy: Mapping[str, int | bool | None], request: Any) -> None:
+def _write_policy(policy: PolicyChanges, request: Any) -> None:
     request.unset.extend(name for name, value in policy.items() if value is None)
     messages.write_fields(policy, request.policy)
 

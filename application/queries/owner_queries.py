@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from msgspec.structs import replace
+
 from postroom.application.caller import caller_covers
 from postroom.application.erasure.erase_subject import as_stored
 from postroom.application.mailbox.engine import MailboxEngine
@@ -138,7 +140,8 @@ class OwnerQueries:
     async def get_topic_policy(self, topic: str) -> TopicPolicy:
         """Return the policy of a topic; see `Mailbox.get_topic_policy`."""
         check_topic(topic)
-        return await self._now(lambda: self._engine.mailbox.policy(topic))
+        policy = await self._now(lambda: self._engine.mailbox.policy(topic))
+        return replace(policy, key_weights=dict(policy.key_weights))  # the caller's own
 
     async def measure(self) -> list[Metric]:
         """Return the metrics of the mailbox."""

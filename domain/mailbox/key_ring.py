@@ -3,7 +3,8 @@
 import heapq
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple, Self
 
@@ -91,8 +92,9 @@ class KeyRing:
     """Messages that wait in a topic: ready ones by key, in the order of turns, and delayed ones.
 
     A key that has a ready message and may be served is in `_ready`, in the order of the turns: a key joins at
-    the end, and each delivery moves it there. So a message that is the first of its key waits for at most one
-    message of each other key. A key at its limit is in `_blocked`. After a restart, turns begin anew.
+    the end, and goes there after its turn: one message, or as many as its weight. So a message that is the
+    first of its key waits for at most as many messages of each other key. A key that leaves the ring in its
+    turn goes on with it at the front. A key at its limit is in `_blocked`. After a restart, turns begin anew.
 
     Arguments:
         order: sort key of the messages of a key.
@@ -100,6 +102,7 @@ class KeyRing:
         max_in_flight: of a key; 0 without a limit.
         rate: of a key.
         buckets: of the keys that were served recently; full for all others.
+        weights: of keys; 1 for all others.
     """
 
     __slots__ = (
@@ -112,8 +115,10 @@ class KeyRing:
         "_new_queue",
         "_order",
         "_ready",
+        "_served",
         "_wakes",
         "_waking",
+        "_weights",
         "buckets",
         "rate",
     )
@@ -125,12 +130,15 @@ class KeyRing:
         max_in_flight: int,
         rate: Rate | None,
         buckets: dict[str, TokenBucket],
+        weights: Mapping[str, int],
     ) -> None:
         self._order = order
         self._new_queue = new_queue
         self._max_in_flight = max_in_flight
         self.rate = rate
         self.buckets = buckets
+        self._weights: dict[Key, int] = dict(weights.items())
+        self._served: dict[Key, int] = {}  # messages in their turns, of keys with weights
         self._ready: OrderedDict[Key, Waiting] = OrderedDict()
         self._blocked: dict[Key, Waiting] = {}
         self._delayed: dict[bytes, int] = {}
@@ -181,7 +189,7 @@ class KeyRing:
             del keys[key]
 
     def end_turn(self, key: Key, now: int) -> None:
-        """Count a delivery of a key at `now` (µs), and move the key behind the others."""
+        """Count a delivery of a key at `now` (µs), and move the key behind the others if its turn ends."""
         if key is not None:
             if self._max_in_flight:
                 self._in_flight[key] += 1
@@ -191,6 +199,8 @@ class KeyRing:
                     self._drop_full_buckets(self.rate, now)
                     bucket = self.buckets[key] = TokenBucket.full(self.rate, now)
                 bucket.take(self.rate, 1, now)
+            if key in self._weights:
+                self._served[key] = self._served.get(key, 0) + 1
         if key in self._ready:
             self._join(key, self._ready.pop(key), now)
 
@@ -214,21 +224,23 @@ class KeyRing:
         Expired messages, which wait for a sweep, take no turn.
         """
         self._promote(now)
-        turns: list[tuple[Iterator[Message], int]] = []
+        turns: list[tuple[Iterator[Message], int, int]] = []
         for key, waiting in self._ready.items():
             ready = waiting if isinstance(waiting, list) else waiting.ready(now)
             messages: Iterator[Message] = (each for each in ready if each.expires_at > now)
-            for message in messages:
+            weight, allowed, count = self._weights.get(key, 1), self.allowed(key, now), 0
+            for message in islice(messages, min(allowed, weight - self._served.get(key, 0))):
                 yield message
-                turns.append((messages, self.allowed(key, now) - 1))
-                break
-        while turns := [(messages, allowed) for messages, allowed in turns if allowed > 0]:
-            for number, (messages, allowed) in enumerate(turns):
-                turns[number] = (messages, 0)
-                for message in messages:
+                count += 1
+            if count:
+                turns.append((messages, allowed - count, weight))
+        while turns := [turn for turn in turns if turn[1] > 0]:
+            for number, (messages, allowed, weight) in enumerate(turns):
+                count = 0
+                for message in islice(messages, min(allowed, weight)):
                     yield message
-                    turns[number] = (messages, allowed - 1)
-                    break
+                    count += 1
+                turns[number] = (messages, allowed - count if count else 0, weight)
 
     def is_at_limit(self, key: Key, now: int) -> bool:
         """Return whether a limit allows no delivery of a key at `now` (µs)."""
@@ -242,9 +254,14 @@ class KeyRing:
         return min(times, default=None)
 
     def _join(self, key: Key, waiting: Waiting, now: int) -> None:
-        """Give a key that is not in the ring the last turn, unless it is at its limit."""
+        """Add a key that is not in the ring, unless at its limit: first if its turn goes on, else last."""
+        served = self._served.get(key, 0)
+        if served >= self._weights.get(key, 1):  # more than its weight by a batch
+            del self._served[key]
         if self.allowed(key, now) > 0:
             self._ready[key] = waiting
+            if key in self._served:
+                self._ready.move_to_end(key, last=False)
             return
         self._blocked[key] = waiting
         if key is not None and self.rate is not None and key in self.buckets:

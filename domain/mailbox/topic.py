@@ -161,13 +161,14 @@ settled, or the key or the topic is at a limit."""
 AnyShard = Shard | PriorityShard | KeyedShard | FairShard
 
 
-def queue_of(policy: TopicPolicy) -> tuple[int | bool | None, ...]:
+def queue_of(policy: TopicPolicy) -> tuple[object, ...]:
     """Return the fields of a policy that order messages; when one changes, the queues are built again."""
     return (
         policy.priority_aging_ms if policy.priorities else None,
         policy.ordered_keys,
         policy.ordered_keys and policy.dead_letters_hold_keys,
         policy.fair_keys,
+        policy.key_weights,
         policy.max_in_flight_per_key,
         *((policy.rate_per_key, policy.rate_period_ms, policy.rate_burst) if policy.rate_per_key else ()),
     )
@@ -236,7 +237,7 @@ class Topic:
         rate = Rate.of(policy.rate_per_key, policy.rate_period_ms, policy.rate_burst)
         queue = create_queue(policy)
         order = queue.rank if isinstance(queue, PriorityShard) else _by_position
-        return KeyRing(order, partial(create_queue, policy), most, rate, buckets)
+        return KeyRing(order, partial(create_queue, policy), most, rate, buckets, policy.key_weights)
 
     @property
     def shard_count(self) -> int:

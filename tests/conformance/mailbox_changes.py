@@ -9,6 +9,7 @@ import pytest
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest, StaleReceipt
+from postroom.domain.settings import SettingsChanges
 from tests.support.stores import message, receive_one
 
 LONG_MS = 60_000
@@ -188,6 +189,33 @@ class MailboxChangeConformance:
         await mailbox.set_topic_policy("orders", {"max_in_flight_per_key": 1, "fair_keys": True})
         with pytest.raises(InvalidRequest, match="needs fair_keys"):
             await mailbox.set_topic_policy("orders", {"fair_keys": False})
+
+    async def test_weights_of_keys_are_set_together_and_an_empty_mapping_removes_them(
+        self, mailbox: Mailbox
+    ) -> None:
+        odd = {"a:1": 3, 'b,"=': 2, "ü": 1_000, "": 1}
+        await mailbox.set_topic_policy("orders", {"fair_keys": True, "key_weights": odd})
+        assert (await mailbox.get_topic_policy("orders")).key_weights == odd
+        (topic,) = await mailbox.list_topics()
+        assert topic.policy is not None
+        assert topic.policy.key_weights == odd
+        await mailbox.set_topic_policy("orders", {"key_weights": {"a": 2}, "max_attempts": 3})
+        policy = await mailbox.get_topic_policy("orders")
+        assert (policy.key_weights, policy.max_attempts) == ({"a": 2}, 3)
+        await mailbox.send_batch([message(b"%d" % n, sticky_key=key) for n, key in enumerate("aaab")])
+        received = await mailbox.receive_messages("orders", max_messages=9)
+        assert sorted(each.payload for each in received) == [b"0", b"1", b"2", b"3"]
+        await mailbox.set_settings(
+            SettingsChanges(topics={"*": {"key_weights": {"b": 9}, "fair_keys": True}})
+        )
+        await mailbox.set_topic_policy("orders", {"key_weights": {}})
+        assert (await mailbox.get_topic_policy("orders")).key_weights == {}
+        await mailbox.set_topic_policy("orders", {"key_weights": None})
+        assert (await mailbox.get_topic_policy("orders")).key_weights == {"b": 9}
+        for wrong in ({"a": 0}, {"a": 1_001}, {"a": "2"}, {"a": True}, 3):
+            with pytest.raises(InvalidRequest):
+                await mailbox.set_topic_policy("orders", {"key_weights": wrong})  # type: ignore[dict-item]
+        assert (await mailbox.get_topic_policy("orders")).key_weights == {"b": 9}
 
     async def test_topic_and_payload_of_a_message_may_be_passed_by_position(self, mailbox: Mailbox) -> None:
         await mailbox.send_message(NewMessage("orders", b"1"))

@@ -286,3 +286,29 @@ def test_apply_creates_the_streams_of_the_file(postroom: Postroom, nats_url: str
 
     assert streams.server_config("APPLIED")["subjects"] == SEA["subjects"]
     assert postroom("apply", "--check").code == 0
+
+
+def test_weights_of_keys_are_set_by_the_file_and_the_command_line_as_they_are_shown(
+    postroom: Postroom,
+) -> None:
+    write(postroom, '[policy]\nfair_keys = true\n[topics."mail"]\nkey_weights = {"a:1" = 3, b = 2}\n')
+    applied = postroom.ok("apply", "--json").json
+    name = "topics.mail.key_weights"
+    assert applied["changes"][1] == {"name": name, "current": None, "new": {"a:1": 3, "b": 2}}
+    (postroom.folder / "postroom.toml").unlink()
+    for text, weights in (
+        ("x=y:3,ü:2", {"x=y": 3, "ü": 2}),
+        ('{"a,b":3,"{":1}', {"a,b": 3, "{": 1}),
+        ("{}", {}),
+    ):
+        postroom.ok("mailbox", "set", f"{name}={text}")
+        shown = postroom.ok("topic", "policy", "mail", "--json").json
+        assert (shown["policy"]["key_weights"], shown["sections"]["key_weights"]) == (weights, "mail")
+        assert text in postroom.ok("topic", "policy", "mail").out
+    postroom.ok("topic", "policy", "mail", "key_weights=a:7")
+    (change,) = postroom.ok("log", "show", "--event", "MailboxSettingsChanged", "--json").lines[-1]["changes"]
+    assert change == {"name": name, "current": {}, "new": {"a": 7}}
+    for wrong in ("a", "a:x", "a:1,a:2", '{"a":', "a:1,,b"):
+        refused = postroom("topic", "policy", "mail", f"key_weights={wrong}")
+        assert refused.code == 2
+        assert "expected weights such as a:3,b:2" in " ".join(refused.err.split())

@@ -87,6 +87,7 @@ limits = st.fixed_dictionaries(
         "rate_per_key": st.sampled_from([1, 2]),
         "rate_period_ms": st.sampled_from([500, 1_000, 3_000]),
         "rate_burst": st.sampled_from([1, 2, 5]),
+        "key_weights": st.sampled_from([{}, {"a": 3}, {"a": 2, "b": 3}]),
     },
 )
 own_ids = st.sampled_from([str(UUID(int=n)) for n in (1, 2)])

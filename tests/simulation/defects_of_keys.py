@@ -141,6 +141,17 @@ def a_key_that_is_served_again_at_once(patch: Patch) -> None:
 
 
 @defect_of(FairKeysMachine)
+def a_key_with_a_weight_whose_turn_does_not_end(patch: Patch) -> None:
+    def stay(self: KeyRing, key: Any, now: int) -> None:
+        end(self, key, now)
+        if key in self._weights and key in self._ready:
+            self._ready.move_to_end(key, last=False)
+
+    end = KeyRing.end_turn
+    patch.setattr(KeyRing, "end_turn", stay)
+
+
+@defect_of(FairKeysMachine)
 def a_limit_of_a_key_that_is_ignored(patch: Patch) -> None:
     patch.setattr(KeyRing, "allowed", lambda self, key, now: NO_LIMIT)
 

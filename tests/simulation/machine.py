@@ -488,5 +488,10 @@ class FairKeysMachine(MailboxMachine):
     """The same of a mailbox whose topics have fair keys and limits."""
 
     policy = msgspec.structs.replace(
-        POLICY, fair_keys=True, max_in_flight=3, max_in_flight_per_key=2, rate_per_key=3
+        POLICY,
+        fair_keys=True,
+        key_weights={"b": 2},
+        max_in_flight=3,
+        max_in_flight_per_key=2,
+        rate_per_key=3,
     )

@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 
 import msgspec
 import pytest
 from hypothesis import given as examples
 from hypothesis import strategies as st
 
+from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.batch import decide_batch, evolve_batch
 from postroom.domain.mailbox.commands import Ack, Receive, Sweep
 from postroom.domain.mailbox.decide import decide
@@ -15,7 +17,7 @@ from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.key_ring import Rate, TokenBucket
 from postroom.domain.mailbox.state import Mailbox, shard_of
 from postroom.domain.message import MS
-from postroom.domain.policy import MAX_COUNT, MAX_DURATION_MS, TopicPolicy
+from postroom.domain.policy import MAX_COUNT, MAX_DURATION_MS, PolicyValue, TopicPolicy
 from postroom.domain.record import Event
 from tests.support.snapshots import restore, take_snapshot
 from tests.unit.domain.scenario import NAME, Life, given, policy_set
@@ -25,7 +27,7 @@ RECEIVE = Receive(("orders",), 9, 1 << 20)
 ONE = Receive(("orders",), 1, 1 << 20)
 
 
-def changed(**fields: int | bool) -> TopicPolicy:
+def changed(**fields: PolicyValue) -> TopicPolicy:
     return msgspec.structs.replace(FAIR, **fields)
 
 
@@ -73,6 +75,77 @@ def test_turns_go_on_from_one_receive_to_the_next() -> None:
 def test_a_quiet_key_waits_for_one_message_of_each_other_key() -> None:
     mailbox = waiting("a" * 3_000 + "bcdefgh")
     assert deliver(mailbox, Receive(("orders",), 8, 1 << 20)) == "abcdefgh"
+
+
+def test_a_key_has_as_many_messages_in_its_turn_as_its_weight() -> None:
+    weighted = changed(key_weights={"a": 3, "b": 2, "z": 9})
+    assert deliver(waiting("aaaaabbbc..", weighted)) == "aaabbc.aa"
+    mailbox = waiting("aaaaabbbc..", weighted)
+    assert "".join(deliver(mailbox, ONE) for _ in range(11)) == "aaabbc.aab."
+
+
+def test_a_turn_ends_when_its_key_has_no_more_messages_and_goes_on_when_it_has() -> None:
+    policy = changed(key_weights={"a": 3})
+    mailbox = waiting("abb", policy)
+    assert deliver(mailbox, ONE) + deliver(mailbox, ONE) == "ab"
+    apply(mailbox, [Life(f"a{n}", policy=policy).sent(at=1, sticky_key="a") for n in (5, 6, 7)])
+    assert "".join(deliver(mailbox, ONE) for _ in range(4)) == "aaba"
+
+
+def test_a_turn_goes_on_after_an_ordered_key_is_settled_or_its_limit_allows_it() -> None:
+    for policy in (changed(ordered_keys=True), changed(max_in_flight_per_key=1)):
+        mailbox = waiting("aaaabcd", msgspec.structs.replace(policy, key_weights={"a": 2}))
+        order = ""
+        for _ in range(7):
+            order += deliver(mailbox, ONE)
+            ack_all(mailbox)
+        assert order == "aabcdaa"
+
+
+def test_a_batch_is_within_one_turn_of_its_key() -> None:
+    mailbox = waiting("aaaaaaab", changed(ordered_keys=True, key_batch=2, key_weights={"a": 3}))
+    order = []
+    for _ in range(5):
+        order.append(deliver(mailbox, Receive(("orders",), 2, 1 << 20)))
+        ack_all(mailbox)
+    assert order == ["aa", "aa", "ba", "aa", ""]
+
+
+@examples(
+    st.text("aaabbcd.", max_size=40),
+    st.dictionaries(st.sampled_from("abcd"), st.integers(1, 5)),
+    st.lists(st.integers(1, 7), min_size=40, max_size=40),
+)
+def test_receives_of_any_sizes_get_messages_in_the_order_of_single_ones(
+    keys: str, weights: dict[str, int], sizes: list[int]
+) -> None:
+    policy = changed(key_weights=weights)
+    singly, together = waiting(keys, policy), waiting(keys, policy)
+    one_by_one = [delivered(singly, ONE) for _ in keys]
+    groups = [delivered(together, Receive(("orders",), size, 1 << 20)) for size in sizes]
+    order = [*chain(*one_by_one)]
+    assert [*chain(*groups)] == order
+    counts: Counter[str] = Counter()
+    for name in order:
+        counts[name[0]] += 1
+        others = {key for key in keys if counts[key] == 0}
+        assert not others or counts[name[0]] <= weights.get(name[0], 1)
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        ({"a": 0}, "weight of key 'a' in topic policy key_weights must be at least 1"),
+        ({"a": 1_001}, "must be at most 1000"),
+        ({"a": True}, "must be of type int"),
+        ({1: 1}, "A key of topic policy key_weights must be of type str"),
+        ({str(n): 1 for n in range(101)}, "has 101 keys; use at most 100"),
+        (3, "must be of type dict"),
+    ],
+)
+def test_weights_out_of_bounds_are_refused(weights: dict[str, int], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        changed(key_weights=weights).validate()
 
 
 def test_a_message_that_failed_has_no_turn_before_others() -> None:

@@ -12,7 +12,7 @@ from postroom.domain.policy import DAY_MS, UNLIMITED, MailboxLimits, TopicPolicy
 from tests.unit.domain.scenario import NOTHING, POLICY, TOPIC, Life, given, policy_set
 
 FLAGS = ("priorities", "ordered_keys", "dead_letters_hold_keys", "fair_keys", "subscriptions_only")
-NUMBERS = [name for name in TopicPolicy.__struct_fields__ if name not in FLAGS]
+NUMBERS = [name for name in TopicPolicy.__struct_fields__ if name not in (*FLAGS, "key_weights")]
 
 
 def test_the_defaults_are_those_of_the_specification() -> None:
@@ -86,6 +86,7 @@ def test_every_limit_is_an_int_within_bounds(field: str, value: object) -> None:
             TopicPolicy(priorities=True, ready_retention_ms=6_000_000),
             r"priority_aging_ms must be below a tenth of ready_retention_ms \(600000\), .* it was 600000",
         ),
+        (TopicPolicy(key_weights={"a": 2}), "key_weights needs fair_keys"),
         (TopicPolicy(max_in_flight_per_key=1), "max_in_flight_per_key needs fair_keys"),
         (TopicPolicy(rate_per_key=1), "rate_per_key needs fair_keys"),
     ],
