@@ -83,7 +83,11 @@ headers = st.builds(
 policies = st.builds(
     TopicPolicy,
     **{
-        name: st.booleans() if type(getattr(TopicPolicy(), name)) is bool else st.integers(1, 2**40)
+        name: {
+            bool: st.booleans(),
+            int: st.integers(1, 2**40),
+            dict: st.dictionaries(texts, st.integers(1, 1_000)),
+        }[type(getattr(TopicPolicy(), name))]
         for name in TopicPolicy.__struct_fields__
     },
 )
