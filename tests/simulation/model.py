@@ -76,8 +76,8 @@ class Model(KeyRules):
             but, but_over_capacity: messages, and topics with too many dead letters, of a killed process.
         """
         while overdue := [m for m in self.messages.values() if self._has_run_out(m) and m.id not in but]:
-            for message in overdue:
-                if self._has_run_out(message):  # else an earlier one of its key took it back
+            for message, state in [(each, each.state) for each in overdue]:
+                if message.state == state:  # else it returned to the queue behind an earlier one of its key
                     self._end(message)
         for name, topic in self.topics.items():
             while name not in but_over_capacity and len(topic.dead) > topic.policy.dead_capacity:
