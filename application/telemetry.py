@@ -2,7 +2,9 @@
 
 import json
 import logging
+import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -52,6 +54,15 @@ class EventLogger:
     def exception(self, event: str, /, **fields: object) -> None:
         """Log the exception being handled, with its traceback but without local variables."""
         _log(logging.ERROR, event, fields, exc_info=True)
+
+
+def log_context(**fields: object) -> AbstractContextManager[object]:
+    """Have the lines that are logged in a context carry fields, if the process uses structlog.
+
+    They are structlog's context variables, which its processor `merge_contextvars` adds to a line.
+    """
+    contextvars = sys.modules.get("structlog.contextvars")
+    return nullcontext() if contextvars is None else contextvars.bound_contextvars(**fields)
 
 
 def logger() -> EventLogger:

@@ -33,6 +33,21 @@ def from_rfc3339(text: str) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)\Z", re.ASCII)
+UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def duration_ms(text: str) -> int | None:
+    """Return a duration such as `500ms`, `5s`, `7d` or `0` in ms; None for anything else."""
+    if text.strip() == "0":
+        return 0
+    match = _DURATION.match(text.strip())
+    if match is None:
+        return None
+    value = float(match[1]) * UNITS_MS[match[2]]
+    return round(min(value, 1e30))
+
+
 def pluralize(count: int, noun: str, plural: str | None = None) -> str:
     """Return a count with its noun, as in `1 event` or `2,000 events`.
 

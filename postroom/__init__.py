@@ -89,6 +89,7 @@ if TYPE_CHECKING:
         RewindReport,
         SubscriptionReport,
     )
+    from postroom.application.workers.retry import Reject, Retry, RetryLater, exponential
     from postroom.application.workers.worker import Worker, WorkerCounts
     from postroom.domain.envelope.validation import EnvelopeProblem, ValidationMode
     from postroom.domain.errors import (
@@ -213,8 +214,11 @@ __all__ = [
     "RedrivePreview",
     "RedriveReport",
     "RedriveSpec",
+    "Reject",
     "Rejected",
     "Report",
+    "Retry",
+    "RetryLater",
     "RewindReport",
     "Saturated",
     "SendBatch",
@@ -245,6 +249,7 @@ __all__ = [
     "acknowledge",
     "connect",
     "current_transaction",
+    "exponential",
     "export_messages",
     "find_namespace",
     "inbox",
@@ -328,6 +333,7 @@ _NAMES = {
         "Backlog DeadLetter Explanation HistoryEntry MessageDetail MessageOutcome PeekedMessage "
         "RedriveMessage RedrivePreview RedriveReport RewindReport SubscriptionReport"
     ),
+    "application.workers.retry": "Reject Retry RetryLater exponential",
     "application.workers.worker": "Worker WorkerCounts",
     "domain.envelope.validation": "EnvelopeProblem ValidationMode",
     "domain.errors": (

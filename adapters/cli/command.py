@@ -76,7 +76,7 @@ _OPTIONS = {
         str | None,
         "--log-level",
         metavar="LEVEL",
-        help="Log on stderr: debug, info, warning (default) or error.",
+        help="Log on stderr: debug, info, warning (default) or error; also NAME=LEVEL of a logger.",
     ),
     "log_format": _shared(
         str | None,

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -12,13 +12,37 @@ from postroom.application.telemetry import ROOT, LogEvent
 from postroom.application.text import printable
 
 LogFormat = Literal["auto", "console", "json"]
+LEVELS = ("debug", "info", "warning", "error")
 _RESERVED = ("timestamp", "level", "logger", "event", "exc_info", "stack_info")
+_OF_RECORDS = {
+    *vars(logging.makeLogRecord({})),
+    "message",
+    "asctime",
+    "taskName",
+    "_logger",
+    "_name",
+    *_RESERVED,
+}
+"""Attributes of records that are no fields of the line."""
+
+
+def read_levels(text: str) -> dict[str, str] | None:
+    """Return the level of each logger; None if the text is no list of levels such as `info,shop=debug`."""
+    levels: dict[str, str] = {}
+    for each in text.split(","):
+        name, is_of_logger, level = each.rpartition("=")
+        name, level = name.strip() if is_of_logger else ROOT, level.strip()
+        if level not in LEVELS or not name or name in levels:
+            return None
+        levels[name] = level
+    return levels
 
 
 def configure_logs(level: str, log_format: LogFormat = "auto") -> None:
-    """Log Postroom's events of `level` and above, and other libraries' warnings, to stderr.
+    """Log Postroom's events of a level and above, and other libraries' warnings, to stderr.
 
     Arguments:
+        level: of Postroom, or of several loggers; see `read_levels`.
         log_format: `json` for JSON lines, `console` for people; `auto` is `console` on a terminal.
     """
     if log_format == "auto":
@@ -26,7 +50,37 @@ def configure_logs(level: str, log_format: LogFormat = "auto") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_LazyFormatter(log_format))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
-    logging.getLogger(ROOT).setLevel(level.upper())
+    set_levels(level)
+
+
+def set_levels(text: str) -> None:
+    """Set the levels of loggers; see `read_levels`."""
+    for name, level in {ROOT: "warning", **(read_levels(text) or {})}.items():
+        logging.getLogger(name).setLevel(level.upper())
+
+
+def log_application(module: str, levels: str) -> None:
+    """Log the lines of an application from the level info on, those of structlog as those of `logging`.
+
+    Arguments:
+        module: of the application; the level is of its top package, unless `levels` names it.
+    """
+    import structlog
+
+    package = module.partition(".")[0]
+    logger = logging.getLogger(package)
+    if package not in (read_levels(levels) or ()) and logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+    if not structlog.is_configured():
+        structlog.configure(
+            [
+                structlog.stdlib.filter_by_level,
+                structlog.stdlib.PositionalArgumentsFormatter(),
+                structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+            ],
+            wrapper_class=structlog.stdlib.BoundLogger,
+            logger_factory=structlog.stdlib.LoggerFactory(),
+        )
 
 
 class _LazyFormatter(logging.Formatter):
@@ -61,18 +115,29 @@ def make_formatter(log_format: LogFormat, *, colors: bool = False) -> logging.Fo
 
 
 def _read_record(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Return the event of a record; an event's fields can't replace its time, level, logger and name."""
+    """Return the event of a record; its fields can't replace its time, level, logger and name.
+
+    The fields of a line of an application are its `extra`, and what structlog knows of its context.
+    """
+    from structlog.contextvars import get_contextvars
+
     record: logging.LogRecord = event.pop("_record")
     del event["_from_structlog"]
     message: object = record.msg
-    name, fields = message if isinstance(message, LogEvent) else (event["event"], {})
+    fields: Mapping[str, object]
+    if isinstance(message, LogEvent):
+        name, fields = message
+    else:
+        extra = {key: value for key, value in vars(record).items() if key not in _OF_RECORDS}
+        name, fields = event["event"], {**event, **extra}
+    context = {key: value for key, value in sorted(get_contextvars().items()) if key not in fields}
     return {
         "timestamp": _rfc3339(record.created),
         "level": record.levelname.lower(),
         "logger": record.name,
-        **event,
         "event": name,
-        **{key: value for key, value in fields.items() if key not in _RESERVED},
+        **{key: value for key, value in event.items() if key in ("exc_info", "stack_info")},
+        **{key: value for key, value in {**fields, **context}.items() if key not in _RESERVED},
     }
 
 

@@ -1,7 +1,6 @@
 """Long-running commands: signals, reloads of settings, the service manager, and metrics."""
 
 import asyncio
-import logging
 import os
 import random
 import signal
@@ -12,13 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
+from postroom.adapters.cli.logs import set_levels
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import Settings
 from postroom.adapters.compose.process import ServiceManager
 from postroom.application.metrics import Monitor
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.queries.preview_settings import check_losses
-from postroom.application.telemetry import ROOT, logger, summarize
+from postroom.application.telemetry import logger, summarize
 from postroom.application.threads import background_task, exempt_heap
 from postroom.domain.errors import PostroomError, Unavailable, UnusableServer
 from postroom.domain.policy import SECOND_MS, OutageBackoff, backoff_ms
@@ -203,7 +203,7 @@ class Reloader:
         settings = session.load()
         if _is_complete(session):  # else flags complete a section of the file
             session.check(settings)
-        logging.getLogger(ROOT).setLevel(settings.log_level.upper())
+        set_levels(settings.log_level)
         is_applied = True
         for each in self._reloads:
             try:

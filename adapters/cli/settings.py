@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
+from postroom.adapters.cli.logs import LEVELS, read_levels
 from postroom.adapters.cli.values import WrongUsage, parse_duration, parse_integer
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.names import check_mailbox, check_topic
@@ -45,7 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     store: str | None = None
     mailbox: str | None = None
     durability: Literal["full", "relaxed"] = "full"
-    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    log_level: str = "warning"
     log_format: Literal["auto", "console", "json"] = "auto"
     timeout_ms: int = 10_000
     policy: TopicPolicy = TopicPolicy()
@@ -107,10 +108,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 _CHOICES = {
     "durability": ("full", "relaxed"),
-    "log_level": ("debug", "info", "warning", "error"),
     "log_format": ("auto", "console", "json"),
 }
-_SCALARS = ("store", "mailbox", *_CHOICES, "timeout_ms")
+_SCALARS = ("store", "mailbox", *_CHOICES, "log_level", "timeout_ms")
 _TABLES = ("policy", "topics", "limits")
 _DATABASES = ("postgresql://", "postgres://")
 SECTIONS = (
@@ -275,6 +275,11 @@ def _scalar(name: str, value: object, where: str) -> object:
         raise InvalidSettings(f"{where} is {value!r}; expected one of {', '.join(choices)}.")
     if not isinstance(value, str) or not value:
         raise InvalidSettings(f"{where} is {value!r}; expected non-empty text.")
+    if name == "log_level" and read_levels(value) is None:
+        raise InvalidSettings(
+            f"{where} is {value!r}; expected one of {', '.join(LEVELS)}, or the levels of several loggers, "
+            "such as info,shop=debug."
+        )
     if name == "store" and "://" in value and not value.startswith(_DATABASES):
         from postroom.adapters.compose.store import is_remote
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
 
 from typer import Option
 
-from postroom.application.text import from_rfc3339
+from postroom.application.text import UNITS_MS, duration_ms, from_rfc3339
 from postroom.domain.errors import (
     IntegrityFailure,
     InvalidRequest,
@@ -67,8 +67,6 @@ def describe(error: PostroomError) -> dict[str, Any]:
     return facts
 
 
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)\Z", re.ASCII)
 _UNITS_BYTES = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     "KiB": 2**10,
     "MiB": 2**20,
@@ -95,14 +93,12 @@ def parse_position(text: str) -> int | None:
 
 def parse_duration(text: str) -> int:
     """Return a duration such as `500ms`, `5s` or `7d` in ms; raise `WrongUsage` for anything else."""
-    if text.strip() == "0":
-        return 0
-    match = _DURATION.match(text.strip())
-    if match is None:
+    ms = duration_ms(text)
+    if ms is None:
         raise WrongUsage(
             f"{text!r} is not a duration; write a number and a unit, such as 500ms, 5s, 2m, 1h or 7d."
         )
-    return _whole(text, float(match[1]) * _UNITS_MS[match[2]])
+    return _whole(text, ms)
 
 
 def format_duration(ms: float) -> str:
@@ -132,7 +128,7 @@ def _whole(text: str, value: float) -> int:
 
 def exact_duration(ms: int) -> str:
     """Return a duration in the largest unit that expresses it exactly."""
-    unit, size = next(each for each in reversed(_UNITS_MS.items()) if ms % each[1] == 0)
+    unit, size = next(each for each in reversed(UNITS_MS.items()) if ms % each[1] == 0)
     return f"{ms // size}{unit}"
 
 
@@ -153,7 +149,7 @@ def parse_time(text: str, now: datetime) -> int:
     number = parse_integer(text)
     if number is not None:
         return number
-    if _DURATION.match(text):
+    if duration_ms(text) is not None:
         return int(now.timestamp() * 1_000) - parse_duration(text)
     try:
         return round(from_rfc3339(text).timestamp() * 1_000)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from typer import Argument, Option
 
+from postroom.adapters.cli.logs import log_application
 from postroom.adapters.cli.mailbox import Apply, use_applied
 from postroom.adapters.cli.running import mailbox_settings, monitoring, opened, running
 from postroom.adapters.cli.session import Session
@@ -44,6 +45,7 @@ async def work(
     """
     from postroom.application.workers.worker import Worker
 
+    log_application(app.partition(":")[0], session.settings.log_level)
     worker = load_object(app, Worker)
     stop_ms = parse_duration(stop_within)
     async with opened(lambda: use_applied(session, apply=apply), is_patient=not once) as mailbox:

@@ -5,6 +5,7 @@ import inspect
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
 from itertools import islice
@@ -14,9 +15,10 @@ from typing import Any, NamedTuple
 from postroom.application.messages import ReceivedMessage
 from postroom.application.metrics import new_histogram
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.telemetry import logger, summarize
+from postroom.application.telemetry import log_context, logger, summarize
 from postroom.application.threads import cancel_and_wait, wait_at_most
 from postroom.application.tracing import PROCESS, correlate, tracer
+from postroom.application.workers.failures import describe_failure
 from postroom.application.workers.handler import (
     Handle,
     Handler,
@@ -27,6 +29,7 @@ from postroom.application.workers.handler import (
     correlation_id_of,
     make_result,
 )
+from postroom.application.workers.retry import Retry, RetryLater
 from postroom.domain.errors import Fenced, MailboxClosed, PoisonMessage, Saturated, Unavailable
 from postroom.domain.message import Receipt
 from postroom.domain.policy import OutageBackoff, backoff_ms
@@ -41,6 +44,7 @@ class Consumer(NamedTuple):
         timeout_ms: time limit of the handler; None for none.
         has_results: whether messages are acked with what the handler returns.
         subscription: filter of the subscription whose topic it is, if it is one.
+        retry: how failed deliveries are retried.
     """
 
     topic: str
@@ -52,6 +56,7 @@ class Consumer(NamedTuple):
     visibility_ms: int
     has_results: bool = False
     subscription: SubscriptionFilter | None = None
+    retry: Retry = Retry()
 
 
 REFRESH_SECONDS = 1.0
@@ -140,6 +145,13 @@ def _runs_of(messages: Sequence[ReceivedMessage]) -> list[deque[ReceivedMessage]
     return list(runs.values())
 
 
+def _log_context(message: ReceivedMessage, corr_id: str | None) -> AbstractContextManager[object]:
+    """Have the lines of a handler tell its message."""
+    return log_context(
+        corr_id=corr_id, topic=message.topic, message_id=message.message_id, attempt=message.attempt
+    )
+
+
 class ConsumerRun:
     """One run of a consumer.
 
@@ -219,7 +231,7 @@ class ConsumerRun:
             await cancel_and_wait(handled)
             while not self._queue.empty():
                 for message in self._queue.get_nowait() or ():
-                    self._settlements.nack(message, STOPPED, "release")
+                    self._settlements.release(message, STOPPED)
             await self._settlements.wait_until_flushed()
         finally:
             await self._end_slots()
@@ -254,7 +266,7 @@ class ConsumerRun:
             logger().error("worker.handlers_not_stopped", consumer=self._name, count=len(stuck))
             for handling in self._slots.values():
                 if handling is not None:
-                    self._settlements.nack(handling.message, STOPPED, "release")
+                    self._settlements.release(handling.message, STOPPED)
             self._slots.clear()
 
     # -- receiving ---
@@ -330,7 +342,8 @@ class ConsumerRun:
                     _handling.set(handling)
                     began = perf_counter()
                     try:
-                        with correlate(correlation_id_of(message)):
+                        corr_id = correlation_id_of(message)
+                        with correlate(corr_id), _log_context(message, corr_id):
                             is_handled = await self._handle(handle, message)
                     finally:
                         self.seconds.observe(perf_counter() - began)
@@ -343,7 +356,7 @@ class ConsumerRun:
             finally:
                 for message in run:
                     reason = STOPPED if self._aborting.is_set() else NOT_HANDLED
-                    self._settlements.nack(message, reason, "release")
+                    self._settlements.release(message, reason)
 
     def _make_handle(self, thread: HandlerThread) -> Handle:
         """Return the handler within the middlewares."""
@@ -383,7 +396,7 @@ class ConsumerRun:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 if self._is_ending:
-                    self._settlements.nack(message, STOPPED, "release")
+                    self._settlements.release(message, STOPPED)
                 raise
             self._fail(
                 message,
@@ -396,15 +409,18 @@ class ConsumerRun:
         return True
 
     def _fail(self, message: ReceivedMessage, error: BaseException, reason: str) -> None:
-        self.failed += 1
-        logger().warning(
-            "worker.handler_failed",
-            topic=message.topic,
-            message_id=message.message_id,
-            attempt=message.attempt,
-            error=type(error).__qualname__,  # its text may quote the payload, and is the nack's reason
-        )
-        self._settlements.nack(message, reason, "reject" if isinstance(error, PoisonMessage) else "retry")
+        facts = {"topic": message.topic, "message_id": message.message_id, "attempt": message.attempt}
+        if message.ordered_key is not None:
+            facts["key"] = message.ordered_key
+        if isinstance(error, RetryLater):
+            logger().info("worker.retry_later", **facts, after_ms=error.after_ms)
+        else:
+            self.failed += 1
+            is_wanted = isinstance(error, PoisonMessage)
+            if not is_wanted and (exception := describe_failure(error, message)) is not None:
+                facts["exception"] = exception
+            logger().warning("worker.handler_failed", error=type(error).__qualname__, **facts)
+        self._settlements.nack(message, self._consumer.retry.decide(message, error, reason))
 
     # -- what is held ---
 

@@ -29,7 +29,7 @@ from postroom.domain.errors import (
     StaleReceipt,
     Unavailable,
 )
-from postroom.domain.message import NackAction, Receipt
+from postroom.domain.message import Receipt
 from postroom.domain.policy import OutageBackoff, backoff_ms
 
 Handle = Callable[[ReceivedMessage], Awaitable[Any]]
@@ -254,6 +254,7 @@ def make_result(value: object) -> MessageResult | None:
 
 
 BATCH = 1_000
+NACKS_AT_ONCE = 64
 BACKOFF = OutageBackoff(50, 5_000)
 """Backoff while the mailbox can't be used."""
 
@@ -284,10 +285,14 @@ class Settlements:
             self._results[message.receipt] = result
         self._wake()
 
-    def nack(self, message: ReceivedMessage, reason: str, action: NackAction = "retry") -> None:
+    def nack(self, message: ReceivedMessage, options: NackOptions) -> None:
         """Give a delivery back; see `Mailbox.nack_messages`."""
-        self._nacks.setdefault(NackOptions(reason, action=action), []).append(message)
+        self._nacks.setdefault(options, []).append(message)
         self._wake()
+
+    def release(self, message: ReceivedMessage, reason: str) -> None:
+        """Return a message that was not handled to the queue."""
+        self.nack(message, NackOptions(reason, action="release"))
 
     async def wait_until_flushed(self) -> None:
         """Return when the mailbox has answered all of them."""
@@ -304,15 +309,19 @@ class Settlements:
             ack = with_results(self._mailbox.ack_messages, results)
             for n in range(0, len(acks), BATCH):
                 await self._settle(ack, acks[n : n + BATCH])
-            for options, messages in nacks.items():
-                nack = partial(self._mailbox.nack_messages, **options._asdict())
-                await self._settle(nack, messages, is_release=options.action == "release")
+            failed = list(nacks.items())  # each may have a reason and a delay of its own
+            for n in range(0, len(failed), NACKS_AT_ONCE):
+                await asyncio.gather(*(self._nack(*each) for each in failed[n : n + NACKS_AT_ONCE]))
             if not self._added.is_set():
                 self._flushed.set()
 
     def _wake(self) -> None:
         self._added.set()
         self._flushed.clear()
+
+    async def _nack(self, options: NackOptions, messages: Sequence[ReceivedMessage]) -> None:
+        nack = partial(self._mailbox.nack_messages, **options._asdict())
+        await self._settle(nack, messages, is_release=options.action == "release")
 
     async def _settle(
         self,
@@ -346,7 +355,7 @@ class Settlements:
                 logger().warning("worker.settle_refused", message_id=message.message_id, error=str(answer))
             if isinstance(answer, FrameTooLarge):  # of its result: the delivery failed
                 refused.append(message)
-                self.nack(message, str(answer))
+                self.nack(message, NackOptions(str(answer)))
         self._on_settled([each for each in messages if each not in refused] if refused else messages)
 
 

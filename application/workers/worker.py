@@ -14,6 +14,7 @@ from postroom.application.telemetry import logger
 from postroom.application.threads import cancel_and_wait
 from postroom.application.workers.consumer_run import Consumer, ConsumerRun, Topics, pause_after
 from postroom.application.workers.handler import Handling, LoopWatch, Middleware, make_handler
+from postroom.application.workers.retry import Retry
 from postroom.domain.arguments import check_int, check_items, check_text, check_type
 from postroom.domain.errors import (
     Fenced,
@@ -102,11 +103,13 @@ class Worker:
         visibility_ms: int = 30_000,
         middlewares: Sequence[Middleware] = (),
         results: bool = False,
+        retry: Retry = Retry(),  # noqa: B008  # it is frozen
     ) -> Callable[[_Function], _Function]:
         """Register the decorated function as the handler of a topic's messages.
 
         A message is acked when the handler returns and nacked with the error when it raises; the topic's
-        policy sets the backoff and the number of attempts. `PoisonMessage` makes it a dead letter at once.
+        policy sets the backoff and the number of attempts, unless `retry` does. `Reject` makes it a dead
+        letter at once, and `RetryLater` has it delivered again after a time.
         Its visibility timeout is extended until then. A function that is no coroutine function runs in a
         thread.
 
@@ -126,6 +129,7 @@ class Worker:
             results: ack with what the handler returns, for `Mailbox.wait_for_result`: `bytes` as they are,
                 `str` as text, anything else but None as JSON. A value that JSON can't have fails the
                 delivery, and so does a result above the limit `result_bytes`.
+            retry: attempts and backoff of failed deliveries; by default those of the topic's policy.
 
         Raises: InvalidRequest for an argument or handler that is malformed, and for a topic registered twice.
         """
@@ -137,6 +141,7 @@ class Worker:
             check_int("timeout_ms", timeout_ms, 1, MAX_DURATION_MS)
         check_visibility(visibility_ms)
         has_results = check_type("results", results, bool)
+        checked_retry = check_type("retry", retry, Retry).validate()
         inner = (*self._middlewares, *_check_middlewares(middlewares))
 
         def register(function: _Function) -> _Function:
@@ -152,6 +157,7 @@ class Worker:
                 visibility_ms,
                 has_results,
                 filter_,
+                checked_retry,
             )
             return function
 

@@ -1,5 +1,6 @@
 """`postroom work` and `postroom schedule` as processes."""
 
+import json
 import os
 import signal
 import subprocess
@@ -51,6 +52,42 @@ async def handle(data: bytes) -> None:
     with open("handled", "a") as file:
         file.write(f"{os.getpid()} {data.decode()}\\n")
 """
+
+
+LOGGING_TASKS = """
+import logging
+import structlog
+from postroom import Worker
+
+worker = Worker()
+log = structlog.get_logger()
+
+@worker.consumer("orders")
+def place(order: dict) -> None:
+    logging.getLogger(__name__).info("placed", extra={"total": 3})
+    log.debug("a detail")
+    logging.getLogger("other.library").info("never seen")
+    raise ValueError("no stock of " + order["item"])
+"""
+
+
+def test_work_logs_the_lines_of_handlers_with_their_message_and_the_traceback_of_a_failure(
+    postroom: Postroom,
+) -> None:
+    (postroom.folder / "tasks.py").write_text(LOGGING_TASKS)
+    id_ = postroom.ok("send", "orders", '{"item": "chairs"}', "--correlation-id", "c-1").out.strip()
+    done = postroom.ok("work", "tasks:worker", "--once", "--log-level", "warning,tasks=debug")
+    placed, detail, failed = map(json.loads, done.err.splitlines())
+    for line in (placed, detail, failed):
+        facts = ("message_id", "topic", "attempt", "corr_id")
+        assert [line[name] for name in facts] == [id_, "orders", 1, "c-1"]
+    assert (placed["event"], placed["level"], placed["logger"]) == ("placed", "info", "tasks")
+    assert placed["total"] == 3
+    assert (detail["event"], detail["level"]) == ("a detail", "debug")
+    assert failed["event"] == "worker.handler_failed"
+    assert "tasks.py" in failed["exception"]
+    assert failed["exception"].endswith("ValueError: no stock of [redacted]")
+    assert "site-packages" not in failed["exception"]
 
 
 def test_work_handles_the_messages_that_are_ready(postroom: Postroom) -> None:

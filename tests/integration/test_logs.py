@@ -131,6 +131,8 @@ async def test_a_worker_does_not_log_what_its_handlers_can_not_read_or_refuse() 
             await mailbox.send_message(NewMessage(topic="returns", payload=BODY))
             counts = await worker.run(mailbox, once=True)
             assert counts.failed == 2
+            assert "in refuse\\n    raise ValueError(payload)\\n" in stream.getvalue()
+            assert "[redacted]" in stream.getvalue()
             (letter, _) = (await mailbox.list_dead_letters()).items
             assert PAYLOAD in (letter.last_error or "")  # where whoever may read payloads finds it
     check(stream, "worker.handler_failed")

@@ -3,13 +3,23 @@
 import asyncio
 import functools
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
-from postroom import NewMessage, PoisonMessage, ReceivedMessage, Worker
+from postroom import (
+    NewMessage,
+    PoisonMessage,
+    ReceivedMessage,
+    Reject,
+    Retry,
+    RetryLater,
+    Worker,
+    exponential,
+)
 from postroom.adapters.compose import OwnedMailbox
 from tests.support.waiting import SECONDS, until, until_answer
 from tests.support.worker_runs import running, send, unsettled
@@ -60,6 +70,54 @@ async def test_a_message_that_its_handler_calls_poison_is_a_dead_letter_after_on
         await until_answer(is_dead)
     (dead,) = (await mailbox.list_dead_letters()).items
     assert (attempts, dead.reason, dead.last_error) == ([1], "rejected", "PoisonMessage: no such customer")
+
+
+async def test_the_retry_of_a_consumer_decides_on_attempts_backoff_and_dead_letters(
+    mailbox: OwnedMailbox,
+) -> None:
+    worker, attempts = Worker(), list[str]()
+    errors: dict[str, BaseException] = {
+        "twice": ValueError("again"),
+        "never": LookupError("hopeless"),
+        "reject": Reject("refused"),
+        "snooze": RetryLater("1ms", count=False),
+        "later": RetryLater("1ms"),
+    }
+
+    @worker.consumer(
+        "orders", retry=Retry(attempts=2, backoff=exponential("1ms", max="1ms"), never=(LookupError,))
+    )
+    def handle(payload: str) -> None:
+        attempts.append(payload)
+        if payload != "snooze" or attempts.count(payload) < 5:
+            raise errors[payload]
+
+    # The policy alone would dead-letter none of them, and retry none of them soon.
+    await mailbox.set_topic_policy(
+        "orders", {"max_attempts": 99, "backoff_base_ms": 3_600_000, "backoff_max_ms": 3_600_000}
+    )
+    await send(mailbox, *(name.encode() for name in errors))
+
+    async def is_done() -> bool:
+        return await unsettled(mailbox) == {"dead": 4}
+
+    async with running(worker, mailbox) as task:
+        await until_answer(is_done)
+    assert Counter(attempts) == {
+        "twice": 2,
+        "never": 1,
+        "reject": 1,
+        "snooze": 5,
+        "later": 2,
+    }
+    assert (task.result().handled, task.result().failed) == (1, 4)
+    letters = (await mailbox.list_dead_letters()).items
+    assert {each.last_error for each in letters} == {
+        "ValueError: again",
+        "LookupError: hopeless",
+        "Reject: refused",
+        "RetryLater: the handler asked for another delivery after 1 ms",
+    }
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, PoisonMessage])

@@ -10,8 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
-from postroom.adapters.cli.logs import LogFormat, configure_logs, make_formatter
+from postroom.adapters.cli.logs import (
+    LogFormat,
+    configure_logs,
+    log_application,
+    make_formatter,
+    read_levels,
+)
 from postroom.application.telemetry import logger
 from postroom.application.tracing import correlate
 
@@ -51,6 +58,85 @@ def test_the_record_of_a_library_has_the_same_shape() -> None:
     fields = line(lambda: logging.getLogger("nats.aio").warning("lost %s after %d s", "one", 3))
     assert (fields["level"], fields["logger"]) == ("warning", "nats.aio")
     assert fields["event"] == "lost one after 3 s"
+
+
+def test_the_line_of_an_application_has_its_extra_and_the_context_of_structlog() -> None:
+    with structlog.contextvars.bound_contextvars(message_id="m-1", attempt=2):
+        fields = line(
+            lambda: logging.getLogger("shop").info("charged %s", "o1", extra={"total": 3, "level": "x"})
+        )
+    assert fields.pop("timestamp")
+    assert fields == {
+        "level": "info",
+        "logger": "shop",
+        "event": "charged o1",
+        "message_id": "m-1",
+        "attempt": 2,
+        "total": 3,
+    }
+
+
+def test_the_lines_of_an_application_by_structlog_and_logging_look_alike(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logs("warning", "json")
+    try:
+        log_application("shop.tasks", "warning")
+        with structlog.contextvars.bound_contextvars(message_id="m-1"):
+            structlog.get_logger("shop.tasks").info("charged", total=3, timestamp="x")
+            structlog.get_logger("shop.tasks").debug("a detail")
+            logging.getLogger("shop.tasks").info("charged", extra={"total": 3})
+            try:
+                raise ValueError("no total")
+            except ValueError:
+                structlog.get_logger("shop.tasks").exception("failed")
+    finally:
+        structlog.reset_defaults()
+        logging.getLogger("shop").setLevel(logging.NOTSET)
+    *lines, failed = map(json.loads, capsys.readouterr().err.splitlines())
+    for each in lines:
+        assert each.pop("timestamp") != "x"
+        assert each == {
+            "level": "info",
+            "logger": "shop.tasks",
+            "event": "charged",
+            "message_id": "m-1",
+            "total": 3,
+        }
+    assert len(lines) == 2
+    assert (failed["level"], failed["event"], failed["message_id"]) == ("error", "failed", "m-1")
+    assert "ValueError: no total" in failed["exception"]
+
+
+@pytest.mark.parametrize(
+    ("text", "levels"),
+    [
+        ("info", {"postroom": "info"}),
+        ("error, shop=debug,nats.aio=info", {"postroom": "error", "shop": "debug", "nats.aio": "info"}),
+        ("shop=debug", {"shop": "debug"}),
+        ("", None),
+        ("loud", None),
+        ("=info", None),
+        ("shop=", None),
+        ("info,info", None),
+        ("shop=info,shop=debug", None),
+        ("info,", None),
+    ],
+)
+def test_levels_are_of_postroom_or_of_the_loggers_that_are_named(
+    text: str, levels: dict[str, str] | None
+) -> None:
+    assert read_levels(text) == levels
+
+
+def test_the_level_of_each_logger_is_set(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("shop=debug", "json")
+    logging.getLogger("shop.tasks").debug("one")
+    logger().info("a.b")
+    configure_logs("info", "json")
+    logging.getLogger("shop").setLevel(logging.NOTSET)
+    logger().info("a.c")
+    assert [json.loads(each)["event"] for each in capsys.readouterr().err.splitlines()] == ["one", "a.c"]
 
 
 def test_a_field_can_not_replace_what_every_line_has() -> None:

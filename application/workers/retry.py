@@ -1,0 +1,147 @@
+"""What a handler decides about a delivery that failed: whether it is retried, and when."""
+
+import random
+from datetime import timedelta
+
+import msgspec
+
+from postroom.application.mailbox.settle import NackOptions
+from postroom.application.messages import ReceivedMessage
+from postroom.application.text import duration_ms
+from postroom.domain.arguments import check_int, check_items, check_type
+from postroom.domain.errors import InvalidRequest, PoisonMessage
+from postroom.domain.policy import MAX_COUNT, MAX_DURATION_MS
+
+Duration = str | timedelta
+"""A duration such as `500ms`, `30s`, `5m`, `1h` or `7d`, or a timedelta."""
+
+
+class RetryLater(Exception):
+    """A handler raises it to have its message delivered again after a time.
+
+    Arguments:
+        after: the time, which replaces every backoff.
+        count: whether the delivery counts as an attempt; without it, a message may wait for any number of
+            times.
+
+    Raises: InvalidRequest for a time that is malformed, negative or above a century.
+    """
+
+    def __init__(self, after: Duration = "0", *, count: bool = True) -> None:
+        self.after_ms = _read_duration("after", after)
+        self.count = check_type("count", count, bool)
+        super().__init__(f"the handler asked for another delivery after {self.after_ms} ms")
+
+
+class Reject(PoisonMessage):
+    """A handler raises it to have its message dead-lettered at once; `PoisonMessage` does the same."""
+
+
+class Backoff(msgspec.Struct, frozen=True):
+    """Pauses between the attempts of a handler, in ms; `exponential` makes one."""
+
+    first_ms: int
+    max_ms: int
+    factor: float
+    jitter: float
+
+    def pause_ms(self, attempt: int, jitter: float) -> int:
+        """Return the pause after a failed attempt.
+
+        Arguments:
+            attempt: counted from 1.
+            jitter: a uniform random number in [0, 1).
+        """
+        try:
+            full = min(float(self.max_ms), self.first_ms * self.factor ** (attempt - 1))
+        except OverflowError:
+            full = self.max_ms
+        return round(full * (1 - self.jitter * jitter))
+
+
+def exponential(
+    first: Duration,
+    *,
+    max: Duration = "10m",
+    factor: float = 2.0,
+    jitter: float = 0.2,
+) -> Backoff:
+    """Return a backoff that grows with each attempt.
+
+    Arguments:
+        first: the pause after the first attempt.
+        max: the longest pause.
+        factor: by which each pause is longer than the one before; 1 for pauses of one length.
+        jitter: the part, from 0 to 0.5, by which a pause may be shorter at random, so that messages that
+            failed together do not come back together.
+
+    Raises: InvalidRequest for an argument that is malformed or out of range.
+    """
+    first_ms, max_ms = _read_duration("first", first), _read_duration("max", max)
+    if max_ms < first_ms:
+        raise InvalidRequest(f"max must not be below first ({first_ms} ms); it was {max_ms} ms.")
+    for name, value, least, most in (("factor", factor, 1, 1_000), ("jitter", jitter, 0, MAX_JITTER)):
+        if type(value) not in (int, float) or not least <= value <= most:
+            raise InvalidRequest(f"{name} must be a number from {least} to {most}; it was {value!r}.")
+    return Backoff(first_ms, max_ms, float(factor), float(jitter))
+
+
+MAX_JITTER = 0.5
+"""No retry comes earlier than half of its backoff."""
+
+
+class Retry(msgspec.Struct, frozen=True):
+    """How the failed deliveries of a consumer are retried.
+
+    The policy of the topic applies, too: after its `max_attempts`, a message is dead-lettered in any case.
+
+    Arguments:
+        attempts: deliveries after which a message is dead-lettered; None for those of the topic's policy.
+        backoff: pauses between them; None for the backoff of the topic's policy.
+        never: exceptions after which a message is dead-lettered at once.
+    """
+
+    attempts: int | None = None
+    backoff: Backoff | None = None
+    never: tuple[type[BaseException], ...] = ()
+
+    def validate(self) -> "Retry":
+        """Return this.
+
+        Raises: InvalidRequest naming the first field of a wrong type or out of range.
+        """
+        if self.attempts is not None:
+            check_int("attempts", self.attempts, 1, MAX_COUNT)
+        if self.backoff is not None:
+            check_type("backoff", self.backoff, Backoff)
+        for each in check_items("never", self.never):
+            if not (isinstance(each, type) and issubclass(each, BaseException)):
+                raise InvalidRequest(f"never must be a tuple of exception classes; one was {each!r}.")
+        return self
+
+    def decide(self, message: ReceivedMessage, error: BaseException, reason: str) -> NackOptions:
+        """Return what becomes of a delivery whose handler raised an error."""
+        if isinstance(error, RetryLater) and not error.count:
+            return NackOptions(reason, error.after_ms, "release")
+        is_last = self.attempts is not None and message.attempt >= self.attempts
+        if is_last or isinstance(error, (PoisonMessage, *self.never)):
+            return NackOptions(reason, action="reject")
+        if isinstance(error, RetryLater):
+            return NackOptions(reason, error.after_ms)
+        return NackOptions(
+            reason, None if self.backoff is None else self.backoff.pause_ms(message.attempt, random.random())
+        )
+
+
+def _read_duration(name: str, value: object) -> int:
+    """Return a duration in ms."""
+    if isinstance(value, timedelta):
+        ms: int | None = round(value / timedelta(milliseconds=1))
+    else:
+        ms = duration_ms(check_type(name, value, str))
+    if ms is None or not 0 <= ms <= MAX_DURATION_MS:
+        raise InvalidRequest(
+            f"{name} must be a timedelta, or a duration such as 500ms, 30s, 5m, 1h or 7d, of at most a "
+            f"century; it was {str(value)[:40]!r}."
+        )
+    return ms
