@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -235,7 +235,10 @@ class PeekedMessage(msgspec.Struct, frozen=True):
 
 
 class RedriveGroup(msgspec.Struct, frozen=True):
-    """Dead letters of a topic with the same fingerprint, and the last error of one of them."""
+    """Dead letters of a topic with the same fingerprint, and the last error of one of them.
+
+    Waiting messages have their status as the reason: `ready`, `delayed` or `in_flight`, and no fingerprint.
+    """
 
     topic: str
     reason: str
@@ -245,13 +248,13 @@ class RedriveGroup(msgspec.Struct, frozen=True):
 
 
 class RedrivePreview(msgspec.Struct, frozen=True):
-    """The dead letters that a redrive job would select now.
+    """The messages that a redrive job would select now.
 
     Arguments:
         cutoff: end of the log at the time of the preview.
-        matched: number of dead letters.
+        matched: number of messages.
         groups: the largest groups, up to 100.
-        samples: the first dead letters, up to 10.
+        samples: the first messages, up to 10; the reason of one that waits is its status.
     """
 
     mailbox: str
@@ -261,8 +264,8 @@ class RedrivePreview(msgspec.Struct, frozen=True):
     samples: list[DeadLetter]
 
 
-Outcome = Literal["redriven", "archived", "purged", "skipped", "undone"]
-OUTCOMES: tuple[Outcome, ...] = ("redriven", "archived", "purged", "skipped", "undone")
+Outcome = Literal["redriven", "archived", "purged", "cancelled", "rescheduled", "skipped", "undone"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 ChangeOutcome = Literal["changed", "in_flight", "dead", "settled", "expires_first", "unknown"]
@@ -363,9 +366,10 @@ class RedriveReport(msgspec.Struct, frozen=True):
 
     Arguments:
         status: running, paused, completed, cancelled, undoing or undone.
-        cutoff: position of the log up to which messages must have been dead-lettered to be selected.
-        matched: number of dead letters that matched when it was started.
-        moved: number of messages that it redrove, archived or purged.
+        cutoff: position of the log up to which messages must have been dead-lettered to be selected; messages
+            that wait must have been sent by then.
+        matched: number of messages that matched when it was started.
+        moved: number of messages that it redrove, archived, purged, cancelled or rescheduled.
         skipped: number of messages that matched, but had changed when the job reached them.
         restored: number of messages that are dead letters again after undo.
         retained: number of messages that undo left alone, as they had been received or removed.

@@ -85,7 +85,7 @@ COMMANDS: Entries = {
         OPERATIONS,
     ),
     "redrive": Group(
-        "Jobs that redrive, archive or purge the dead letters of a query: start, follow and undo them.",
+        "Jobs on the dead letters, or the waiting messages, of a query: start, follow and undo them.",
         {
             "start": Command("redrive:start"),
             "list": Command("redrive:list_jobs"),

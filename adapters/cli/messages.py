@@ -223,7 +223,8 @@ async def cancel(
 ) -> int:
     """Remove messages that are ready, delayed or in flight, for good; their receipts are stale then.
 
-    Dead letters are left alone: postroom dlq purge removes them.
+    Dead letters are left alone: postroom dlq purge removes them. To remove the messages of a query, see
+    postroom redrive start --action cancel.
     """
     return await _change(
         session, ids, "cancelled", lambda postroom, some: postroom.cancel_messages(some, reason=reason)
@@ -242,7 +243,10 @@ async def reschedule(
         Option(metavar="TIME", help="Deliver them not before this time, such as 2026-12-01T08:00Z."),
     ] = None,
 ) -> int:
-    """Deliver waiting messages after a delay from now, or at a time; a time in the past is now."""
+    """Deliver waiting messages after a delay from now, or at a time; a time in the past is now.
+
+    For the messages of a query, see postroom redrive start --action reschedule.
+    """
     if (delay is None) == (at is None):
         raise WrongUsage("Pass either --delay or --at; --delay 0 delivers the messages now.")
     deliver_after_ms = None if delay is None else parse_duration(delay)

@@ -1,4 +1,4 @@
-"""`postroom redrive`: jobs that redrive, archive or purge the dead letters of a query."""
+"""`postroom redrive`: jobs that change the dead letters, or the waiting messages, of a query."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -18,6 +18,7 @@ from postroom.adapters.cli.values import (
     REFUSED,
     WrongUsage,
     Yes,
+    parse_due,
     parse_duration,
     parse_pairs,
     parse_time,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from postroom.domain.redrive.spec import JobAction
 
 POLL_SECONDS = 0.2
-_OUTCOMES = ("redriven", "archived", "purged", "skipped", "undone")
+_OUTCOMES = ("redriven", "archived", "purged", "cancelled", "rescheduled", "skipped", "undone")
 JobId = Annotated[str, Argument(help="Id of the job.")]
 Time = Annotated[
     str | None,
@@ -49,6 +50,7 @@ async def start(
     topic: Annotated[Texts, Option(help="Topic or glob such as orders.*; may be repeated.")] = None,
     reason: Annotated[Texts, Option(help="Reason such as max_attempts; may be repeated.")] = None,
     fingerprint: Annotated[Texts, Option(help="Fingerprint of the error; may be repeated.")] = None,
+    key: Annotated[Texts, Option(help="Sticky key; may be repeated.")] = None,
     id_: Annotated[Texts, Option("--id", help="Only this message; may be repeated.")] = None,
     dead_since: Annotated[
         str | None, Option(metavar="TIME", help="Dead-lettered at or after: RFC 3339, ms, or an age.")
@@ -62,10 +64,20 @@ async def start(
     namespace: Annotated[str | None, Option(help="Namespace.")] = None,
     header: Annotated[Texts, Option(metavar="NAME=VALUE", help="Custom header; may be repeated.")] = None,
     action: Annotated[
-        str, Option(metavar="redrive|archive|purge", help="Action on the dead letters.")
+        str,
+        Option(
+            metavar="redrive|archive|purge|cancel|reschedule",
+            help="Action on the dead letters; cancel and reschedule are on messages that wait.",
+        ),
     ] = "redrive",
     rate: Annotated[int | None, Option(help="Maximum number of messages per second.")] = None,
-    delay: Annotated[str, Option(metavar="DURATION", help="Delay of their delivery.")] = "0",
+    delay: Annotated[
+        str | None, Option(metavar="DURATION", help="Delay of their delivery; 0 is at once.")
+    ] = None,
+    at: Annotated[
+        str | None, Option(metavar="TIME", help="Reschedule them to this time, such as 2026-12-01T08:00Z.")
+    ] = None,
+    note: Annotated[str | None, Option(help="Why they are cancelled, for their history.")] = None,
     limit: Annotated[int | None, Option(help="Maximum number of messages.")] = None,
     to: Annotated[str | None, Option(metavar="TOPIC", help="Send copies to this topic instead.")] = None,
     set_header: Annotated[
@@ -80,17 +92,22 @@ async def start(
         Option(metavar="JSON|@FILE", help="Send copies with payloads changed by this JSON merge patch."),
     ] = None,
     job_id: Annotated[str | None, Option(help="Id of the job; repeating a start has no effect.")] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only show the dead letters that match.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only show the messages that match.")] = False,
     detach: Annotated[bool, Option("--detach", help="Do not wait until the job has ended.")] = False,
     yes: Yes = False,
 ) -> int | None:
-    """Start a job that redrives, archives or purges the current dead letters that match a query.
+    """Start a job that redrives, archives or purges the dead letters that match a query now.
+
+    With --action cancel, it removes messages that are ready, delayed or in flight; with --action reschedule,
+    it changes when those that are ready or delayed may be delivered. What is sent later is left alone.
 
     The owner of the mailbox runs the job; use --detach only while another process, such as a server, owns it.
     """
     from postroom.domain.redrive.spec import Action, RedriveSpec
 
     now = datetime.now(UTC)
+    if action == "reschedule" and (delay is None) == (at is None):
+        raise WrongUsage("Pass either --delay or --at; --delay 0 delivers the messages now.")
     times = {"dead_since": dead_since, "dead_until": dead_until, "start_time": since, "end_time": until}
     spec = RedriveSpec(
         action=cast(Action, action),
@@ -106,22 +123,26 @@ async def start(
         text=text,
         match=match,
         rate=rate,
-        delay_ms=parse_duration(delay),
+        delay_ms=parse_duration(delay or "0"),
         limit=limit,
         destination=to,
         set_headers=parse_pairs(set_header or (), "--set-header"),
         remove_headers=tuple(remove_header or ()),
         merge_patch=_read_patch(merge_patch),
+        keys=tuple(key or ()),
+        at=None if at is None else int(parse_due("--at", at).timestamp() * 1_000),
+        note=note,
         **{name: None if time is None else parse_time(time, now) for name, time in times.items()},
     ).validate()
     async with use_mailbox(session) as postroom:
         if dry_run:
             return _show_preview(session, await postroom.preview_redrive(spec))
-        if spec.action == "purge" and not yes:
+        if spec.action in ("purge", "cancel") and not yes:
             refusal = WrongUsage(
-                "A purge can't be undone; add --yes to confirm, or --dry-run to see it first."
+                f"A {spec.action} can't be undone; add --yes to confirm, or --dry-run to see it first."
             )
-            if not session.out.confirm("Remove the dead letters that the query selects?", refusal):
+            selected = "messages" if spec.selects_waiting else "dead letters"
+            if not session.out.confirm(f"Remove the {selected} that the query selects?", refusal):
                 return REFUSED
         report = await postroom.start_redrive(spec, job_id=job_id)
         if not detach:

@@ -107,7 +107,9 @@ class AmnesiaEventLog(MemoryEventLog, VolatileLog):
         records = (self.read_stream(stream)[:1] for stream in streams)
         return (first.event for history in records for first in history if first.version == 1)
 
-    def at_positions(self, positions: Sequence[int], optional: Collection[int] = ()) -> dict[int, Record]:
+    def at_positions(
+        self, positions: Iterable[int], optional: Collection[int] = (), *, envelopes: bool = True
+    ) -> dict[int, Record]:
         with self._lock:
             return {each: self._records[each] for each in positions if each in self._records}
 

@@ -191,13 +191,13 @@ async def _submit(
     return [next(answers) if refusal is None else refusal for refusal in refusals]
 
 
-_NO_CRITERIA = ("action", "topics", "rate", "delay_ms", "limit")
+_NO_CRITERIA = ("action", "topics", "rate", "delay_ms", "limit", "at", "note")
 
 
 class AuthorizedRedrives(Mailbox):
     """The redrive jobs of `AuthorizedMailbox`, and its changes of messages; calls but lists are audited.
 
-    Jobs that redrive need the right `redrive`, those that archive or purge `admin`. Criteria of headers need
+    Jobs that redrive need the right `redrive`, others `admin`. Criteria of headers and keys need
     `read-headers`, and words, which may be in payloads, `read-payload`; those that send copies need `send`,
     too. A capability that is limited to topics must name topics, or globs, and a destination that it covers,
     and sees only jobs on such topics. The id that it gives a job is one of its topics, as a message's id is:
@@ -290,7 +290,7 @@ class AuthorizedRedrives(Mailbox):
         )
 
     async def _preview(self, spec: RedriveSpec) -> RedrivePreview:
-        await self._guard.check(Right.READ_HEADERS, Right.REDRIVE)
+        await self._guard.check(Right.READ_HEADERS, Right.ADMIN if spec.selects_waiting else Right.REDRIVE)
         self._check_selection(spec)
         return await self._mailbox.preview_redrive(spec)
 
@@ -326,7 +326,7 @@ class AuthorizedRedrives(Mailbox):
         return report
 
     def _check_selection(self, spec: RedriveSpec) -> None:
-        if spec.needs_log:
+        if spec.needs_log or spec.keys:
             self._guard.check_operation(Right.READ_HEADERS)
         if spec.match is not None:
             self._guard.check_operation(Right.READ_PAYLOAD)

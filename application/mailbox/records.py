@@ -143,10 +143,7 @@ class Records(EventLogReader):
                 if position in first and first[position].stream == event.stream:
                     yield event
 
-    def at_positions(self, positions: Sequence[int], optional: Collection[int] = ()) -> dict[int, Record]:
-        return self._at_positions(positions, optional)
-
-    def _at_positions(
+    def at_positions(
         self, positions: Iterable[int], optional: Collection[int] = (), *, envelopes: bool = True
     ) -> dict[int, Record]:
         coming = sorted(set(positions))
@@ -165,7 +162,7 @@ class Records(EventLogReader):
         self, entries: Sequence[IndexEntry], *, envelopes: bool
     ) -> defaultdict[bytes, list[Record]]:
         """Return the records of the streams that have these entries in the index."""
-        first = self._at_positions([entry.position for entry in entries], envelopes=envelopes)
+        first = self.at_positions([entry.position for entry in entries], envelopes=envelopes)
         records: defaultdict[bytes, list[Record]] = defaultdict(list)
         sent: dict[bytes, Record] = {}
         last: dict[bytes, int] = {}
@@ -191,7 +188,7 @@ class Records(EventLogReader):
         records: dict[bytes, list[Record]] = {stream: [] for stream in last}
         positions = {stream: each for stream, each in last.items() if each > sent[stream].position}
         while positions:
-            later = self._at_positions(positions.values(), envelopes=False)
+            later = self.at_positions(positions.values(), envelopes=False)
             for stream, position in list(positions.items()):
                 record = later.get(position)
                 if record is None or record.stream != stream or record.distance < 1:

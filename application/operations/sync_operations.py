@@ -303,13 +303,13 @@ class SyncOperations(ABC):
         return self._run(self._open.delete_old_events(older_than))
 
     def preview_redrive(self, spec: Spec, /) -> RedrivePreview:
-        """Return counts and samples of the dead letters that a job would select now."""
+        """Return counts and samples of the messages that a job would select now."""
         return self._run(self._open.preview_redrive(spec))
 
     def start_redrive(
         self, spec: Spec, /, *, job_id: JobId | None = None, principal: Principal = None
     ) -> RedriveReport:
-        """Start a job on what is dead-lettered now; later failures never join.
+        """Start a job on what is dead-lettered now, or waits now; later failures and sends never join.
 
         Arguments:
             job_id: a UUID, preferably a UUIDv7: starting it again with the same specification changes
@@ -341,7 +341,8 @@ class SyncOperations(ABC):
         """Return a page of the messages of a job, in its order, with what it did with each.
 
         Arguments:
-            outcome: only those that were `redriven`, `archived`, `purged`, `skipped` or `undone`.
+            outcome: only those that were `redriven`, `archived`, `purged`, `cancelled`, `rescheduled`,
+                `skipped` or `undone`.
             cursor: `next_cursor` of the previous page.
             limit: maximum number of messages, 1 to 1,000.
 
@@ -364,7 +365,7 @@ class SyncOperations(ABC):
             principal: as of `start_redrive`.
 
         Raises: NotFound for an unknown job; InvalidRequest for a job that has ended, and for the undoing of
-            one that archives or purges.
+            one that does not redrive.
         """
         return self._run(self._open.change_redrive(job_id, action, principal=principal))
 

@@ -185,11 +185,14 @@ class EventLogReader(CommitReader, Protocol):
     def replay_first(self, streams: Iterable[bytes]) -> Iterator[Event]:
         """Yield the first event of each stream, without envelope, if it remains; in any order."""
 
-    def at_positions(self, positions: Sequence[int], optional: Collection[int] = ()) -> dict[int, Record]:
+    def at_positions(
+        self, positions: Iterable[int], optional: Collection[int] = (), *, envelopes: bool = True
+    ) -> dict[int, Record]:
         """Return the records at these positions, without those that are missing.
 
         Arguments:
             optional: other positions, whose records may be returned if they were read anyway.
+            envelopes: read them; otherwise, they may be empty.
         """
 
 

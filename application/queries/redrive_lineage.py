@@ -12,13 +12,21 @@ from postroom.application.ports.event_log import EventLogReader
 from postroom.application.query_results import MessageDetail
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.message import MessageDeadLettered, MessageExpired, MessageRedriven, MessageSent
+from postroom.domain.message import (
+    MessageDeadLettered,
+    MessageExpired,
+    MessageRedriven,
+    MessageRescheduled,
+    MessageSent,
+)
 from postroom.domain.names import message_id
 from postroom.domain.record import Record
 from postroom.domain.redrive.job import RedriveAdvanced, RedriveUndoAdvanced
 
 SENDS_AFTER = 2
 """Number of commits after a copy in which the progress of its job may be, if their envelopes are large."""
+
+_CHANGES = (MessageRedriven, MessageExpired, MessageDeadLettered, MessageRescheduled)
 
 
 class RedriveLink(msgspec.Struct, frozen=True):
@@ -39,7 +47,7 @@ def find_redrive(log: EventLogReader, record: Record) -> RedriveLink | None:
     """Return the job that caused an event of a message; None if it was no job."""
     event = record.event
     cause = _cause(event) if isinstance(event, MessageSent) else None
-    if cause is None and not isinstance(event, MessageRedriven | MessageExpired | MessageDeadLettered):
+    if cause is None and not isinstance(event, _CHANGES):
         return None
     before: dict[int, bytes] = {}
     for each in _commits_with(log, record):

@@ -132,7 +132,13 @@ def read_copies(
 
 EVENTS_AT_ONCE = 10
 """Number of a job's events whose commits are in memory at a time."""
-_OUTCOMES: dict[Action, Outcome] = {"redrive": "redriven", "archive": "archived", "purge": "purged"}
+_OUTCOMES: dict[Action, Outcome] = {
+    "redrive": "redriven",
+    "archive": "archived",
+    "purge": "purged",
+    "cancel": "cancelled",
+    "reschedule": "rescheduled",
+}
 
 
 class _Entry(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate, islice
 
+import msgspec
 import uuid_utils
 
 from postroom.application.erasure.erase_subject import spec_as_stored
@@ -34,12 +35,13 @@ from postroom.application.redrive.selection import (
     select,
 )
 from postroom.domain.arguments import check_optional_text, check_type
-from postroom.domain.errors import PostroomError
+from postroom.domain.errors import InvalidRequest, PostroomError
 from postroom.domain.integrity import fingerprint
 from postroom.domain.mailbox.commands import Sweep
 from postroom.domain.mailbox.redrive_decisions import find_job
-from postroom.domain.message import Message, MessageRedriven
+from postroom.domain.message import MS, READY, Message, MessageRedriven, Status
 from postroom.domain.names import check_uuid, message_id, message_stream
+from postroom.domain.policy import DAY_MS, MAX_DURATION_MS
 from postroom.domain.redrive.job import (
     ACTIVE,
     AdvanceRedrive,
@@ -143,9 +145,13 @@ class _Work:
         is_last = await self._fill(job, count)
         batch = self._take(job, count)
         is_last = is_last and len(batch) == len(self._matches)
-        if is_last and job.left > len(batch) and await self._skip_changed(job, batch):
-            return 0
-        cursor = job.cutoff if is_last else batch[-1].last
+        cursor = job.cutoff if is_last else batch[-1].place
+        if is_last and job.left > len(batch):
+            # What changed is skipped when no other message is left: the cursor then excludes it, whatever
+            # happens to it.
+            if not batch and await self._skip_changed(job):
+                return 0
+            is_last = not batch
         streams = tuple(each.message.stream for each in batch)
         copies = await asyncio.to_thread(self._make_copies, job, batch) if job.spec.sends_copies else ()
         await execute(self._engine, AdvanceRedrive(job.job, streams, cursor, is_last, copies))
@@ -153,27 +159,25 @@ class _Work:
         if after is None or after.status != JobStatus.RUNNING:
             return 0
         self._pace.spend(after.moved - job.moved)
-        self._matches = [each for each in self._matches if each.last > after.cursor]
+        self._matches = [each for each in self._matches if each.place > after.cursor]
         self._is_stalled = after.version == job.version
         return FULL_SECONDS if self._is_stalled else self._pace.pause()
 
-    async def _skip_changed(self, job: RedriveJob, rest: Sequence[Candidate]) -> bool:
+    async def _skip_changed(self, job: RedriveJob) -> bool:
         """Skip the next selected messages that changed before the job, or its next owner, looked for them.
-
-        Arguments:
-            rest: the messages that are still to be changed.
 
         Returns: False when there are none.
         """
         if self._changed is None:
-            self._changed = await find_changed(job, self._engine.log, {each.message.stream for each in rest})
+            self._changed = await find_changed(job, self._engine.log, self._engine.mailbox)
         streams = tuple(self._changed[: self._batch])
         if not streams:
             return False
-        skips: tuple[SkipReason, ...] = ()
-        if job.spec.sends_copies:
-            skips = tuple("settled" for _ in streams)
-        await execute(self._engine, AdvanceRedrive(job.job, streams, job.cursor, is_last=False, copies=skips))
+        reason: SkipReason | None = "settled" if job.spec.sends_copies else None
+        if job.spec.selects_waiting:  # unless its state then tells another one
+            reason = "dead" if job.spec.action == "cancel" else "in_flight"
+        skips = () if reason is None else tuple(reason for _ in streams)
+        await execute(self._engine, AdvanceRedrive(job.job, streams, job.cutoff, is_last=False, copies=skips))
         del self._changed[: self._batch]
         return True
 
@@ -200,7 +204,7 @@ class _Work:
             if not self._source:
                 return True
             chunk = list(islice(self._source, CHUNK))
-            self._matches += await find_matches(job.spec, chunk, self._engine.log)
+            self._matches += await find_matches(job.spec, chunk, self._engine.log, job.cutoff)
             for _ in chunk:  # removed only after the log was read without an error
                 self._source.popleft()
         return False
@@ -261,17 +265,18 @@ class RedriveJobs:
         self.worker = RedriveWorker(engine)
 
     async def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
-        """Return the dead letters that a job would select now; see `Mailbox.preview_redrive`."""
-        spec = await self._as_stored(check_type("The redrive specification", spec, RedriveSpec).validate())
+        """Return the messages that a job would select now; see `Mailbox.preview_redrive`."""
+        spec = await self._as_stored(spec)
         await self._engine.check_ownership()
         cutoff, matches = await self._select(spec)
+        samples = matches[:MAX_SAMPLES]
         groups: Counter[tuple[str, str, str]] = Counter()
         errors: dict[tuple[str, str, str], str | None] = {}
         for number, each in enumerate(matches):
-            reason = each.reason or ""
-            key = (each.topic, reason, fingerprint(reason, each.last_error))
+            reason, error = self._reason(spec, each), None if spec.selects_waiting else each.last_error
+            key = (each.topic, reason, "" if spec.selects_waiting else fingerprint(reason, error))
             groups[key] += 1
-            errors[key] = each.last_error
+            errors[key] = error
             if number % CHUNK == 0:
                 await asyncio.sleep(0)  # lets the mailbox run
         return RedrivePreview(
@@ -279,14 +284,24 @@ class RedriveJobs:
             cutoff,
             len(matches),
             [RedriveGroup(*key, count, errors[key]) for key, count in groups.most_common(MAX_GROUPS)],
-            self._describe(self._engine.name, matches[:MAX_SAMPLES]),
+            [
+                msgspec.structs.replace(each, reason=self._reason(spec, message))
+                for message, each in zip(samples, self._describe(self._engine.name, samples), strict=True)
+            ],
         )
+
+    def _reason(self, spec: RedriveSpec, message: Message) -> str:
+        """Return why a message was dead-lettered; the status of one that waits."""
+        if not spec.selects_waiting:
+            return message.reason or ""
+        if message.status == READY and message.due > self._engine.now():
+            return "delayed"
+        return Status(message.status).name.lower()
 
     async def start_redrive(
         self, spec: RedriveSpec, /, *, job_id: str | None = None, principal: str | None = None
     ) -> RedriveReport:
         """Start a job, and return it; see `Mailbox.start_redrive`."""
-        check_type("The redrive specification", spec, RedriveSpec).validate()
         check_optional_text("principal", principal)
         spec = await self._as_stored(spec)
         job = self._new_id().bytes if job_id is None else self._stream(job_id)
@@ -330,17 +345,20 @@ class RedriveJobs:
         return self._report(job)
 
     async def _as_stored(self, spec: RedriveSpec) -> RedriveSpec:
-        """Return a specification whose criteria match encrypted messages, and name no subject."""
+        """Return a valid specification whose criteria match encrypted messages, and name no subject."""
+        check_type("The redrive specification", spec, RedriveSpec).validate()
+        if spec.at is not None and spec.at * MS > self._engine.now() + MAX_DURATION_MS * MS:
+            raise InvalidRequest(f"Redrive at must be within {MAX_DURATION_MS // DAY_MS:,} days from now.")
         protection = self._engine.protection
         return spec if protection is None else await asyncio.to_thread(spec_as_stored, spec, protection)
 
     async def _select(self, spec: RedriveSpec) -> tuple[int, list[Message]]:
-        """Return the end of the log, and the dead letters that match, up to the limit of a job."""
+        """Return the end of the log, and the messages that match, up to the limit of a job."""
         mailbox = self._engine.mailbox
         cutoff = mailbox.position
         candidates = await find_candidates(spec, mailbox, cutoff)
         messages: list[Message] = []
-        async for chunk in select(spec, candidates, self._engine.log):
+        async for chunk in select(spec, candidates, self._engine.log, cutoff):
             messages += (each.message for each in chunk)
         return cutoff, messages[: spec.limit]
 

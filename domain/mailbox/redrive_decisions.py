@@ -9,6 +9,8 @@ from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.mailbox.subscription_decisions import fan_out, refuse_send
 from postroom.domain.mailbox.topic_decisions import is_in_the_clear
 from postroom.domain.message import (
+    DEAD,
+    IN_FLIGHT,
     MS,
     READY,
     REPLACED,
@@ -17,7 +19,7 @@ from postroom.domain.message import (
     MessageRedriven,
     MessageSent,
 )
-from postroom.domain.message_decisions import expire
+from postroom.domain.message_decisions import expire, reschedule
 from postroom.domain.names import message_id
 from postroom.domain.policy import SATURATED_RETRY_MS
 from postroom.domain.record import Event
@@ -81,7 +83,9 @@ def _start(command: StartRedrive, mailbox: Mailbox, now: int) -> list[Event]:
     if command.spec.destination is not None:
         refuse_send(command.spec.destination, mailbox)
     if mailbox.mode == "archive":
-        raise InvalidRequest(f"Mailbox {mailbox.name} is an archive, which has no dead letters to redrive.")
+        raise InvalidRequest(
+            f"Mailbox {mailbox.name} is an archive, which has no messages to {command.spec.action}."
+        )
     if sum(job.status not in ENDED for job in mailbox.redrives.values()) >= MAX_OPEN_JOBS:
         raise Saturated(
             f"Mailbox {mailbox.name} has its limit of {MAX_OPEN_JOBS} redrive jobs that have not ended; "
@@ -107,7 +111,8 @@ def _advance(command: AdvanceRedrive, mailbox: Mailbox, now: int) -> list[Event]
     taken: set[tuple[str, str]] = set()
     cursor, remaining, skips_before = job.cursor, job.remaining, 0
     is_stopped = False
-    copies = command.copies if job.spec.sends_copies else (None,) * len(command.messages)
+    has_copies = job.spec.sends_copies or command.copies
+    copies = command.copies if has_copies else (None,) * len(command.messages)
     for stream, copy in zip(command.messages, copies, strict=True):
         if remaining is not None and len(changes) + len(skips) >= remaining:
             break
@@ -122,12 +127,17 @@ def _advance(command: AdvanceRedrive, mailbox: Mailbox, now: int) -> list[Event]
         if job.spec.action == "redrive" and not _take_room(room, topic, shard, mailbox, now):
             is_stopped = True
             break
-        cursor, skips_before = message.last, len(skips)
+        try:
+            change = _change(message, job, mailbox, now)
+        except InvalidRequest:
+            skips.append((stream, "expires_first"))
+            continue
+        cursor, skips_before = job.spec.place_of(message), len(skips)
         if message.unique_key is not None:
             taken.add((message.topic, message.unique_key))
         if isinstance(copy, Copy):
             sends.append(_send(copy, message, shard, job.spec, mailbox, now))
-        changes.append(_change(message, job.spec, mailbox, now))
+        changes.append(change)
     if is_stopped:
         del skips[skips_before:]  # they come again, with the message that has no room
     else:
@@ -157,9 +167,16 @@ def _skip_reason(
     """Return the reason to skip a message, or None if it is changed."""
     if message is None:
         return "settled"
-    if not is_dead(message):
+    if job.spec.selects_waiting:
+        if message.status == DEAD:
+            return "dead"
+        if message.status == IN_FLIGHT and job.spec.action == "reschedule":
+            return "in_flight"
+        if isinstance(copy, str):
+            return copy
+    elif not is_dead(message):
         return "redriven"
-    if not job.cursor < message.last <= job.cutoff:
+    if not job.cursor < job.spec.place_of(message) <= job.cutoff:
         return "replaced" if message.reason == REPLACED else "dead_again"
     if isinstance(copy, Copy):
         if is_in_the_clear(copy.topic, copy.headers, mailbox):
@@ -230,7 +247,17 @@ def _send(
     )
 
 
-def _change(message: Message, spec: RedriveSpec, mailbox: Mailbox, now: int) -> Event:
+def _change(message: Message, job: RedriveJob, mailbox: Mailbox, now: int) -> Event:
+    """Return the event of a message that the job changes.
+
+    Raises: InvalidRequest for one to be rescheduled whose time to live ends before.
+    """
+    spec, policy = job.spec, mailbox.policy(message.topic)
+    due = now + spec.delay_ms * MS if spec.at is None else max(now, spec.at * MS)
+    if spec.action == "cancel":
+        return expire(message, "cancelled", now, note=spec.note, principal=job.principal)
+    if spec.action == "reschedule":
+        return reschedule(message, due, policy, now, job.principal)
     if spec.action == "purge":
         return expire(message, "purged", now)
     if spec.action == "archive":
@@ -245,8 +272,6 @@ def _change(message: Message, spec: RedriveSpec, mailbox: Mailbox, now: int) -> 
             message.last_error,
             message.expires_at,
         )
-    policy = mailbox.policy(message.topic)
-    due = now + spec.delay_ms * MS
     return MessageRedriven(
         message.stream, message.version + 1, now, due, due + policy.ready_retention_ms * MS
     )

@@ -1,1 +1,1 @@
-"""Redrive jobs: dead letters of a query that are redriven, archived or purged."""
+"""Redrive jobs: changes of the dead letters, or of the waiting messages, of a query."""

@@ -13,8 +13,9 @@ class RedriveStarted(Event, frozen=True, gc=False):
     """An operator started a redrive job.
 
     Arguments:
-        cutoff: position of the log up to which messages must have been dead-lettered to be selected.
-        matched: number of the dead letters that matched.
+        cutoff: position of the log up to which messages must have been dead-lettered to be selected;
+            messages that wait must have been sent by then.
+        matched: number of the messages that matched.
         principal: who started it; None for a caller without a capability.
     """
 
@@ -28,10 +29,10 @@ class RedriveAdvanced(Event, frozen=True, gc=False):
     """The job changed messages, by the events before this one in its commit.
 
     Arguments:
-        cursor: dead-letterings up to this position are done with.
+        cursor: dead-letterings, or sends of waiting messages, up to this position are done with.
         moved: number of messages that were changed: as many events precede this one. Of a job that sends
             copies, those are the originals' dead-letterings, and as many before them send the copies.
-        skipped: number of messages that were not, as they are no longer the dead letters that were selected.
+        skipped: number of messages that were not, as they are no longer what was selected.
     """
 
     cursor: int
@@ -135,7 +136,7 @@ class RedriveJob(msgspec.Struct, frozen=True):
 
     Arguments:
         job: its id, 16 bytes.
-        cursor: position up to which dead-letterings are done with.
+        cursor: as of `RedriveAdvanced`.
         moved, skipped, restored, retained: sums of its events' counts.
         undo_cursor: version of the last of its events that is undone.
         started_at, changed_at: log time, µs.
@@ -239,8 +240,8 @@ class AdvanceRedrive(msgspec.Struct, frozen=True, gc=False):
     """Command to change the next messages of a job; those that are no longer selected are skipped.
 
     Arguments:
-        messages: streams of dead letters that match, in the order of their dead-letterings.
-        copies: for a job that sends copies, the copy of each message, or the reason why it was skipped.
+        messages: streams of messages that match, in the order of their places; see `RedriveSpec.place_of`.
+        copies: for a job that sends copies, the copy of each message; or the reason why it is skipped.
         cursor: as of `RedriveAdvanced`, if all of them can be changed.
         is_last: whether none is left after them.
     """

@@ -4,11 +4,18 @@ from typing import Any, Literal
 
 import msgspec
 
-from postroom.domain.arguments import MAX_INT, check_any_text, check_int, check_text, check_type
+from postroom.domain.arguments import (
+    MAX_INT,
+    check_any_text,
+    check_int,
+    check_optional_text,
+    check_text,
+    check_type,
+)
 from postroom.domain.envelope.headers import extension_bytes
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.integrity import fingerprint
-from postroom.domain.message import REPLACED, Message, Status
+from postroom.domain.message import DEAD, IN_FLIGHT, READY, REPLACED, Message
 from postroom.domain.names import check_topic, message_stream
 from postroom.domain.policy import MAX_DURATION_MS
 from postroom.domain.search import BodyRules, EventFilter, FoundMessage, topic_matches
@@ -69,16 +76,28 @@ def _depth(members: _Members) -> int:
     return 1 + max((_depth(each) for value in members.values() if (each := _members(value))), default=0)
 
 
-Action = Literal["redrive", "archive", "purge"]
+Action = Literal["redrive", "archive", "purge", "cancel", "reschedule"]
 SkipReason = Literal[
-    "settled", "redriven", "dead_again", "replaced", "key_taken", "unreadable", "not_an_object", "too_large"
+    "settled",
+    "redriven",
+    "dead_again",
+    "replaced",
+    "key_taken",
+    "unreadable",
+    "not_an_object",
+    "too_large",
+    "dead",
+    "in_flight",
+    "expires_first",
 ]
 """Why a job left a message that matched as it is.
 
     settled: it was acked, removed or expired since. redriven: it is in its queue again. dead_again: it was
     redriven and dead-lettered again. replaced: another job sent a copy of it. key_taken: another message in
     the queue has its unique key. Of jobs that send copies: unreadable: its stored bytes can't be read.
-    not_an_object: its payload is no JSON object. too_large: the copy would exceed a frame.
+    not_an_object: its payload is no JSON object. too_large: the copy would exceed a frame. Of jobs on waiting
+    messages: dead: it became a dead letter. in_flight: it was delivered before it was rescheduled.
+    expires_first: its time to live ends before it would be due.
 """
 
 MAX_RATE = 1_000_000
@@ -88,26 +107,34 @@ MS = 1_000
 MAX_EDIT_BYTES = 64 << 10
 """Of the headers that a job sets, names and values together, and of its patch."""
 MAX_HEADER_NAME_CHARS = 255
+_OF_DEAD_LETTERS = ("reasons", "fingerprints", "dead_since", "dead_until")
 _LOG_FIELDS = ("principals", "correlation_id", "trace_id", "namespace", "headers", "text", "match")
 _ALL_BODIES = BodyRules(topics=("*",))
 
 
 class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Selection of dead letters, and the action on each; criteria must all be met.
+    """Selection of dead letters or waiting messages, and the action on each; criteria must all be met.
 
     Arguments:
-        action: `redrive` returns the messages to their topic; `archive` and `purge` remove them from the dead
-            letters for good, and differ in the reason that the log records.
+        action: on dead letters, `redrive` returns them to their topic; `archive` and `purge` remove them for
+            good, and differ in the reason that the log records. On messages that wait, `cancel` removes those
+            that are ready, delayed or in flight, as `cancel_messages` does, and `reschedule` changes when
+            those that are ready or delayed may be delivered.
         topics: names or globs; one must match.
-        reasons: why they were dead-lettered, such as `max_attempts`.
-        fingerprints: of their errors, 16 hex digits each.
+        keys: sticky keys; the message must have one of them.
+        reasons: of dead letters, such as `max_attempts`.
+        fingerprints: of the errors of dead letters, 16 hex digits each.
         message_ids: only these messages, up to 1,000.
         dead_since, dead_until: when they were dead-lettered, ms since 1970 UTC, both inclusive.
         start_time, end_time, principals, correlation_id, trace_id, namespace, headers, text: as of
             `EventFilter`.
         match: words of headers and bodies, as of `EventFilter`, but the bodies of all topics are searched.
         rate: maximum messages a second; None for no limit.
-        delay_ms: time until the messages that are redriven may be delivered.
+        delay_ms: time until the messages that are redriven or rescheduled may be delivered, from the moment
+            at which the job changes each.
+        at: when the messages that are rescheduled may be delivered, ms since 1970 UTC, instead of `delay_ms`;
+            a time in the past is now.
+        note: why the messages are cancelled, for their history; up to 255 characters.
         limit: maximum number of messages; None for no limit.
         destination: topic of the same mailbox to which copies of the messages are sent, each with an id of
             its own; it exists or is created as by a send. None is their own topic.
@@ -115,8 +142,8 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             Values of `base64:` and base64 are bytes.
         merge_patch: JSON object with which the payloads, which must be JSON objects, are merged (RFC 7396).
 
-    A job with one of the last four sends copies. The originals stay, as dead letters with reason `replaced`;
-    only a job whose `reasons` name it redrives them again.
+    A job with `destination`, `set_headers`, `remove_headers` or `merge_patch` sends copies. The originals
+    stay, as dead letters with reason `replaced`; only a job whose `reasons` name it redrives them again.
     """
 
     action: Action = "redrive"
@@ -142,6 +169,9 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     set_headers: dict[str, str] = {}
     remove_headers: tuple[str, ...] = ()
     merge_patch: str | None = None
+    keys: tuple[str, ...] = ()
+    at: int | None = None
+    note: str | None = None
 
     def validate(self) -> "RedriveSpec":
         """Return this specification.
@@ -149,7 +179,7 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Raises: InvalidRequest naming the first field of a wrong type or out of bounds.
         """
         _check_types(self)
-        for name in ("reasons", "fingerprints"):
+        for name in ("reasons", "fingerprints", "keys"):
             _check_count(name, getattr(self, name), MAX_VALUES)
         _check_count("message_ids", self.message_ids, MAX_MESSAGE_IDS)
         for id_ in self.message_ids:
@@ -162,13 +192,20 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.limit is not None:
             check_int("Redrive limit", self.limit, 1)
         check_int("Redrive delay_ms", self.delay_ms, 0, MAX_DURATION_MS)
-        if self.delay_ms and self.action != "redrive":
+        if self.delay_ms and self.action not in ("redrive", "reschedule"):
             raise InvalidRequest(
-                f"Redrive delay_ms is of messages that are redriven; leave it out of action {self.action}."
+                "Redrive delay_ms is of messages that are redriven or rescheduled; leave it out of action "
+                f"{self.action}."
             )
+        self._check_waiting()
         self._check_copies()
         self.filter()
         return self
+
+    @property
+    def selects_waiting(self) -> bool:
+        """Return whether the messages are not dead letters, but ready, delayed or in flight."""
+        return self.action in ("cancel", "reschedule")
 
     @property
     def sends_copies(self) -> bool:
@@ -179,6 +216,24 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def is_edit(self) -> bool:
         """Return whether the copies have other headers or payloads."""
         return bool(self.set_headers or self.remove_headers) or self.merge_patch is not None
+
+    def _check_waiting(self) -> None:
+        for name in _OF_DEAD_LETTERS if self.selects_waiting else ():
+            if getattr(self, name) not in (None, ()):
+                raise InvalidRequest(
+                    f"Redrive {name} is of dead letters; leave it out of action {self.action}, which changes "
+                    "messages that wait."
+                )
+        for name, action in (("at", "reschedule"), ("note", "cancel")):
+            if getattr(self, name) is not None and self.action != action:
+                raise InvalidRequest(
+                    f"Redrive {name} is of action {action}; leave it out of action {self.action}."
+                )
+        check_optional_text("Redrive note", self.note)
+        if self.at is not None:
+            check_int("Redrive at", self.at, 0, MAX_INT // MS)
+            if self.delay_ms:
+                raise InvalidRequest("A redrive job reschedules to at or by delay_ms; leave out one of them.")
 
     def _check_copies(self) -> None:
         if self.sends_copies and self.action != "redrive":
@@ -231,11 +286,26 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Return whether messages of a topic are selected."""
         return not self.topics or any(topic_matches(each, topic) for each in self.topics)
 
+    def place_of(self, message: Message) -> int:
+        """Return the position in the log by which a job orders its messages, and compares with its cut-off.
+
+        It is that of the dead-lettering; of a message that waits, that of its send, which no retry, delivery
+        or rescheduling changes.
+        """
+        return message.position if self.selects_waiting else message.last
+
     def covers_state(self, message: Message) -> bool:
-        """Return whether a dead letter meets the criteria of its topic and its dead-lettering."""
+        """Return whether a message has the status that the action needs, and meets the criteria of its state.
+
+        Its topic is not compared; see `covers_topic`.
+        """
+        if self.keys and message.sticky_key not in self.keys:
+            return False
+        if self.selects_waiting:
+            return message.status == READY or (self.action == "cancel" and message.status == IN_FLIGHT)
         at = message.changed_at
         return (
-            self.covers_topic(message.topic)
+            message.status == DEAD
             and (self.action != "redrive" or message.reason != REPLACED or REPLACED in self.reasons)
             and (not self.reasons or message.reason in self.reasons)
             and (self.dead_since is None or at >= self.dead_since * MS)
@@ -261,7 +331,7 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def is_dead(message: Message | None) -> bool:
     """Return whether a message is a dead letter."""
-    return message is not None and message.status == Status.DEAD
+    return message is not None and message.status == DEAD
 
 
 def _check_types(spec: RedriveSpec) -> None:

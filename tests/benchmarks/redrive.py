@@ -29,6 +29,7 @@ from postroom.domain.message import (
     MessageDeadLettered,
     MessageExpired,
     MessageRedriven,
+    MessageRescheduled,
     MessageSent,
 )
 from postroom.domain.names import message_stream
@@ -63,6 +64,8 @@ KINDS = {
     "edits": RedriveSpec(set_headers={"edit": "1"}, merge_patch='{"edit": 1}'),
     "archive": RedriveSpec(action="archive"),
     "purge": RedriveSpec(action="purge"),
+    "cancel": RedriveSpec(action="cancel"),
+    "reschedule": RedriveSpec(action="reschedule", delay_ms=3_600_000),
 }
 """Jobs whose process is killed, each with a topic of its own."""
 LATE = "late"
@@ -90,14 +93,19 @@ def _measure_on(database: Database) -> Callable[[Figures, Path, int], None]:
 MEASUREMENTS = {"redrive.sqlite": _measure_on("sqlite"), "redrive.postgres": _measure_on("postgres")}
 
 
-async def _add_dead_letters(mailbox: OwnedMailbox, topic: str, number: int) -> None:
+async def _send(mailbox: OwnedMailbox, topic: str, number: int, first: int = 0) -> None:
     payload = b'{"order": "' + b"x" * 200 + b'"}'
-    ids = (f"{topic}-{each}" for each in range(number))
+    ids = (f"{topic}-{each}" for each in range(first, first + number))
     while new := [
         NewMessage(topic=topic, payload=payload, message_id=each, attrs={"id": each})
         for each in islice(ids, BATCH)
     ]:
         await mailbox.send_batch(new)
+
+
+async def _add_dead_letters(mailbox: OwnedMailbox, topic: str, number: int) -> None:
+    for first in range(0, number, BATCH):
+        await _send(mailbox, topic, min(BATCH, number - first), first)
         while received := await mailbox.receive_messages(topic, max_messages=BATCH, max_bytes=1 << 30):
             await mailbox.nack_messages([each.receipt for each in received], reason="code 500")
 
@@ -215,10 +223,12 @@ def _measure_kills(figures: Figures, name: str, store: str) -> None:
 
 
 def _stream_changed(kind: str, event: Event) -> bytes | None:
-    """Return the dead letter that a job changed by an event: for copies, the original."""
-    reasons = {"archive": "archived", "purge": "purged"}
+    """Return the message that a job changed by an event: for copies, the original."""
+    reasons = {"archive": "archived", "purge": "purged", "cancel": "cancelled"}
     match event:
         case MessageRedriven() if kind == "redrive":
+            return event.stream
+        case MessageRescheduled() if kind == "reschedule":
             return event.stream
         case MessageExpired() if event.reason == reasons.get(kind):
             return event.stream
@@ -236,8 +246,13 @@ async def _start_jobs(store: str) -> tuple[int, dict[str, frozenset[bytes]]]:
     selection = {}
     async with open_mailbox(store, KILLED, default_policy=POLICY, limits=LIMITS) as mailbox:
         for kind in KINDS:
-            await _add_dead_letters(mailbox, _topic(kind), DEAD_BY_KIND)
-            selection[kind] = frozenset(mailbox.engine.mailbox.topics[_topic(kind)].dead)
+            topic = _topic(kind)
+            if KINDS[kind].selects_waiting:
+                await _send(mailbox, topic, DEAD_BY_KIND)
+            else:
+                await _add_dead_letters(mailbox, topic, DEAD_BY_KIND)
+            messages = mailbox.engine.mailbox.messages.values()
+            selection[kind] = frozenset(each.stream for each in messages if each.topic == topic)
         position = mailbox.engine.mailbox.position
         for kind, spec in KINDS.items():
             own = msgspec.structs.replace(spec, topics=(_topic(kind),), rate=KILLED_RATE)
@@ -289,8 +304,14 @@ async def _own(store: str) -> None:
 
 
 async def _fail(mailbox: OwnedMailbox) -> None:
-    """Send messages that become dead letters, until cancelled, to topics in which no others are ready."""
+    """Send messages that become dead letters, until cancelled, to topics in which no others are ready.
+
+    To the topics of which jobs select what waits, send messages that come too late for them.
+    """
     for kind in cycle(kind for kind in KINDS if kind not in ("redrive", "edits")):
+        if KINDS[kind].selects_waiting:
+            await mailbox.send_message(NewMessage(topic=_topic(kind), payload=b"{}"))
+            continue
         await mailbox.send_message(NewMessage(topic=_topic(kind), payload=b"{}"))
         for received in await mailbox.receive_messages(_topic(kind), max_messages=1):
             await received.nack(reason=LATE)

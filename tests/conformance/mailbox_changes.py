@@ -9,8 +9,10 @@ import pytest
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest, StaleReceipt
+from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.settings import SettingsChanges
 from tests.support.stores import message, receive_one
+from tests.support.waiting import until_answer
 
 LONG_MS = 60_000
 
@@ -46,6 +48,56 @@ class MailboxChangeConformance:
             with pytest.raises(InvalidRequest, match="action"):
                 await mailbox.nack_messages([receipt], **options)
         assert await mailbox.ack_messages([receipt]) == [None]
+
+    async def test_jobs_cancel_and_reschedule_the_messages_of_a_query_that_wait(
+        self, mailbox: Mailbox
+    ) -> None:
+        await mailbox.set_topic_policy("orders", {"max_attempts": 1})
+        await mailbox.send_message(message(message_id="order 0"))
+        await (await receive_one(mailbox)).nack()  # a dead letter, which no such job changes
+        attrs = {"region": "eu"}
+        for number in range(1, 5):
+            await mailbox.send_message(message(message_id=f"order {number}", sticky_key="k", attrs=attrs))
+        await mailbox.send_message(message(message_id="order 5", deliver_after_ms=LONG_MS, attrs=attrs))
+        await mailbox.send_message(message(topic="mail", message_id="mail", attrs=attrs))
+        taken = await receive_one(mailbox)
+
+        async def run(spec: RedriveSpec) -> tuple[str, int, int]:
+            preview = await mailbox.preview_redrive(spec)
+            job = (await mailbox.start_redrive(spec)).job_id
+
+            async def is_idle() -> bool:
+                return not (await mailbox.get_redrive(job)).is_active
+
+            await until_answer(is_idle)
+            report = await mailbox.get_redrive(job)
+            assert (report.spec.action, report.matched) == (spec.action, preview.matched)
+            page = await mailbox.list_redrive_messages(job)
+            assert len(page.items) == report.moved + report.skipped == report.matched
+            return page.items[0].outcome, report.moved, report.skipped
+
+        later = RedriveSpec(action="reschedule", topics=("ord*",), keys=("k",), delay_ms=LONG_MS)
+        assert await run(later) == ("rescheduled", 3, 0)
+        assert await mailbox.receive_messages("orders") == []
+        cancel = RedriveSpec(action="cancel", topics=("orders",), headers=attrs, note="over", limit=None)
+        preview = await mailbox.preview_redrive(cancel)
+        groups = {each.reason: each.count for each in preview.groups}
+        assert groups == {"delayed": 4, "in_flight": 1}
+        assert {each.reason for each in preview.samples} == {*groups}
+        assert await run(cancel) == ("cancelled", 5, 0)
+        with pytest.raises(StaleReceipt):
+            await taken.ack()
+        last = (await mailbox.get_message("order 3")).history[-1]
+        assert (last.facts["reason"], last.facts["note"]) == ("cancelled", "over")
+        assert "redrive_job" in last.facts
+        assert "over" in str(await mailbox.explain_message("order 3"))
+        now = RedriveSpec(action="reschedule", topics=("mail",), at=0)
+        assert await run(now) == ("rescheduled", 1, 0)
+        assert (await receive_one(mailbox, "mail")).message_id == "mail"
+        assert len((await mailbox.list_dead_letters("orders")).items) == 1
+        for wrong in (RedriveSpec(action="cancel", reasons=("rejected",)), RedriveSpec(note="why")):
+            with pytest.raises(InvalidRequest, match="leave it out of action"):
+                await mailbox.preview_redrive(wrong)
 
     async def test_messages_are_cancelled_by_their_ids(self, mailbox: Mailbox) -> None:
         ready = await mailbox.send_message(message(message_id="order 1", sticky_key="k"))

@@ -12,10 +12,19 @@ from postroom.adapters.cli import redrive
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import load_settings
+from postroom.adapters.cli.values import WrongUsage
 from postroom.adapters.compose import open_mailbox
 from postroom.application.messages import NewMessage
 from postroom.domain.redrive.spec import RedriveSpec
-from tests.support.redrives import EVERY_FIELD, FULL, add_dead_letters, dead_ids
+from tests.support.redrives import (
+    CANCEL,
+    EVERY_FIELD,
+    FULL,
+    RESCHEDULE,
+    add_dead_letters,
+    dead_ids,
+    send,
+)
 from tests.support.stores import MAILBOX
 
 JOB = "01890a5d-ac96-774b-bcce-b302099a8057"
@@ -42,6 +51,7 @@ OPTIONS: dict[str, Any] = {
     "set_header": ["by=ops"],
     "remove_header": ["old"],
     "merge_patch": '{"a": 1}',
+    "key": ["ann"],
 }
 Run = Callable[..., Any]
 
@@ -65,14 +75,35 @@ def opened() -> Any:
 
 async def test_each_option_is_a_field_of_the_selection(run: Run) -> None:
     fields = {*RedriveSpec.__struct_fields__}
-    assert {
-        name for name in fields if getattr(EVERY_FIELD, name) != getattr(RedriveSpec(), name)
-    } == fields - {"action"}
+    specs = (EVERY_FIELD, CANCEL, RESCHEDULE)
+    assert fields == {
+        name for name in fields for spec in specs if getattr(spec, name) != getattr(RedriveSpec(), name)
+    }
     async with opened():
         pass  # the store is there
     report = await run(redrive.start, **OPTIONS, job_id=JOB)
     assert msgspec.convert(report["spec"], RedriveSpec) == EVERY_FIELD
     assert (report["job_id"], report["status"], report["matched"]) == (JOB, "completed", 0)
+    note = CANCEL.note
+    report = await run(redrive.start, action="cancel", topic=["orders"], key=["ann"], note=note, yes=True)
+    assert msgspec.convert(report["spec"], RedriveSpec) == CANCEL
+    at = "1970-01-01T00:00:05Z"
+    report = await run(redrive.start, action="reschedule", id_=["m1"], at=at, limit=2)
+    assert msgspec.convert(report["spec"], RedriveSpec) == RESCHEDULE
+
+
+async def test_a_cancellation_is_confirmed_and_a_rescheduling_has_a_time(run: Run) -> None:
+    async with opened() as mailbox:
+        await send(mailbox, ["a", "b"])
+    with pytest.raises(WrongUsage, match="A cancel can't be undone; add --yes"):
+        await run(redrive.start, action="cancel")
+    for times in ({}, {"delay": "0", "at": "2030-01-01T00:00Z"}):
+        with pytest.raises(WrongUsage, match="either --delay or --at"):
+            await run(redrive.start, action="reschedule", **times)
+    preview = await run(redrive.start, action="cancel", dry_run=True)
+    assert [(each["reason"], each["count"]) for each in preview["groups"]] == [("ready", 2)]
+    assert (await run(redrive.start, action="reschedule", delay="1h"))["moved"] == 2
+    assert (await run(redrive.start, action="cancel", yes=True))["moved"] == 2
 
 
 async def test_a_job_is_paused_resumed_cancelled_and_undone_by_commands_that_each_own_the_mailbox(

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 
 import pytest
 
@@ -31,11 +31,13 @@ class FailingLog(MemoryEventLog):
         self.failures = 0
         self.broken_streams: set[bytes] = set()
 
-    def at_positions(self, positions: Sequence[int], beside: Collection[int] = ()) -> dict[int, Record]:
+    def at_positions(
+        self, positions: Iterable[int], optional: Collection[int] = (), *, envelopes: bool = True
+    ) -> dict[int, Record]:
         if self.failures:
             self.failures -= 1
             raise Unavailable("The database is down.")
-        return super().at_positions(positions, beside)
+        return super().at_positions(positions, optional, envelopes=envelopes)
 
     def read_stream(self, stream: bytes) -> list[Record]:
         if stream in self.broken_streams:

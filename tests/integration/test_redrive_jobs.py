@@ -2,18 +2,27 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.messages import NewMessage
 from postroom.domain.errors import IdempotencyConflict, InvalidRequest, NotFound
 from postroom.domain.integrity import fingerprint
-from postroom.domain.message import MessageDeadLettered, MessageExpired, MessageRedriven
+from postroom.domain.message import (
+    MessageDeadLettered,
+    MessageExpired,
+    MessageRedriven,
+    MessageRescheduled,
+)
 from postroom.domain.names import message_stream
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
+from postroom.domain.subscription import SubscriptionFilter
 from tests.support.redrives import (
     NAME,
     add_dead_letters,
@@ -22,6 +31,7 @@ from tests.support.redrives import (
     log_of,
     owned,
     ready_ids,
+    send,
 )
 from tests.support.waiting import until, until_answer
 
@@ -199,6 +209,112 @@ async def test_the_history_of_a_message_names_the_jobs_that_changed_it() -> None
             assert named == [each.job_id for each in jobs]
 
 
+WAITING: dict[str, tuple[RedriveSpec, list[str]]] = {
+    "everything": (RedriveSpec(), ["a", "b", "c"]),
+    "glob": (RedriveSpec(topics=("ord*",)), ["a", "b"]),
+    "key": (RedriveSpec(keys=("k", "other")), ["b", "c"]),
+    "id": (RedriveSpec(message_ids=("a", "c", "missing")), ["a", "c"]),
+    "header": (RedriveSpec(headers={"id": "b"}), ["b"]),
+    "words of payloads": (RedriveSpec(match="payload-c"), ["c"]),
+    "time of publication": (RedriveSpec(end_time=0), []),
+    "limit": (RedriveSpec(limit=2), ["a", "b"]),
+}
+
+
+@pytest.mark.parametrize(("spec", "ids"), WAITING.values(), ids=WAITING)
+@pytest.mark.parametrize("action", ["cancel", "reschedule"])
+async def test_a_job_changes_what_waits_as_its_preview_says(
+    spec: RedriveSpec, ids: list[str], action: Any
+) -> None:
+    log = MemoryEventLog(NAME)
+    spec = msgspec.structs.replace(spec, action=action, delay_ms=5 if action == "reschedule" else 0)
+    async with owned(log) as mailbox:
+        await add_dead_letters(mailbox, ["dead"])
+        for id_, topic, key in (("a", "orders", None), ("b", "orders", "k"), ("c", "mail", "k")):
+            payload = f"payload-{id_}".encode()
+            await mailbox.send_message(
+                NewMessage(topic, payload, message_id=id_, attrs={"id": id_}, sticky_key=key)
+            )
+        preview = await mailbox.preview_redrive(spec)
+        assert (preview.matched, [each.message_id for each in preview.samples]) == (len(ids), ids)
+        job = await ended(mailbox, await mailbox.start_redrive(spec, principal="ops"))
+        assert (job.status, job.matched, job.moved, job.skipped) == ("completed", len(ids), len(ids), 0)
+        kind = MessageExpired if action == "cancel" else MessageRescheduled
+        assert changes(log, kind) == streams(ids)
+        assert {event.principal for _, event in log.replay() if isinstance(event, kind)} <= {"ops"}
+        assert await dead_ids(mailbox) == ["dead"]
+        with pytest.raises(InvalidRequest, match=f"is to {action} messages, which can't be undone"):
+            await mailbox.change_redrive(job.job_id, "undo")
+
+
+async def test_a_job_tells_why_it_left_what_waited() -> None:
+    async with owned(MemoryEventLog(NAME)) as mailbox:
+        await send(mailbox, ["acked", "dead", "flying"])
+        await mailbox.send_message(NewMessage("orders", b"x", message_id="short", ttl_seconds=600))
+        job = await mailbox.start_redrive(RedriveSpec(action="reschedule", delay_ms=3_600_000, rate=1))
+        await mailbox.change_redrive(job.job_id, "pause")
+        await until_answer(lambda: _has_status(mailbox, job.job_id, "paused"))
+        taken = {each.message_id: each for each in await mailbox.receive_messages("orders", max_messages=3)}
+        await taken["acked"].ack()
+        await taken["dead"].reject()
+        await mailbox.change_redrive(job.job_id, "resume")
+        report = await ended(mailbox, job)
+        assert (report.matched, report.moved, report.skipped) == (4, 0, 4)
+        skipped = (await mailbox.list_redrive_messages(job.job_id, outcome="skipped")).items
+        assert {each.message_id: each.reason for each in skipped} == {
+            "acked": "settled",
+            "dead": "dead",
+            "flying": "in_flight",
+            "short": "expires_first",
+        }
+
+
+async def _has_status(mailbox: OwnedMailbox, job: str, status: str) -> bool:
+    return (await mailbox.get_redrive(job)).status == status
+
+
+async def test_a_cancelled_message_lets_its_ordered_key_go_on_and_frees_its_unique_key() -> None:
+    policy = TopicPolicy(ordered_keys=True)
+    async with owned(MemoryEventLog(NAME), policy=policy) as mailbox:
+        first = NewMessage("orders", b"1", message_id="1", sticky_key="k", unique_key="u", attrs={"id": "1"})
+        await mailbox.send_message(first)
+        await mailbox.send_message(NewMessage("orders", b"2", message_id="2", sticky_key="k"))
+        assert [each.payload for each in await mailbox.receive_messages("orders")] == [b"1"]
+        await ended(mailbox, await mailbox.start_redrive(RedriveSpec(action="cancel", headers={"id": "1"})))
+        assert [each.payload for each in await mailbox.receive_messages("orders")] == [b"2"]
+        again = await mailbox.send_message(NewMessage("orders", b"3", sticky_key="k", unique_key="u"))
+        assert not again.duplicate
+
+
+async def test_a_job_cancels_the_copies_of_a_subscription_and_not_their_originals() -> None:
+    async with owned(MemoryEventLog(NAME)) as mailbox:
+        await mailbox.set_subscription("mail", SubscriptionFilter(("orders",)))
+        await send(mailbox, ["a", "b"])
+        spec = RedriveSpec(action="cancel", topics=("mail",), headers={"id": "a"})
+        assert (await ended(mailbox, await mailbox.start_redrive(spec))).moved == 1
+        assert len(await mailbox.peek_messages("mail")) == 1
+        assert await ready_ids(mailbox) == ["a", "b"]
+
+
+async def test_only_a_job_with_words_reads_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MemoryEventLog(NAME)
+    read: list[bool] = []
+    async with owned(log, is_running=False) as mailbox:
+        await send(mailbox, ["a", "b"])
+        commits_of = MemoryEventLog.commits_of
+
+        def watched(log: MemoryEventLog, positions: Iterable[int], *, envelopes: bool = True) -> Any:
+            read.append(envelopes)
+            return commits_of(log, positions, envelopes=envelopes)
+
+        monkeypatch.setattr(MemoryEventLog, "commits_of", watched)
+        spec = RedriveSpec(action="cancel", headers={"id": "a"})
+        await mailbox.start_redrive(spec)
+        assert read == [False]
+        await mailbox.start_redrive(msgspec.structs.replace(spec, match="a"))
+        assert read == [False, True]
+
+
 async def test_redriven_messages_are_delayed() -> None:
     async with owned(MemoryEventLog(NAME)) as mailbox:
         await add_dead_letters(mailbox, ["a"])
@@ -234,6 +350,17 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "limit": ({"limit": 0}, "limit must be at least 1"),
     "delay": ({"delay_ms": -1}, "delay_ms must be at least 0"),
     "delay of a purge": ({"delay_ms": 1, "action": "purge"}, "leave it out of action purge"),
+    "reasons of what waits": (
+        {"action": "cancel", "reasons": ("rejected",)},
+        "reasons is of dead letters; leave it out of action cancel, which changes messages that wait",
+    ),
+    "time of dead letters": ({"action": "reschedule", "dead_since": 0}, "dead_since is of dead letters"),
+    "copies of what waits": ({"action": "cancel", "destination": "x"}, "leave them out of action cancel"),
+    "delay of a cancellation": ({"action": "cancel", "delay_ms": 1}, "leave it out of action cancel"),
+    "time of a cancellation": ({"action": "cancel", "at": 1}, "at is of action reschedule"),
+    "note of a redrive": ({"note": "x"}, "note is of action cancel; leave it out of action redrive"),
+    "two times": ({"action": "reschedule", "at": 1, "delay_ms": 1}, "leave out one of them"),
+    "distant time": ({"action": "reschedule", "at": 1 << 50}, "at must be within"),
     "ids": ({"message_ids": ("a",) * 1_001}, "at most 1000"),
     "values": ({"reasons": ("a",) * 101}, "at most 100"),
     "filter": ({"start_time": 2, "end_time": 1}, "swap them"),

@@ -17,7 +17,7 @@ from postroom.application.messages import NewMessage
 from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.redrive.spec import RedriveSpec
-from tests.support.redrives import EVERY_FIELD, FULL, add_dead_letters
+from tests.support.redrives import CANCEL, EVERY_FIELD, FULL, RESCHEDULE, add_dead_letters
 from tests.support.stores import MAILBOX
 from tests.support.waiting import until_answer
 
@@ -74,8 +74,8 @@ async def test_a_selection_by_every_field_is_the_same_over_both(clients: Clients
     assert (await other.start_redrive(EVERY_FIELD, job_id=JOB)).spec == EVERY_FIELD
     (listed,) = await other.list_redrives()
     assert listed.spec == EVERY_FIELD
-    for name in ("archive", "purge"):
-        spec = RedriveSpec(action=name, message_ids=("missing",))
+    others = [RedriveSpec(action=name, message_ids=("missing",)) for name in ("archive", "purge")]
+    for spec in (*others, CANCEL, RESCHEDULE):
         assert (await one.start_redrive(spec)).spec == spec
 
 

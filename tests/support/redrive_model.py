@@ -9,14 +9,17 @@ from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.message import (
     REPLACED,
+    MessageAcked,
     MessageDeadLettered,
     MessageExpired,
+    MessageReceived,
     MessageRedriven,
+    MessageRescheduled,
     MessageSent,
 )
 from postroom.domain.names import message_stream
 from postroom.domain.redrive.spec import RedriveSpec
-from tests.support.redrives import NAME, add_dead_letters, dead_ids, ended, log_of, owned
+from tests.support.redrives import NAME, add_dead_letters, dead_ids, ended, log_of, owned, send
 from tests.support.waiting import until_answer
 
 KINDS = {
@@ -29,6 +32,25 @@ KINDS = {
 """A job of each kind, on the dead letters of one topic."""
 STEPS = ("work", "fail", "receive", "pause", "resume", "restart", "redrive", "fail again", "settle")
 """What may happen to a job: it works, messages fail and are received, and others change what it selected."""
+
+WAITING = {
+    "cancel": RedriveSpec(topics=("ord*",), action="cancel", note="over"),
+    "reschedule": RedriveSpec(topics=("ord*",), action="reschedule", delay_ms=3_600_000),
+}
+"""A job of each kind, on the messages of one topic that wait."""
+WAITING_STEPS = (
+    "work",
+    "send",
+    "deliver",
+    "ack",
+    "reject",
+    "release",
+    "redrive",
+    "pause",
+    "resume",
+    "restart",
+)
+"""What may happen to such a job: messages are sent, delivered, settled, released or redriven, too."""
 
 
 def changes(log: MemoryEventLog, kind: str) -> Counter[bytes]:
@@ -105,6 +127,76 @@ async def check_job(kind: str, steps: Sequence[str], count: int, batch: int, rec
             if receives:
                 await mailbox.receive_messages(["orders", "fixed"], max_messages=receives)
             await _check_undo(mailbox, job, expected.keys() - by_others.keys())
+
+
+async def check_waiting_job(kind: str, steps: Sequence[str], count: int, batch: int) -> None:
+    """Run a job on what waits to its end, with a crash after each step; check what it changed.
+
+    Before it are a dead letter, which it never changes, and a message in flight, which is only cancelled.
+
+    Arguments:
+        steps: what happens meanwhile, see `WAITING_STEPS`.
+        count: number of the messages that are ready when it starts.
+        batch: number of messages that it changes at a time.
+    """
+    ids = [f"m{number}" for number in range(count)]
+    log = MemoryEventLog(NAME)
+    async with owned(log, is_running=False) as mailbox:
+        await add_dead_letters(mailbox, ["dead"])
+        await send(mailbox, ["flying"])
+        await mailbox.receive_messages("orders", visibility_ms=3_600_000)
+        await send(mailbox, ids)
+        await send(mailbox, ["mail"], topic="mail")
+        selected = [*(["flying"] if kind == "cancel" else []), *ids]
+        job = (await mailbox.start_redrive(WAITING[kind], principal="ops")).job_id
+    for index, step in enumerate(steps):
+        async with owned(log, batch=batch, is_running=step in ("work", "send")) as mailbox:
+            match step:
+                case "work":
+                    await _until_progress(mailbox, job)
+                case "send":
+                    await send(mailbox, [f"new{index}"])
+                case "deliver":
+                    await mailbox.receive_messages("orders", visibility_ms=3_600_000)
+                case "ack" | "reject" | "release":
+                    for each in await mailbox.receive_messages("orders"):
+                        await getattr(each, step)()
+                case "redrive":
+                    await mailbox.redrive_dead_letters("orders")
+                case "pause" | "resume" if (await mailbox.get_redrive(job)).status in ("running", "paused"):
+                    await mailbox.change_redrive(job, step)
+        if step != "restart":  # with the snapshot that it saves at its end
+            log = log_of(list(log.commits()))
+    async with owned(log, batch=batch) as mailbox:
+        report = await mailbox.get_redrive(job)
+        if report.status == "paused":
+            await mailbox.change_redrive(job, "resume")
+        report = await ended(mailbox, report)
+        messages = (await mailbox.list_redrive_messages(job, limit=1_000)).items
+    changed: dict[str, int] = {}
+    for events in _events(log).values():
+        id_ = events[0].headers.custom_headers["id"]
+        own = [each for each in events if _is_of_job(each)]
+        changed |= {id_: len(own)} if own else {}
+        is_in_flight = kind == "reschedule" and isinstance(events[-1], MessageReceived)
+        is_over = any(isinstance(each, MessageAcked | MessageDeadLettered) for each in events)
+        assert own or is_in_flight or is_over or id_ not in selected, f"The job left {id_} out."
+    assert changed.keys() <= {*selected}, "The job changed a message that it did not select."
+    assert {*changed.values()} <= {1}, "The job changed a message twice."
+    assert sorted(each.message_id for each in messages) == sorted(selected)
+    assert sum(each.outcome != "skipped" for each in messages) == report.moved == len(changed)
+    assert (report.status, report.matched) == ("completed", len(selected))
+    assert report.moved + report.skipped == report.matched
+
+
+def _is_of_job(event: object) -> bool:
+    """Return whether a job on what waits caused an event, which tells who started it, and why."""
+    match event:
+        case MessageExpired(reason="cancelled", note="over", principal="ops"):
+            return True
+        case MessageRescheduled(principal="ops"):
+            return True
+    return False
 
 
 async def _check_outcomes(log: MemoryEventLog, job: str, batch: int, count: int) -> None:

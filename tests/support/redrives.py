@@ -46,8 +46,11 @@ EVERY_FIELD = RedriveSpec(
     set_headers={"by": "ops"},
     remove_headers=("old",),
     merge_patch='{"a": 1}',
+    keys=("ann",),
 )
-"""A selection and copies with a value in each field but the action."""
+"""A selection and copies with a value in each field but the action and what the next two have."""
+CANCEL = RedriveSpec(action="cancel", topics=("orders",), keys=("ann",), note="ordered twice")
+RESCHEDULE = RedriveSpec(action="reschedule", message_ids=("m1",), at=5_000, limit=2)
 
 
 @asynccontextmanager
@@ -95,6 +98,12 @@ async def add_dead_letters(
         )
     while received := await mailbox.receive_messages(topic, max_messages=256):
         await mailbox.nack_messages([each.receipt for each in received], reason=error)
+
+
+async def send(mailbox: OwnedMailbox, ids: Sequence[str], *, topic: str = "orders") -> None:
+    """Send messages; the id is the header `id` and the payload, too."""
+    new = [NewMessage(topic, each.encode(), message_id=each, attrs={"id": each}) for each in ids]
+    await mailbox.send_batch(new)
 
 
 async def ended(mailbox: OwnedMailbox, job: RedriveReport) -> RedriveReport:

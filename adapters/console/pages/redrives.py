@@ -43,9 +43,12 @@ class Field(NamedTuple):
 
 SELECTION: Final = (
     Field("topics", "Topics", "lines", "Names or globs such as orders.*, one a line"),
+    Field("keys", "Sticky keys", "lines", "One a line"),
+    Field("message_ids", "Message ids", "lines", "One a line, up to 1,000"),
+)
+FAILURE: Final = (
     Field("fingerprints", "Fingerprints", "lines", "Of errors, one a line"),
     Field("reasons", "Reasons", "lines", "Such as max_attempts, one a line"),
-    Field("message_ids", "Message ids", "lines", "One a line, up to 1,000"),
     Field(
         "dead_since", "Dead-lettered since", "time", "Time such as 2026-01-31T08:00Z, or an age such as 2h"
     ),
@@ -67,17 +70,23 @@ PACE: Final = (
     Field("delay_ms", "Delay in ms", "number", "Until the messages may be delivered"),
     Field("limit", "Maximum number of messages", "number", "No limit if empty"),
 )
+WAITING: Final = (
+    Field("at", "Deliver at", "time", "Instead of a delay, when messages are rescheduled"),
+    Field("note", "Why", "text", "For the history of messages that are cancelled"),
+)
 COPIES: Final = (
     Field("destination", "Destination", "text", "Another topic of the mailbox, to which copies are sent"),
     Field("set_headers", "Set headers", "pairs", "NAME=VALUE, one a line"),
     Field("remove_headers", "Remove headers", "lines", "Names, one a line"),
     Field("merge_patch", "Change payloads", "json", "JSON object that is merged into payloads (RFC 7396)"),
 )
-CRITERIA: Final = tuple(field.name for field in (*SELECTION, *MESSAGE) if field.name != "dead_until")
-"""Criteria; if all of them are empty, a job selects all dead letters of the mailbox."""
+CRITERIA: Final = tuple(
+    field.name for field in (*SELECTION, *FAILURE, *MESSAGE) if field.name != "dead_until"
+)
+"""Criteria; if all of them are empty, a job selects all dead letters of the mailbox, or all that waits."""
 _ANY_VALUE: Final = ("text", "match", "merge_patch")
 """Fields whose values may come from any header or payload."""
-FIELDS: Final = (*SELECTION, *MESSAGE, *PACE, *COPIES)
+FIELDS: Final = (*SELECTION, *FAILURE, *MESSAGE, *PACE, *WAITING, *COPIES)
 NAMES: Final = ("action", *(field.name for field in FIELDS))
 
 
@@ -157,7 +166,13 @@ BADGES: Final = {
     "undoing": "accent",
     "undone": "neutral",
 }
-DONE: Final[dict[str, str]] = {"redrive": "redriven", "archive": "archived", "purge": "purged"}
+DONE: Final[dict[str, str]] = {
+    "redrive": "redriven",
+    "archive": "archived",
+    "purge": "purged",
+    "cancel": "cancelled",
+    "reschedule": "rescheduled",
+}
 CHANGES: Final[dict[str, tuple[JobAction, ...]]] = {
     "running": ("pause", "cancel", "undo"),
     "paused": ("resume", "cancel", "undo"),
@@ -189,13 +204,12 @@ async def show_form(page: Page) -> Response:
 
 
 async def preview(page: Page) -> Response:
-    """Show the dead letters that a job would select, and a button to start it."""
+    """Show the messages that a job would select, and a button to start it."""
     values = read_values(page.form)
     if page.field("change"):
         return await _form(page, values)
     try:
-        if not values["dead_until"].strip():
-            parse_spec(values)
+        if not parse_spec(values).selects_waiting and not values["dead_until"].strip():
             # The job must not select messages that are dead-lettered after the preview.
             values["dead_until"] = await _now(page)
         spec = _read_spec(page, values)
@@ -206,6 +220,7 @@ async def preview(page: Page) -> Response:
         spec=spec,
         facts=describe_spec(spec),
         preview=await page.mailbox.preview_redrive(spec),
+        done_word=DONE[spec.action],
         selects_all=not any(values[name] for name in CRITERIA),
         fields=[(name, values[name]) for name in NAMES if values[name]],
         job_id=page.field("job_id") or str(uuid_utils.uuid7()),
@@ -222,7 +237,7 @@ async def start(page: Page) -> Response:
         )
     report = await page.mailbox.start_redrive(_read_spec(page, values), job_id=job_id)
     return page.redirect(
-        f"/redrives/{report.job_id}", f"The job has started: {report.matched:,} dead letters matched."
+        f"/redrives/{report.job_id}", f"The job has started: {report.matched:,} messages matched."
     )
 
 
@@ -283,7 +298,8 @@ def _action(page: Page) -> JobAction:
 
 
 async def _form(page: Page, values: dict[str, str], error: InvalidRequest | None = None) -> Response:
-    actions = ["redrive", *(["archive", "purge"] if page.may(Right.ADMIN) else [])]
+    others = [name for name in DONE if name != "redrive"]
+    actions = ["redrive", *(others if page.may(Right.ADMIN) else [])]
     return await page.render(
         "redrives/form",
         400 if error is not None else 200,
@@ -291,9 +307,11 @@ async def _form(page: Page, values: dict[str, str], error: InvalidRequest | None
         error=error,
         actions=[(each, each.capitalize()) for each in actions],
         sections=(
-            ("Which dead letters", SELECTION, True),
+            ("Which messages", SELECTION, True),
+            ("Which dead letters", FAILURE, True),
             ("By what they were sent with", MESSAGE, _has_any(values, MESSAGE)),
             ("Pace", PACE, True),
+            ("When messages that wait are rescheduled or cancelled", WAITING, _has_any(values, WAITING)),
             ("Send copies instead", COPIES, _has_any(values, COPIES)),
         ),
     )

@@ -545,7 +545,7 @@ class PurgeResponse(_message.Message):
     def __init__(self, removed: _Optional[int] = ...) -> None: ...
 
 class RedriveSpec(_message.Message):
-    __slots__ = ("action", "topics", "reasons", "fingerprints", "message_ids", "dead_since", "dead_until", "start_time", "end_time", "principals", "correlation_id", "trace_id", "namespace", "headers", "text", "match", "rate", "delay_ms", "limit", "destination", "set_headers", "remove_headers", "merge_patch")
+    __slots__ = ("action", "topics", "reasons", "fingerprints", "message_ids", "dead_since", "dead_until", "start_time", "end_time", "principals", "correlation_id", "trace_id", "namespace", "headers", "text", "match", "rate", "delay_ms", "limit", "destination", "set_headers", "remove_headers", "merge_patch", "keys", "at", "note")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -583,6 +583,9 @@ class RedriveSpec(_message.Message):
     SET_HEADERS_FIELD_NUMBER: _ClassVar[int]
     REMOVE_HEADERS_FIELD_NUMBER: _ClassVar[int]
     MERGE_PATCH_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     action: str
     topics: _containers.RepeatedScalarFieldContainer[str]
     reasons: _containers.RepeatedScalarFieldContainer[str]
@@ -606,7 +609,10 @@ class RedriveSpec(_message.Message):
     set_headers: _containers.ScalarMap[str, str]
     remove_headers: _containers.RepeatedScalarFieldContainer[str]
     merge_patch: str
-    def __init__(self, action: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., reasons: _Optional[_Iterable[str]] = ..., fingerprints: _Optional[_Iterable[str]] = ..., message_ids: _Optional[_Iterable[str]] = ..., dead_since: _Optional[int] = ..., dead_until: _Optional[int] = ..., start_time: _Optional[int] = ..., end_time: _Optional[int] = ..., principals: _Optional[_Iterable[str]] = ..., correlation_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., namespace: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., text: _Optional[str] = ..., match: _Optional[str] = ..., rate: _Optional[int] = ..., delay_ms: _Optional[int] = ..., limit: _Optional[int] = ..., destination: _Optional[str] = ..., set_headers: _Optional[_Mapping[str, str]] = ..., remove_headers: _Optional[_Iterable[str]] = ..., merge_patch: _Optional[str] = ...) -> None: ...
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    at: int
+    note: str
+    def __init__(self, action: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., reasons: _Optional[_Iterable[str]] = ..., fingerprints: _Optional[_Iterable[str]] = ..., message_ids: _Optional[_Iterable[str]] = ..., dead_since: _Optional[int] = ..., dead_until: _Optional[int] = ..., start_time: _Optional[int] = ..., end_time: _Optional[int] = ..., principals: _Optional[_Iterable[str]] = ..., correlation_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., namespace: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., text: _Optional[str] = ..., match: _Optional[str] = ..., rate: _Optional[int] = ..., delay_ms: _Optional[int] = ..., limit: _Optional[int] = ..., destination: _Optional[str] = ..., set_headers: _Optional[_Mapping[str, str]] = ..., remove_headers: _Optional[_Iterable[str]] = ..., merge_patch: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., at: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
 
 class RedriveReport(_message.Message):
     __slots__ = ("mailbox", "job_id", "status", "spec", "cutoff", "matched", "moved", "skipped", "restored", "retained", "principal", "started_at", "changed_at")

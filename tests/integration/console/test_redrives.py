@@ -168,6 +168,29 @@ async def test_what_is_masked_is_neither_a_criterion_nor_shown(filled: Path, tmp
             assert page.status == 403, criterion
 
 
+async def test_a_job_cancels_what_waits(desk: Desk) -> None:
+    await desk.mailbox.send_message(NewMessage(topic="waiting.a", payload=b"1", sticky_key="k"))
+    await desk.mailbox.send_message(NewMessage(topic="waiting.a", payload=b"2", deliver_after_ms=60_000))
+    fields = {"action": "cancel", "topics": "waiting.*", "note": "ordered twice"}
+    page = await desk.browser.post("/redrives/preview", **fields, reasons="rejected")
+    assert (page.status, "reasons is of dead letters" in page.text) == (400, True)
+    page = await desk.browser.post("/redrives/preview", **fields)
+    assert "Cancel 2 messages?" in page.text
+    assert "cancelled messages are never delivered again" in page.text
+    assert all(status in page.text for status in ("ready", "delayed"))
+    await desk.browser.send("/redrives", start_form(page))
+    (job,) = await desk.mailbox.list_redrives()
+    assert (await ended(desk, job.job_id)).moved == 2
+    page = await desk.browser.get(f"/redrives/{job.job_id}?outcome=cancelled")
+    assert ("ordered twice" in page.text, page.text.count('scope="row"')) == (True, 2)
+    page = await desk.browser.post("/redrives/preview", action="reschedule", keys="k")
+    assert "Reschedule 0 messages?" in page.text
+    await desk.browser.sign_in(desk.place.issue(operations=[Right.READ_HEADERS, Right.REDRIVE]))
+    page = await desk.browser.get("/redrives/new")
+    assert "Reschedule" not in page.text
+    assert (await desk.browser.post("/redrives/preview", **fields)).status == 403
+
+
 async def test_a_token_that_may_only_read_can_neither_preview_nor_start_nor_change_jobs(desk: Desk) -> None:
     page = await desk.browser.post("/redrives/preview", topics="payments")
     form = start_form(page)

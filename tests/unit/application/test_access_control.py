@@ -68,6 +68,17 @@ CALLS = {
         (Right.REDRIVE, Right.SEND),
         lambda m, t, _: m.start_redrive(RedriveSpec(topics=(t,), set_headers={"a": "b"})),
     ),
+    "job that cancels": Call(
+        (Right.ADMIN,), lambda m, t, _: m.start_redrive(RedriveSpec(topics=(t,), action="cancel"))
+    ),
+    "job that reschedules by keys": Call(
+        (Right.ADMIN, Right.READ_HEADERS),
+        lambda m, t, _: m.start_redrive(RedriveSpec(topics=(t,), action="reschedule", keys=("k",))),
+    ),
+    "preview of a job that cancels": Call(
+        (Right.READ_HEADERS, Right.ADMIN),
+        lambda m, t, _: m.preview_redrive(RedriveSpec(topics=(t,), action="cancel")),
+    ),
     "redrive job by words": Call(
         (Right.REDRIVE, *PAYLOAD),
         lambda m, t, _: m.start_redrive(RedriveSpec(topics=(t,), match="word")),

@@ -6,6 +6,15 @@ from postroom.domain.errors import InvalidRequest, StaleReceipt
 from postroom.domain.mailbox.commands import Ack, Cancel, Nack, Receive, Reschedule
 from postroom.domain.message import MS
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.redrive.job import (
+    AdvanceRedrive,
+    RedriveAdvanced,
+    RedriveCompleted,
+    RedriveSkipped,
+    RedriveStarted,
+    StartRedrive,
+)
+from postroom.domain.redrive.spec import RedriveSpec
 from tests.unit.domain.scenario import Given, Life, given
 
 RECEIVE = Receive(("orders",), 9, 1 << 20)
@@ -147,3 +156,62 @@ def test_only_a_waiting_message_is_rescheduled(state: str) -> None:
     past = [a.sent(at=0), a.received(at=0), *([a.dead(at=1)] if state == "dead" else [])]
     stream = b"?" * 16 if state == "unknown" else a.stream
     given(past).when(Reschedule(stream, 5), at=2).then_nothing_happens()
+
+
+# -- jobs on the messages of a query ---
+
+JOB = b"j" * 16
+
+
+def started(a: Life, b: Life, c: Life, spec: RedriveSpec) -> Given:
+    """Start a job after three sends; the third message is in flight, and the first fails once."""
+    past = [a.sent(at=0), b.sent(at=0), c.sent(at=0), c.received(at=1), a.received(at=1)]
+    scenario = given([*past, a.requeued(at=2, due=2)])
+    cutoff = scenario.mailbox.position
+    return scenario.when(StartRedrive(JOB, spec, cutoff, 3, "ann"), at=3).then(
+        [RedriveStarted(JOB, 1, 3 * MS, spec, cutoff, 3, "ann")]
+    )
+
+
+def test_a_job_cancels_by_the_positions_of_the_sends_and_a_repeated_step_changes_nothing_more() -> None:
+    a, b, c, late = Life("a"), Life("b"), Life("c"), Life("late")
+    scenario = started(a, b, c, RedriveSpec(action="cancel", note="over"))
+    sent = late.send()
+    scenario = scenario.when(sent, at=4).then([late.sent(at=4)])
+    step = AdvanceRedrive(JOB, (a.stream, late.stream), scenario.mailbox.messages[a.stream].position, False)
+    first = scenario.when(step, at=5)
+    cutoff = scenario.mailbox.redrives[JOB].cutoff
+    scenario = first.then(
+        [
+            a.expired(at=5, reason="cancelled", note="over", principal="ann"),
+            RedriveAdvanced(JOB, 2, 5 * MS, step.cursor, 1, 1),
+            RedriveSkipped(JOB, 3, 5 * MS, late.stream, "dead_again"),
+        ]
+    )
+    last = AdvanceRedrive(JOB, (b.stream, c.stream), cutoff, True)
+    scenario = scenario.when(last, at=6).then(
+        [
+            b.expired(at=6, reason="cancelled", note="over", principal="ann"),
+            c.expired(at=6, reason="cancelled", note="over", principal="ann"),
+            RedriveAdvanced(JOB, 4, 6 * MS, cutoff, 2, 0),
+            RedriveCompleted(JOB, 5, 6 * MS),
+        ]
+    )
+    assert list(scenario.mailbox.messages) == [late.stream]
+    scenario.when(last, at=7).then_nothing_happens()
+
+
+def test_a_job_reschedules_what_waits_and_leaves_what_is_in_flight() -> None:
+    a, b, c = Life("a"), Life("b"), Life("c")
+    scenario = started(a, b, c, RedriveSpec(action="reschedule", delay_ms=1_000))
+    cutoff = scenario.mailbox.redrives[JOB].cutoff
+    step = AdvanceRedrive(JOB, (a.stream, b.stream, c.stream), cutoff, True)
+    scenario.when(step, at=5).then(
+        [
+            a.rescheduled(at=5, due=1_005, principal="ann"),
+            b.rescheduled(at=5, due=1_005, principal="ann"),
+            RedriveAdvanced(JOB, 2, 5 * MS, cutoff, 2, 1),
+            RedriveSkipped(JOB, 3, 5 * MS, c.stream, "in_flight"),
+            RedriveCompleted(JOB, 4, 5 * MS),
+        ]
+    )
