@@ -20,14 +20,14 @@ Moment = int | datetime
 """A log position, or a time: the mailbox after that record, or after all records up to that log time."""
 
 
-def check_moment(at: object) -> Moment:
-    """Return a past moment, or raise InvalidRequest."""
-    return at if isinstance(at, datetime) else check_int("at", at)
+def check_moment(at: object, name: str = "at") -> Moment:
+    """Return a past moment, or raise InvalidRequest with the `name` of the argument."""
+    return at if isinstance(at, datetime) else check_int(name, at)
 
 
 def check_due(at: object) -> datetime:
     """Return a time with its UTC offset, or raise InvalidRequest."""
-    if not isinstance(at, datetime) or at.tzinfo is None:
+    if not isinstance(at, datetime) or at.utcoffset() is None:
         raise InvalidRequest("at must be a datetime with a UTC offset; add its time zone.")
     return at
 

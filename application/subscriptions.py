@@ -205,7 +205,7 @@ class Subscriptions:
 
     async def _position(self, start: Moment) -> int:
         """Return the position of the log after which messages are sent since a moment."""
-        check_moment(start)
+        check_moment(start, "start")
         engine = self._engine
         if VolatileLog in type(engine.log).__mro__:
             raise InvalidRequest(

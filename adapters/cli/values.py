@@ -257,7 +257,7 @@ def parse_moment(text: str, now: datetime) -> int | datetime:
     try:
         return from_rfc3339(text)
     except ValueError:
-        return now - _age(text)
+        return _before(now, text)
 
 
 def parse_due(option: str, text: str) -> datetime:
@@ -276,6 +276,8 @@ def parse_micros(option: str, text: str | None) -> int | None:
 
     Raises: WrongUsage if the text is not a time or an age.
     """
+    from postroom.application.queries.mailbox_past import to_us
+
     if text is None:
         return None
     moment = parse_moment(text, datetime.now(UTC))
@@ -283,15 +285,15 @@ def parse_micros(option: str, text: str | None) -> int | None:
         raise WrongUsage(
             f"{option} {text!r} is not a time; write 2026-01-31T08:00:00Z, or an age such as 7d."
         )
-    return round(moment.timestamp() * 1_000_000)
+    return to_us(moment)
 
 
-def _age(text: str) -> timedelta:
+def _before(now: datetime, age: str) -> datetime:
     try:
-        return timedelta(milliseconds=parse_duration(text))
+        return now - timedelta(milliseconds=parse_duration(age))
     except (WrongUsage, OverflowError):
         raise WrongUsage(
-            f"{text!r} is not a point in time; write a log position such as 1200, a time such as "
+            f"{age!r} is not a point in time; write a log position such as 1200, a time such as "
             "2026-01-31T08:00:00Z, or an age such as 5m."
         ) from None
 

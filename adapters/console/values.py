@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol, TypedDict
 
 from markupsafe import Markup, escape
 
+from postroom.application.queries.mailbox_past import to_us
 from postroom.application.text import from_rfc3339, printable
 from postroom.domain.errors import InvalidRequest
 
@@ -99,7 +100,6 @@ FILTERS: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _AGE = re.compile(r"(\d{1,9})(s|m|h|d)\Z", re.ASCII)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -119,7 +119,7 @@ def read_time(name: str, text: str, now: datetime) -> int:
             time = now - timedelta(**{_UNITS[age[2]]: int(age[1])})
         else:
             time = from_rfc3339(text.strip())
-        return (time - _EPOCH) // timedelta(microseconds=1)
+        return to_us(time)
     except (ValueError, OverflowError):
         raise InvalidRequest(
             f"{name} is {text[:40]!r}, which is not a time; write 2026-01-31T08:00:00Z, or an age such as 2h."

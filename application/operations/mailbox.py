@@ -75,6 +75,7 @@ Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 WaitMs = Annotated[int, Meta(ge=0, le=MAX_WAIT_MS)]
 Position = Annotated[int, Meta(ge=0, le=MAX_INT)]
 At = Annotated[Position | datetime, Check(check_moment)]
+Start = Annotated[Position | datetime, Check(partial(check_moment, name="start"))]
 Due = Annotated[datetime, Check(check_due)]
 Spec = Annotated[RedriveSpec, Check(check_spec)]
 Changes = Annotated[SettingsChanges, Check(check_changes)]
@@ -334,7 +335,7 @@ class Mailbox:
 
     @operation(Right.ADMIN, "PUT /v1/subscriptions/{name}")
     async def set_subscription(
-        self, name: Topic, filter_: Filter, /, *, start: At | None = None, principal: Principal = None
+        self, name: Topic, filter_: Filter, /, *, start: Start | None = None, principal: Principal = None
     ) -> SubscriptionReport:
         """Create a subscription, or change its filter from now on; idempotent.
 
@@ -358,7 +359,7 @@ class Mailbox:
 
     @operation(Right.ADMIN, "POST /v1/subscriptions/{name}/rewind", is_repeatable=False)
     async def rewind_subscription(
-        self, name: Topic, start: At, /, *, dry_run: bool = False, principal: Principal = None
+        self, name: Topic, start: Start, /, *, dry_run: bool = False, principal: Principal = None
     ) -> RewindReport:
         """Empty the topic of a subscription, and copy the messages sent since a moment again.
 

@@ -24,6 +24,7 @@ from postroom.application.operations.mailbox import (
     Policy,
     Principal,
     Spec,
+    Start,
     Text,
     Topic,
     WaitMs,
@@ -247,7 +248,7 @@ class SyncOperations(ABC):
         self._run(self._open.resume_topic(topic))
 
     def set_subscription(
-        self, name: Topic, filter_: Filter, /, *, start: At | None = None, principal: Principal = None
+        self, name: Topic, filter_: Filter, /, *, start: Start | None = None, principal: Principal = None
     ) -> SubscriptionReport:
         """Create a subscription, or change its filter from now on; idempotent.
 
@@ -271,7 +272,7 @@ class SyncOperations(ABC):
         return self._run(self._open.list_subscriptions())
 
     def rewind_subscription(
-        self, name: Topic, start: At, /, *, dry_run: bool = False, principal: Principal = None
+        self, name: Topic, start: Start, /, *, dry_run: bool = False, principal: Principal = None
     ) -> RewindReport:
         """Empty the topic of a subscription, and copy the messages sent since a moment again.
 

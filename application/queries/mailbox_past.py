@@ -185,10 +185,16 @@ class StateAt:
 def to_us(time: datetime) -> int:
     """Return a time in µs since 1970 UTC.
 
-    Raises: InvalidRequest when it has no UTC offset.
+    Raises: InvalidRequest when it has no UTC offset, or is not within the years 1 to 9999 in UTC.
     """
-    if time.tzinfo is None:
+    if time.utcoffset() is None:
         raise InvalidRequest(f"The time {time.isoformat()} has no UTC offset; add its time zone.")
+    try:
+        time = time.astimezone(UTC)
+    except OverflowError:
+        raise InvalidRequest(
+            f"The time {time.isoformat()} is not within the years 1 to 9999 in UTC."
+        ) from None
     return (time - _EPOCH) // timedelta(microseconds=1)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
@@ -91,6 +91,11 @@ class MailboxSubscriptionConformance:
                 await mailbox.set_subscription(name, filter_)
         with pytest.raises(InvalidRequest, match=r"future|no history"):
             await mailbox.set_subscription("mail", ORDERS, start=datetime.now(UTC) + timedelta(days=1))
+        with pytest.raises(InvalidRequest, match="start must be"):
+            await mailbox.set_subscription("mail", ORDERS, start=True)
+        end = datetime.max.replace(tzinfo=timezone(timedelta(hours=-14)))
+        with pytest.raises(InvalidRequest, match=r"years 1 to 9999|out of range|no history"):
+            await mailbox.set_subscription("mail", ORDERS, start=end)
         assert await mailbox.list_subscriptions() == []
         for call in (
             mailbox.delete_subscription("mail"),

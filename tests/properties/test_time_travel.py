@@ -1,7 +1,7 @@
 """The past is folded from the log exactly as the live engine saw it when it was the present."""
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -165,6 +165,11 @@ def test_dead_letters_that_retention_removed_since_are_counted_but_not_listed() 
         (-1, "at must be at least 0; it was -1"),
         (4, "ends at position 3; it has no 4"),
         (as_time(2_000_000_000_000_000), "2033-05-18T03:33:20.000000Z is in the future"),
+        (
+            datetime.max.replace(tzinfo=timezone(timedelta(hours=-14))),
+            "not within the years 1 to 9999 in UTC",
+        ),
+        (datetime.min.replace(tzinfo=timezone(timedelta(hours=14))), "not within the years 1 to 9999 in UTC"),
         (datetime(2026, 1, 1), "has no UTC offset"),  # noqa: DTZ001  # what is refused
     ],
 )
