@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from itertools import islice
-from operator import itemgetter
-from typing import NamedTuple
+from operator import attrgetter
+
+import msgspec
 
 from postroom.application.mailbox.stored_snapshots import fold_message
 from postroom.application.ports.event_log import EventLogReader
@@ -28,10 +29,10 @@ from postroom.domain.redrive.spec import RedriveSpec
 CHUNK = 500
 """Number of messages that are compared without yielding, and read from the log at a time."""
 
-_by_place = itemgetter(0)
+_by_place = attrgetter("place")
 
 
-class Candidate(NamedTuple):
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """A message that may be selected, and its place; see `RedriveSpec.place_of`."""
 
     place: int
@@ -135,6 +136,7 @@ async def select(
     """
     for start in range(0, len(candidates), CHUNK):
         yield await find_matches(spec, candidates[start : start + CHUNK], log, cutoff)
+        await asyncio.sleep(0)  # lets the mailbox run
 
 
 async def find_matches(
