@@ -70,6 +70,8 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             no limit.
         rate, rate_per_key: deliveries in each `rate_period_ms`, of the topic and of each sticky key; 0 for no
             limit.
+        shared_limits: whether `max_in_flight` and `rate` are of all topics together to which the same section
+            gives this field, and which have the same values of both (ADR 0117).
         rate_period_ms: the period in which they are counted.
         rate_burst: deliveries that either of them allows at once after a pause; 0 for as many as in a period.
         subscriptions_only: whether messages go to subscriptions only, and are archived in the topic itself
@@ -101,6 +103,7 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rate_per_key: int = 0
     rate_period_ms: int = SECOND_MS
     rate_burst: int = 0
+    shared_limits: bool = False
     subscriptions_only: bool = False
 
     def validate(self) -> "TopicPolicy":
@@ -171,7 +174,14 @@ class MailboxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 UNLIMITED = ("max_in_flight", "max_in_flight_per_key", "rate", "rate_per_key", "rate_burst")
 """Fields of policies of which 0 sets no limit."""
-_FLAGS = ("priorities", "ordered_keys", "dead_letters_hold_keys", "fair_keys", "subscriptions_only")
+_FLAGS = (
+    "priorities",
+    "ordered_keys",
+    "dead_letters_hold_keys",
+    "fair_keys",
+    "shared_limits",
+    "subscriptions_only",
+)
 _NUMBERS = (n for n in TopicPolicy.__struct_fields__ if n not in (*_FLAGS, "key_weights"))
 _POLICY_BOUNDS = dict.fromkeys(_NUMBERS, _COUNT) | {
     "shards": (1, MAX_SHARDS),

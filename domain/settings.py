@@ -213,6 +213,12 @@ def explain_policy(settings: MailboxSettings, topic: str) -> dict[str, Resolved]
     return resolved
 
 
+def shared_limits_of(settings: MailboxSettings, topic: str) -> str:
+    """Return the section whose limits a topic with `shared_limits` shares with others."""
+    names = [name for name, section in sections_of(settings, topic) if "shared_limits" in section]
+    return names[-1] if names else DEFAULT
+
+
 def sections_of(settings: MailboxSettings, topic: str) -> list[tuple[str, Section]]:
     """Return the sections that match a topic, the most specific one last.
 

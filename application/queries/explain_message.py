@@ -35,7 +35,7 @@ from postroom.domain.message_history import (
 )
 from postroom.domain.names import mailbox_stream, message_id
 from postroom.domain.policy import TopicPolicy
-from postroom.domain.settings import resolve_policy
+from postroom.domain.settings import resolve_policy, shared_limits_of
 
 HistoryItem = tuple[int, int, MessageEvent | OwnershipTaken, TopicPolicy | None]
 
@@ -71,15 +71,21 @@ class ExplainMessage:
         for record in own:
             settings = settings.after(record.event)
         policy = resolve_policy(settings.settings, sent.topic)
-        return explain(log.mailbox, sent, history, self._now(), partial(self._waits_for, sent, policy))
+        section = shared_limits_of(settings.settings, sent.topic) if policy.shared_limits else None
+        waits_for = partial(self._waits_for, sent, policy, section)
+        return explain(log.mailbox, sent, history, self._now(), waits_for)
 
-    def _waits_for(self, sent: MessageSent, policy: TopicPolicy) -> str:
+    def _waits_for(self, sent: MessageSent, policy: TopicPolicy, section: str | None) -> str:
         """Return what a ready message waits for; only keys and limits need the state of the mailbox."""
         if policy.ordered_keys or policy.fair_keys or policy.max_in_flight or policy.rate:
             mailbox = fold(self._log)
             message = mailbox.messages.get(sent.stream)
             if message is not None and message.status == READY:
                 reason = mailbox.topics[sent.topic].waits_for(message, self._now())
+                if reason == "topic_limit" and section is not None:
+                    return (
+                        f"until a limit of section {section} allows it (shared_limits, max_in_flight, rate)"
+                    )
                 if reason is not None:
                     return _WAITS[reason]
         return "for a consumer to receive it"

@@ -180,7 +180,7 @@ def _received(mailbox: Mailbox, events: Sequence[MessageReceived]) -> bool:
         else:
             shard.dequeue_all(some)
             shard.in_flight += len(some)
-        if topic.ring is not None or topic.policy.rate:
+        if topic.ring is not None or topic.policy.rate or topic.shared is not None:
             topic.end_turns(some, events[0].at)
     mailbox.in_flight += len(events)
     evolve_all(messages, events, mailbox.position + 1, mailbox.epoch)
@@ -198,9 +198,12 @@ def _acked(mailbox: Mailbox, events: Sequence[MessageAcked]) -> bool:
         del mailbox.messages[message.stream]
         if message.position <= changes.through:
             changes.settle(message.stream)
-    for (topic, number), group in groupby(messages, _shard_of):
-        shard, some = mailbox.topics[topic].shards[number], list(group)
-        if unique := mailbox.topics[topic].unique:
+    for (name, number), group in groupby(messages, _shard_of):
+        topic, some = mailbox.topics[name], list(group)
+        shard = topic.shards[number]
+        if topic.shared is not None:
+            topic.shared.in_flight -= len(some)
+        if unique := topic.unique:
             for message in some:
                 if message.unique_key is not None:
                     del unique[message.unique_key]

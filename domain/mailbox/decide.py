@@ -1,5 +1,6 @@
 """The mailbox's decider: `decide(command, state, now) -> events`, or a `Rejected`."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain, islice
 from typing import Any
@@ -32,6 +33,7 @@ from postroom.domain.mailbox.commands import (
     TakeOwnership,
     Truncate,
 )
+from postroom.domain.mailbox.key_ring import SharedLimits
 from postroom.domain.mailbox.ownership import take_ownership, truncate
 from postroom.domain.mailbox.redrive_decisions import decide_redrive
 from postroom.domain.mailbox.state import Mailbox, shard_of
@@ -106,6 +108,7 @@ def deliverable(
     size = 0
     unreadable = command.corrupt | command.erased
     stopped_keys: set[tuple[str, str | None]] = set()
+    counts: Counter[SharedLimits] = Counter()
     for message in chain.from_iterable(topic.ready(now, mailbox.position) for topic in topics):
         if stopped_keys and (message.topic, message.sticky_key) in stopped_keys:
             continue
@@ -118,6 +121,10 @@ def deliverable(
             continue
         if remaining <= 0 or (size and size + message.size > command.max_bytes):
             break
+        if len(topics) > 1 and (shared := mailbox.topics[message.topic].shared) is not None:
+            if counts[shared] >= mailbox.topics[message.topic].allowed(now):
+                continue
+            counts[shared] += 1
         remaining -= 1
         size += message.size or 1
         messages.append(message)

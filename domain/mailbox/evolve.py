@@ -89,7 +89,7 @@ def _received(mailbox: Mailbox, event: MessageReceived) -> None:
     else:
         shard.dequeue(message)
         shard.in_flight += 1
-    if topic.ring is not None or topic.policy.rate:
+    if topic.ring is not None or topic.policy.rate or topic.shared is not None:
         topic.end_turns((message,), event.at)
     mailbox.in_flight += 1
     evolve_message(message, event, mailbox.position, mailbox.epoch)
@@ -144,6 +144,8 @@ def _detach(mailbox: Mailbox, event: Event) -> Message:
             shard.end_delivery(message, event.at)
         else:
             shard.in_flight -= 1
+        if topic.shared is not None:
+            topic.shared.in_flight -= 1
         mailbox.in_flight -= 1
     elif message.status == READY:
         shard = topic.shards[message.shard]

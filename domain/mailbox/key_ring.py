@@ -59,17 +59,22 @@ class TokenBucket(msgspec.Struct, array_like=True, gc=False):
 
     def tokens(self, rate: Rate, now: int) -> int:
         """Return how many deliveries the rate allows at `now` (µs)."""
-        return max(0, self._level_at(rate, now) // rate.period)
+        return max(0, self.level_at(rate, now) // rate.period)
 
     def take(self, rate: Rate, count: int, now: int) -> None:
         """Take the tokens of deliveries at `now` (µs)."""
-        self.whole, self.level = divmod(self._level_at(rate, now) - count * rate.period, rate.period)
+        self.whole, self.level = divmod(self.level_at(rate, now) - count * rate.period, rate.period)
         self.at = now
 
     def next_at(self, rate: Rate) -> int:
         """Return when there is a token (µs)."""
         missing = rate.period - self.whole * rate.period - self.level
         return self.at + max(0, -(-missing // rate.deliveries))
+
+    def level_at(self, rate: Rate, now: int) -> int:
+        """Return the units at `now` (µs)."""
+        level = self.whole * rate.period + self.level
+        return min(rate.burst * rate.period, level + max(0, now - self.at) * rate.deliveries)
 
     def is_full(self, rate: Rate, now: int) -> bool:
         """Return whether the bucket has as many tokens at `now` (µs) as it can have."""
@@ -79,13 +84,34 @@ class TokenBucket(msgspec.Struct, array_like=True, gc=False):
         """Return a bucket with as many tokens after a change of the rate at `now` (µs); None: full."""
         if before is None or after is None:
             return None
-        level = self._level_at(before, now) * after.period // before.period
+        level = self.level_at(before, now) * after.period // before.period
         whole, level = divmod(min(level, after.burst * after.period), after.period)
         return TokenBucket(level, now, whole)
 
-    def _level_at(self, rate: Rate, now: int) -> int:
-        level = self.whole * rate.period + self.level
-        return min(rate.burst * rate.period, level + max(0, now - self.at) * rate.deliveries)
+
+class SharedLimits:
+    """What several topics count together against the limits of a section (ADR 0117).
+
+    Arguments:
+        topics: their number.
+        in_flight: their messages in flight.
+        bucket: the tokens of their rate; None: full.
+    """
+
+    __slots__ = ("bucket", "in_flight", "topics")
+
+    def __init__(self) -> None:
+        self.topics = 0
+        self.in_flight = 0
+        self.bucket: TokenBucket | None = None
+
+    def add(self, in_flight: int, bucket: TokenBucket | None, rate: Rate | None, now: int) -> None:
+        """Add a topic at `now` (µs); of several buckets, the one with the fewest tokens holds."""
+        self.topics += 1
+        self.in_flight += in_flight
+        if rate is not None:
+            buckets = [each for each in (self.bucket, bucket) if each is not None]
+            self.bucket = min(buckets, key=lambda each: each.level_at(rate, now), default=None)
 
 
 class KeyRing:

@@ -273,4 +273,5 @@ def _restore_messages(mailbox: Mailbox, by_stream: dict[bytes, Message]) -> None
         topic.dead[message.stream] = message
         if len(topic.dead) > topic.policy.dead_capacity:
             mailbox.over_capacity.add(topic.name)
+    mailbox.share_limits(mailbox.at)
     mailbox.restore_timers()

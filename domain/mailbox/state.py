@@ -13,6 +13,7 @@ from postroom.domain.mailbox.commands import (
     MailboxMode,
     StoredSettings,
 )
+from postroom.domain.mailbox.key_ring import SharedLimits
 from postroom.domain.mailbox.replay import ReplayWindow
 from postroom.domain.mailbox.topic import Topic
 from postroom.domain.message import (
@@ -24,7 +25,7 @@ from postroom.domain.message import (
 )
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.job import RedriveJob
-from postroom.domain.settings import is_glob, resolve_policy, sections_of
+from postroom.domain.settings import is_glob, resolve_policy, sections_of, shared_limits_of
 from postroom.domain.subscription import Subscription
 
 _EXPIRING = (READY, DEAD)
@@ -181,6 +182,7 @@ class Mailbox:
         self.topics: dict[str, Topic] = {}
         self.messages: dict[bytes, Message] = {}
         self._policies: dict[str, TopicPolicy] = {}
+        self._shared_limits: dict[str, SharedLimits] = {}
         self.over_capacity: set[str] = set()
         self.paused_topics: set[str] = set()
         self.stopped_topics: set[str] = set()
@@ -250,6 +252,8 @@ class Mailbox:
         if topic is None:
             window = ReplayWindow(dropped_until=self.at - 1)
             topic = self.topics[name] = Topic(name, self.policy(name), window)
+            if topic.policy.shared_limits:
+                self._share_limits(topic, self.at)
         return topic
 
     def topic_names(self) -> set[str]:
@@ -262,6 +266,8 @@ class Mailbox:
         before, self.stored_settings = self.stored_settings, stored
         self.settings, self.limits = stored.settings, stored.settings.limits
         self._policies.clear()
+        for topic in self.topics.values():
+            topic.share(None, at)
         by_topic = cache(self._messages_by_topic)
         for topic in self.topics.values():
             self._change_policy(topic, resolve_policy(stored.settings, topic.name), by_topic, at)
@@ -269,6 +275,20 @@ class Mailbox:
             if stored.is_stored and not is_known and not topic.is_empty:
                 # The former owner's number is unknown, but is not below those that it used.
                 topic.shards_in_use = max(topic.policy.shards, topic.highest_shard + 1)
+        self.share_limits(at)
+
+    def share_limits(self, at: int) -> None:
+        """Have topics count together, from log time `at` (µs) on, as their policies say."""
+        self._shared_limits = {}
+        for topic in self.topics.values():
+            if topic.policy.shared_limits:
+                self._share_limits(topic, at)
+
+    def _share_limits(self, topic: Topic, at: int) -> None:
+        policy = topic.policy
+        limits = (policy.max_in_flight, policy.rate, policy.rate_period_ms, policy.rate_burst)
+        name = " ".join((shared_limits_of(self.settings, topic.name), *map(str, limits)))
+        topic.share(self._shared_limits.setdefault(name, SharedLimits()), at)
 
     def _messages_by_topic(self) -> dict[str, list[Message]]:
         by_topic: dict[str, list[Message]] = {name: [] for name in self.topics}
@@ -311,7 +331,10 @@ class Mailbox:
 
     def drop_idle_topics(self, now: int) -> None:
         """Drop the topics that are idle at `now` (µs)."""
-        self.topics = {name: topic for name, topic in self.topics.items() if not topic.is_idle(now)}
+        for topic in [*self.topics.values()]:
+            if topic.is_idle(now):
+                topic.share(None, now)
+                del self.topics[topic.name]
 
     def overdue(self, now: int, limit: int) -> list[Message]:
         """Return up to `limit` messages that have timed out or expired at `now` (µs), oldest first."""

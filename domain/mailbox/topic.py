@@ -4,13 +4,14 @@ import heapq
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import partial
 from heapq import merge
 from itertools import chain, groupby, islice
 from operator import attrgetter
 from typing import Any, Literal
 
-from postroom.domain.mailbox.key_ring import FairShard, KeyRing, Rate, TokenBucket
+from postroom.domain.mailbox.key_ring import FairShard, KeyRing, Rate, SharedLimits, TokenBucket
 from postroom.domain.mailbox.keyed_shard import MAX_STALE, KeyedShard
 from postroom.domain.mailbox.priority_shard import PriorityShard, by_ready_time
 from postroom.domain.mailbox.replay import ReplayWindow
@@ -187,11 +188,11 @@ class Topic:
     `dead_letterings` is their number by reason, for metrics (svc-mailbox C-4). `shards_in_use` is the number
     of shards among which its messages are spread: another one of the policy waits until there are none.
     `unique` has the unsettled message of each unique key. With fair keys, `ring` has the messages that wait.
-    `bucket` has the tokens of its rate.
+    `bucket` has the tokens of its rate. `shared` is what it counts together with other topics.
     """
 
     __slots__ = (
-        "bucket",
+        "_bucket",
         "dead",
         "dead_letterings",
         "name",
@@ -199,6 +200,7 @@ class Topic:
         "ring",
         "shards",
         "shards_in_use",
+        "shared",
         "unique",
         "window",
     )
@@ -212,7 +214,8 @@ class Topic:
         self.dead_letterings: dict[str, int] = {}
         self.unique: dict[str, Message] = {}
         self.window = ReplayWindow() if window is None else window
-        self.bucket: TokenBucket | None = None
+        self._bucket: TokenBucket | None = None
+        self.shared: SharedLimits | None = None
         self.ring = self._create_ring({})
 
     def shard(self, number: int) -> AnyShard:
@@ -222,6 +225,32 @@ class Topic:
             queue = create_queue(self.policy) if self.ring is None else FairShard(self.ring)
             shard = self.shards[number] = KeyedShard(queue) if self.policy.ordered_keys else queue
         return shard
+
+    @property
+    def bucket(self) -> TokenBucket | None:
+        """Return the tokens of the rate that limits its deliveries; None: full."""
+        return self._bucket if self.shared is None else self.shared.bucket
+
+    @bucket.setter
+    def bucket(self, bucket: TokenBucket | None) -> None:
+        if self.shared is None:
+            self._bucket = bucket
+        else:
+            self.shared.bucket = bucket
+
+    @property
+    def limited_in_flight(self) -> int:
+        """Return how many messages count against `max_in_flight`."""
+        return self.in_flight if self.shared is None else self.shared.in_flight
+
+    def share(self, shared: SharedLimits | None, now: int) -> None:
+        """Count with other topics from `now` (µs) on, or no longer."""
+        if self.shared is not None:
+            self.shared.topics -= 1
+            self._bucket, self.shared = copy(self.shared.bucket), None
+        if shared is not None:
+            shared.add(self.in_flight, self._bucket, self.rate, now)
+            self.shared = shared
 
     @property
     def rate(self) -> Rate | None:
@@ -377,9 +406,10 @@ class Topic:
         """Return how many messages its limits allow to deliver at `now` (µs)."""
         allowed, rate = MAX_COUNT, self.rate
         if self.policy.max_in_flight:
-            allowed = max(0, self.policy.max_in_flight - self.in_flight)
+            allowed = max(0, self.policy.max_in_flight - self.limited_in_flight)
         if rate is not None:
-            allowed = min(allowed, rate.burst if self.bucket is None else self.bucket.tokens(rate, now))
+            bucket = self.bucket
+            allowed = min(allowed, rate.burst if bucket is None else bucket.tokens(rate, now))
         return allowed
 
     def waits_for(self, message: Message, now: int) -> WaitReason | None:
@@ -393,10 +423,13 @@ class Topic:
 
     def end_turns(self, messages: Sequence[Message], now: int) -> None:
         """Count deliveries at `now` (µs) against the rates, and move their keys behind the others."""
+        if self.shared is not None:
+            self.shared.in_flight += len(messages)
         if (rate := self.rate) is not None:
-            if self.bucket is None:
-                self.bucket = TokenBucket.full(rate, now)
-            self.bucket.take(rate, len(messages), now)
+            bucket = self.bucket
+            if bucket is None:
+                bucket = self.bucket = TokenBucket.full(rate, now)
+            bucket.take(rate, len(messages), now)
         if self.ring is not None:
             for message in messages:
                 self.ring.end_turn(message.sticky_key, now)
@@ -409,7 +442,8 @@ class Topic:
         """
         limited = self.policy.max_in_flight or self.policy.rate
         if limited and not self.allowed(now):
-            at = self.bucket.next_at(self.rate) if self.bucket is not None and self.rate is not None else now
+            bucket, rate = self.bucket, self.rate
+            at = bucket.next_at(rate) if bucket is not None and rate is not None else now
             return at if at > now else None  # the end of a delivery allows the next one
         if self.ring is not None:
             return self.ring.next_due()
@@ -444,7 +478,8 @@ class Topic:
         """Return whether the topic has no messages, idempotency keys and recent deliveries at `now` (µs)."""
         if not self.is_empty or not self.window.is_expired(now - self.policy.replay_window_ms * MS):
             return False
-        limits = [(self.rate, [] if self.bucket is None else [self.bucket])]
+        others = self.shared is not None and self.shared.topics > 1  # have the bucket
+        limits = [(self.rate, [] if others or self.bucket is None else [self.bucket])]
         if self.ring is not None:
             limits.append((self.ring.rate, list(self.ring.buckets.values())))
         return all(each.is_full(rate, now) for rate, buckets in limits if rate for each in buckets)

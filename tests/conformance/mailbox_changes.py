@@ -9,6 +9,7 @@ import pytest
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest, StaleReceipt
+from postroom.domain.policy import PolicyValue
 from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.settings import SettingsChanges
 from tests.support.stores import message, receive_one
@@ -235,6 +236,22 @@ class MailboxChangeConformance:
             times.append(received.visible_at_us)
         assert all(after - before >= 300_000 for before, after in pairwise(times))
 
+    async def test_topics_of_a_section_share_its_limits_and_a_receiver_waits_until_another_topic_allows_it(
+        self, mailbox: Mailbox
+    ) -> None:
+        shared: dict[str, PolicyValue] = {"shared_limits": True, "max_in_flight": 1}
+        await mailbox.set_settings(SettingsChanges(topics={"calls.*": shared}))
+        for topic in ("calls.a", "calls.b"):
+            await mailbox.send_message(NewMessage(topic, b"", sticky_key="k"))
+        (first,) = await mailbox.receive_messages("calls.a")
+        assert await mailbox.receive_messages("calls.b") == []
+        waiter = asyncio.create_task(mailbox.receive_messages("calls.b", wait_ms=LONG_MS // 2))
+        await asyncio.sleep(0.05)
+        assert not waiter.done()
+        await first.ack()
+        (second,) = await asyncio.wait_for(waiter, LONG_MS / 1_000)
+        assert second.topic == "calls.b"
+
     async def test_limits_of_keys_without_fair_keys_are_refused(self, mailbox: Mailbox) -> None:
         with pytest.raises(InvalidRequest, match="needs fair_keys"):
             await mailbox.set_topic_policy("orders", {"max_in_flight_per_key": 1})
@@ -288,6 +305,7 @@ class MailboxChangeConformance:
         limits = {"ordered_keys": False, "dead_letters_hold_keys": False, "fair_keys": True}
         assert "a limit of its sticky key" in await explain({**limits, "max_in_flight_per_key": 1})
         assert "a limit of its topic" in await explain({"max_in_flight": 1})
+        assert "a limit of section orders allows" in await explain({"shared_limits": True})
         assert "for a consumer" in await explain({"max_in_flight": 2, "max_in_flight_per_key": 2})
         await first.reject()
         assert "dead letter" in await explain({"ordered_keys": True, "dead_letters_hold_keys": True})

@@ -8,13 +8,14 @@ import pytest
 from postroom.domain import message
 from postroom.domain.mailbox import decide, snapshot, topic
 from postroom.domain.mailbox.commands import Redrive
-from postroom.domain.mailbox.key_ring import NO_LIMIT, KeyRing, TokenBucket
+from postroom.domain.mailbox.key_ring import NO_LIMIT, KeyRing, SharedLimits, TokenBucket
 from postroom.domain.mailbox.keyed_shard import KeyedShard
 from tests.simulation.machine import (
     FairKeysMachine,
     KeyBatchesMachine,
     MailboxMachine,
     OrderedKeysMachine,
+    SharedLimitsMachine,
     UniqueKeysMachine,
 )
 
@@ -187,3 +188,14 @@ def a_snapshot_that_forgets_tokens(patch: Patch) -> None:
 @defect_of(FairKeysMachine)
 def a_snapshot_that_forgets_deliveries_of_keys(patch: Patch) -> None:
     patch.setattr(KeyRing, "restore_in_flight", lambda self, key: None)
+
+
+@defect_of(SharedLimitsMachine)
+def topics_that_do_not_share_their_limits(patch: Patch) -> None:
+    patch.setattr(topic.Topic, "share", lambda self, shared, now: None)
+
+
+@defect_of(SharedLimitsMachine)
+def shared_limits_that_forget_what_is_in_flight(patch: Patch) -> None:
+    add = SharedLimits.add
+    patch.setattr(SharedLimits, "add", lambda self, in_flight, *others: add(self, 0, *others))

@@ -495,3 +495,11 @@ class FairKeysMachine(MailboxMachine):
         max_in_flight_per_key=2,
         rate_per_key=3,
     )
+
+
+class SharedLimitsMachine(MailboxMachine):
+    """The same of a mailbox whose topics share their limits, unless they have a policy of their own."""
+
+    policy = msgspec.structs.replace(
+        POLICY, shared_limits=True, max_in_flight=2, rate=3, rate_period_ms=2_000
+    )

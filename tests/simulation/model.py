@@ -261,7 +261,8 @@ class Model(KeyRules):
                     policy.ordered_keys and message.sticky_key is not None and before == message.sticky_key
                 )
                 waiting = self._waiting_keys(message.topic)
-                self.turns.deliver(message, waiting, policy, self.now, goes_on=goes_on)
+                counted_as = self.counted_as(message.topic)
+                self.turns.deliver(message, waiting, policy, self.now, goes_on=goes_on, counted_as=counted_as)
             before = message.sticky_key
             message.state, message.attempt, message.delivery = IN_FLIGHT, attempt, number
             message.received_at = self.now
@@ -446,13 +447,14 @@ class Model(KeyRules):
     def set_policy(self, op: Any, answer: Any) -> None:
         topic = self.topics.get(op.topic)
         assert answer in (None, UNKNOWN), f"{op} was answered {answer}"
+        counted_as = self.counted_as(op.topic)
         self.policies[op.topic] = op.policy
         if topic is not None:
             change = (op.policy.replay_window_ms - topic.policy.replay_window_ms) * MS
             topic.keys = self._keys_in_window(topic, self.now)
             for key in topic.keys.values():
                 key.protected_until_true += change
-            self.turns.change_policy(op.topic, topic.policy, op.policy, self.now)
+            self.turns.change_policy(op.topic, topic.policy, op.policy, self.now, counted_as)
             topic.allow(op.policy)
 
     def pause(self, op: Any, answer: Any) -> None:

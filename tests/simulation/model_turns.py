@@ -30,20 +30,29 @@ class Turns:
         return min(Fraction(burst), tokens + Fraction((now - at) * rate, policy.rate_period_ms * MS))
 
     def deliver(
-        self, message: Message, waiting: Iterable[str | None], policy: Any, now: int, *, goes_on: bool
+        self,
+        message: Message,
+        waiting: Iterable[str | None],
+        policy: Any,
+        now: int,
+        *,
+        goes_on: bool,
+        counted_as: str,
     ) -> None:
         """Take the tokens of a delivery, and check that no key waited for the second turn of another one.
 
         Arguments:
             waiting: the keys that could be served instead.
             goes_on: whether the message was delivered in the turn of the one before.
+            counted_as: its topic, or the name of all topics that share the limit.
         """
         key, topic = message.sticky_key, message.topic
         for limited in {None, key}:
-            tokens = self.allowed(topic, limited, policy, now)
+            name = counted_as if limited is None else topic
+            tokens = self.allowed(name, limited, policy, now)
             assert tokens >= 1, f"{message.id} was delivered above the rate of {limited or topic}"
             if tokens != inf:
-                self.tokens[topic, limited] = (tokens - 1, now)
+                self.tokens[name, limited] = (tokens - 1, now)
         overtaken = self.overtaken.setdefault(topic, {})
         overtaken.pop(key, None)
         if not policy.fair_keys or goes_on:
@@ -64,9 +73,11 @@ class Turns:
         """Begin the turns anew, as a mailbox does that was loaded again."""
         self.overtaken.clear()
 
-    def change_policy(self, topic: str, before: Any, after: Any, now: int) -> None:
-        """Keep the tokens within the new bursts; turns begin anew."""
+    def change_policy(self, topic: str, before: Any, after: Any, now: int, counted_as: str) -> None:
+        """Keep the tokens within the new bursts, those that were shared too; turns begin anew."""
         self.overtaken.pop(topic, None)
+        if counted_as != topic and (counted_as, None) in self.tokens:
+            self.tokens[topic, None] = self.tokens[counted_as, None]
         for (name, key), _ in list(self.tokens.items()):
             if name != topic:
                 continue
@@ -83,6 +94,7 @@ class KeyRules:
 
     now: int
     topics: dict[str, Topic]
+    policies: dict[str, Any]
     messages: dict[str, Message]
     turns: Turns
 
@@ -187,12 +199,21 @@ class KeyRules:
             room = policy.max_in_flight_per_key - in_flight
         return min(room, self.turns.allowed(topic, key, policy, self.now))
 
+    def counted_as(self, topic: str) -> str:
+        """Return what a topic counts as: those without a policy of their own may share the limits."""
+        is_shared = topic in self.topics and self.topics[topic].policy.shared_limits
+        return "shared" if is_shared and topic not in self.policies else topic
+
     def _allowed_by_topic(self, topic: str, policy: Any) -> float | Fraction:
         room: float = inf
         if policy.max_in_flight:
-            in_flight = sum(m.state == IN_FLIGHT and m.topic == topic for m in self.messages.values())
+            counted_as = self.counted_as(topic)
+            in_flight = sum(
+                m.state == IN_FLIGHT and self.counted_as(m.topic) == counted_as
+                for m in self.messages.values()
+            )
             room = max(0, policy.max_in_flight - in_flight)
-        tokens = self.turns.allowed(topic, None, policy, self.now)
+        tokens = self.turns.allowed(self.counted_as(topic), None, policy, self.now)
         return min(room, tokens if tokens == inf else int(tokens))
 
     def _in_topic(self, topic: str, key: str | None) -> list[Message]:

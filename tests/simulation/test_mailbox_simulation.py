@@ -7,6 +7,7 @@ from tests.simulation.machine import (
     KeyBatchesMachine,
     MailboxMachine,
     OrderedKeysMachine,
+    SharedLimitsMachine,
     UniqueKeysMachine,
 )
 from tests.simulation.subscriptions import SubscriptionsMachine
@@ -36,6 +37,11 @@ def test_whatever_happens_a_unique_key_has_one_unsettled_message() -> None:
 @pytest.mark.timeout(3600)  # as above
 def test_whatever_happens_keys_take_turns_and_no_limit_is_exceeded() -> None:
     run_state_machine_as_test(FairKeysMachine, settings=settings())
+
+
+@pytest.mark.timeout(3600)  # as above
+def test_whatever_happens_topics_that_share_their_limits_stay_within_them() -> None:
+    run_state_machine_as_test(SharedLimitsMachine, settings=settings())
 
 
 @pytest.mark.timeout(3600)  # as above

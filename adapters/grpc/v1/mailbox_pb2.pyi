@@ -1040,7 +1040,7 @@ class SetSettingsResponse(_message.Message):
     def __init__(self, changed: _Optional[bool] = ...) -> None: ...
 
 class TopicPolicy(_message.Message):
-    __slots__ = ("shards", "shard_capacity", "visibility_ms", "max_attempts", "backoff_base_ms", "backoff_max_ms", "replay_window_ms", "replay_capacity", "ready_retention_ms", "in_flight_retention_visibilities", "dead_retention_ms", "dead_capacity", "priorities", "priority_aging_ms", "ordered_keys", "dead_letters_hold_keys", "fair_keys", "max_in_flight", "max_in_flight_per_key", "rate", "rate_per_key", "rate_period_ms", "rate_burst", "subscriptions_only", "key_batch", "key_weights")
+    __slots__ = ("shards", "shard_capacity", "visibility_ms", "max_attempts", "backoff_base_ms", "backoff_max_ms", "replay_window_ms", "replay_capacity", "ready_retention_ms", "in_flight_retention_visibilities", "dead_retention_ms", "dead_capacity", "priorities", "priority_aging_ms", "ordered_keys", "dead_letters_hold_keys", "fair_keys", "max_in_flight", "max_in_flight_per_key", "rate", "rate_per_key", "rate_period_ms", "rate_burst", "subscriptions_only", "key_batch", "key_weights", "shared_limits")
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     SHARD_CAPACITY_FIELD_NUMBER: _ClassVar[int]
     VISIBILITY_MS_FIELD_NUMBER: _ClassVar[int]
@@ -1067,6 +1067,7 @@ class TopicPolicy(_message.Message):
     SUBSCRIPTIONS_ONLY_FIELD_NUMBER: _ClassVar[int]
     KEY_BATCH_FIELD_NUMBER: _ClassVar[int]
     KEY_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_LIMITS_FIELD_NUMBER: _ClassVar[int]
     shards: int
     shard_capacity: int
     visibility_ms: int
@@ -1093,7 +1094,8 @@ class TopicPolicy(_message.Message):
     subscriptions_only: bool
     key_batch: int
     key_weights: _struct_pb2.Struct
-    def __init__(self, shards: _Optional[int] = ..., shard_capacity: _Optional[int] = ..., visibility_ms: _Optional[int] = ..., max_attempts: _Optional[int] = ..., backoff_base_ms: _Optional[int] = ..., backoff_max_ms: _Optional[int] = ..., replay_window_ms: _Optional[int] = ..., replay_capacity: _Optional[int] = ..., ready_retention_ms: _Optional[int] = ..., in_flight_retention_visibilities: _Optional[int] = ..., dead_retention_ms: _Optional[int] = ..., dead_capacity: _Optional[int] = ..., priorities: _Optional[bool] = ..., priority_aging_ms: _Optional[int] = ..., ordered_keys: _Optional[bool] = ..., dead_letters_hold_keys: _Optional[bool] = ..., fair_keys: _Optional[bool] = ..., max_in_flight: _Optional[int] = ..., max_in_flight_per_key: _Optional[int] = ..., rate: _Optional[int] = ..., rate_per_key: _Optional[int] = ..., rate_period_ms: _Optional[int] = ..., rate_burst: _Optional[int] = ..., subscriptions_only: _Optional[bool] = ..., key_batch: _Optional[int] = ..., key_weights: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    shared_limits: bool
+    def __init__(self, shards: _Optional[int] = ..., shard_capacity: _Optional[int] = ..., visibility_ms: _Optional[int] = ..., max_attempts: _Optional[int] = ..., backoff_base_ms: _Optional[int] = ..., backoff_max_ms: _Optional[int] = ..., replay_window_ms: _Optional[int] = ..., replay_capacity: _Optional[int] = ..., ready_retention_ms: _Optional[int] = ..., in_flight_retention_visibilities: _Optional[int] = ..., dead_retention_ms: _Optional[int] = ..., dead_capacity: _Optional[int] = ..., priorities: _Optional[bool] = ..., priority_aging_ms: _Optional[int] = ..., ordered_keys: _Optional[bool] = ..., dead_letters_hold_keys: _Optional[bool] = ..., fair_keys: _Optional[bool] = ..., max_in_flight: _Optional[int] = ..., max_in_flight_per_key: _Optional[int] = ..., rate: _Optional[int] = ..., rate_per_key: _Optional[int] = ..., rate_period_ms: _Optional[int] = ..., rate_burst: _Optional[int] = ..., subscriptions_only: _Optional[bool] = ..., key_batch: _Optional[int] = ..., key_weights: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., shared_limits: _Optional[bool] = ...) -> None: ...
 
 class ListTopicsRequest(_message.Message):
     __slots__ = ()

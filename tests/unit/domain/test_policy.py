@@ -11,7 +11,14 @@ from postroom.domain.message import MS, MessageSent
 from postroom.domain.policy import DAY_MS, UNLIMITED, MailboxLimits, TopicPolicy
 from tests.unit.domain.scenario import NOTHING, POLICY, TOPIC, Life, given, policy_set
 
-FLAGS = ("priorities", "ordered_keys", "dead_letters_hold_keys", "fair_keys", "subscriptions_only")
+FLAGS = (
+    "priorities",
+    "ordered_keys",
+    "dead_letters_hold_keys",
+    "fair_keys",
+    "shared_limits",
+    "subscriptions_only",
+)
 NUMBERS = [name for name in TopicPolicy.__struct_fields__ if name not in (*FLAGS, "key_weights")]
 
 
