@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from postroom.application.erasure.protection import MessageEncryption
+from postroom.application.erasure.protection import MessageEncryption, Unreadable
 from postroom.application.mailbox.codec import is_intact, to_records
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
 from postroom.application.messages import rfc3339
@@ -26,6 +26,7 @@ from postroom.domain.redrive.job import (
     RedriveUndoAdvanced,
 )
 from postroom.domain.redrive.spec import Action, RedriveSpec, SkipReason, apply_patch
+from postroom.domain.subject import is_encrypted
 
 MICROSECONDS, NANOSECONDS = 1_000_000, 1_000
 
@@ -56,7 +57,11 @@ class CopyFactory:
         sent = None if record is None or not is_intact(record) else record.event
         if not isinstance(sent, MessageSent) or sent.stream != message.stream:
             return "unreadable"
-        content = sent if self._protection is None else self._protection.read_message(sent)
+        content: MessageSent | Unreadable = sent
+        if self._protection is not None:
+            content = self._protection.read_message(sent)
+        elif is_encrypted(sent.headers):  # its id is within the ciphertext, so no copy could be decrypted
+            return "unreadable"
         if not isinstance(content, MessageSent):
             return "unreadable"
         try:

@@ -263,6 +263,29 @@ async def test_an_owner_without_the_key_store_stores_no_result_of_an_encrypted_m
         await encrypted.ack()
 
 
+async def test_an_owner_without_the_key_store_copies_no_encrypted_message(
+    tmp_path: Path, erasure: ErasureSettings
+) -> None:
+    store, policy = str(tmp_path / "store.db"), TopicPolicy(max_attempts=1)
+    async with open_mailbox(store, erasure=erasure, default_policy=policy) as mailbox:
+        await mailbox.send_message(order())
+        await mailbox.set_settings(SettingsChanges(subject_policies={"orders": None}))
+        await mailbox.send_message(order("plain"))
+        for each in await mailbox.receive_messages("orders"):
+            await each.nack()
+    async with open_mailbox(store) as mailbox:
+        spec = RedriveSpec(destination="repaired", set_headers={"by": "ops"})
+        report = await ended(mailbox, await mailbox.start_redrive(spec))
+        assert (report.moved, report.skipped) == (1, 1)
+    keys = msgspec.structs.replace(erasure, topics={})
+    async with open_mailbox(store, erasure=keys) as mailbox:
+        (copy,) = await mailbox.receive_messages("repaired", max_messages=2)
+        assert copy.payload == b"plain"
+        assert (await mailbox.redrive_dead_letters("orders")) == 1
+        (original,) = await mailbox.receive_messages("orders")
+        assert original.payload.decode() == PAYLOAD
+
+
 async def test_another_master_key_or_key_store_is_refused(tmp_path: Path, erasure: ErasureSettings) -> None:
     store = str(tmp_path / "store.db")
     async with open_mailbox(store, erasure=erasure) as mailbox:
