@@ -171,7 +171,7 @@ class MailboxMachine(RuleBasedStateMachine):
 
     @rule(duration_ms=durations_ms, moment=st.sampled_from(["before", "after"]))
     def time_passes_and_the_disk_fails(self, duration_ms: int, moment: str) -> None:
-        self.handle.fail_next = moment
+        self._fail_next_append(moment)
         self.time_passes(duration_ms)
         self.handle.fail_next = None
         self._poke()
@@ -180,7 +180,7 @@ class MailboxMachine(RuleBasedStateMachine):
     def the_disk_fails(self, data: st.DataObject, topic: str, moment: str, turns: int) -> None:
         """An append fails while another may be under way; only the log knows whether they took effect."""
         operations = self._group(data, topic)
-        self.handle.fail_next = moment
+        self._fail_next_append(moment)
         self._do(operations, later=self._sends(), turns=turns, is_carried_out=lambda took_effect: took_effect)
         self.handle.fail_next = None
         self._poke()
@@ -401,6 +401,11 @@ class MailboxMachine(RuleBasedStateMachine):
 
     def _settle(self) -> None:
         self.loop.play(asyncio.sleep(0))
+
+    def _fail_next_append(self, moment: str) -> None:
+        """Have an append fail, after which the engine loads its log again; so turns of keys begin anew."""
+        self.handle.fail_next = moment
+        self.model.turns.restart()
 
     def _poke(self) -> None:
         """Ask for something, so that an engine whose append failed folds its log again."""
