@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
@@ -17,100 +17,21 @@ from postroom.application.metrics import new_histogram
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import log_context, logger, summarize
 from postroom.application.threads import cancel_and_wait, wait_at_most
-from postroom.application.tracing import PROCESS, correlate, tracer
+from postroom.application.tracing import PROCESS, Span, correlate, tracer
+from postroom.application.workers.consumer import REFRESH_SECONDS, Consumer, Topics
 from postroom.application.workers.failures import describe_failure
 from postroom.application.workers.handler import (
     Handle,
-    Handler,
     HandlerThread,
     Handling,
-    Middleware,
-    Settlements,
     correlation_id_of,
     make_result,
 )
-from postroom.application.workers.retry import Retry, RetryLater
+from postroom.application.workers.retry import RetryLater
+from postroom.application.workers.settlements import Settlements
 from postroom.domain.errors import Fenced, MailboxClosed, PoisonMessage, Saturated, Unavailable
 from postroom.domain.message import Receipt
 from postroom.domain.policy import OutageBackoff, backoff_ms
-from postroom.domain.subscription import SubscriptionFilter
-
-
-class Consumer(NamedTuple):
-    """A handler and the topics that it consumes; times in ms.
-
-    Arguments:
-        topic: name of a topic, or a pattern.
-        timeout_ms: time limit of the handler; None for none.
-        has_results: whether messages are acked with what the handler returns.
-        subscription: filter of the subscription whose topic it is, if it is one.
-        retry: how failed deliveries are retried.
-    """
-
-    topic: str
-    is_pattern: bool
-    handler: Handler
-    middlewares: tuple[Middleware, ...]
-    concurrency: int
-    timeout_ms: int | None
-    visibility_ms: int
-    has_results: bool = False
-    subscription: SubscriptionFilter | None = None
-    retry: Retry = Retry()
-
-
-REFRESH_SECONDS = 1.0
-REFRESH_SHARE = 20
-"""A refresh may take up to 1/20 of the time, as counting a long backlog takes the mailbox long."""
-MAX_SEEN = 10_000
-"""Number of topics above which those without unsettled messages are forgotten."""
-MAX_TOPICS = 1_000
-"""Maximum number of topics of one receive."""
-
-
-class Topics:
-    """Topics by consumer: those seen so far with unsettled messages, for a consumer of a pattern.
-
-    Arguments:
-        consumer_of: returns the consumer of a topic, if any.
-    """
-
-    def __init__(self, mailbox: Mailbox, consumer_of: Callable[[str], Consumer | None]) -> None:
-        self._mailbox = mailbox
-        self._consumer_of = consumer_of
-        self._by_pattern: dict[str, dict[str, None]] = {}
-        self._seen: set[str] = set()
-        self._refresh_at = 0.0
-        self._lock = asyncio.Lock()
-
-    async def of(self, consumer: Consumer) -> list[str]:
-        """Return the topics to receive from; at most 1,000, a random choice of more.
-
-        Raises: Unavailable when the mailbox can't be used.
-        """
-        if not consumer.is_pattern:
-            return [consumer.topic]
-        async with self._lock:
-            await self._refresh()
-        topics = list(self._by_pattern.get(consumer.topic, ()))
-        return topics if len(topics) <= MAX_TOPICS else random.sample(topics, MAX_TOPICS)
-
-    async def _refresh(self) -> None:
-        loop = asyncio.get_running_loop()
-        start = loop.time()
-        if start < self._refresh_at:
-            return
-        backlog = await self._mailbox.get_backlog()
-        if len(self._seen) > MAX_SEEN:
-            self._seen.clear()
-            self._by_pattern.clear()
-        for topic in {shard.topic for shard in backlog.shards} - self._seen:
-            self._seen.add(topic)
-            if (consumer := self._consumer_of(topic)) is not None:
-                self._by_pattern.setdefault(consumer.topic, {})[topic] = None
-        now = loop.time()
-        self._refresh_at = now + max(REFRESH_SECONDS, (now - start) * REFRESH_SHARE)
-
 
 WAIT_MS = 1_000
 """Wait of one receive; a stop takes as long when there are no messages."""
@@ -150,6 +71,32 @@ def _log_context(message: ReceivedMessage, corr_id: str | None) -> AbstractConte
     return log_context(
         corr_id=corr_id, topic=message.topic, message_id=message.message_id, attempt=message.attempt
     )
+
+
+class Failure(NamedTuple):
+    """Why a handler failed, and the reason of the nack."""
+
+    error: BaseException
+    reason: str
+
+
+def _span(messages: Sequence[ReceivedMessage]) -> AbstractContextManager[Span]:
+    if len(messages) > 1:
+        return tracer().span(
+            PROCESS,
+            {message.topic for message in messages},
+            count=len(messages),
+            links=[message.trace_context for message in messages],
+        )
+    (message,) = messages
+    return tracer().span(
+        PROCESS, (message.topic,), message_id=message.message_id, parent=message.trace_context
+    )
+
+
+def _is_outcome_of(result: object, count: int) -> bool:
+    """Return whether a handler returned a list with as many items as its batch has messages."""
+    return isinstance(result, list | tuple) and len(result) == count
 
 
 class ConsumerRun:
@@ -240,7 +187,8 @@ class ConsumerRun:
                 thread.close()
 
     def _start_slot(self, thread: HandlerThread) -> None:
-        slot = asyncio.create_task(self._handle_all(thread), name=self._name)
+        handle = self._handle_all if self._consumer.batch == 1 else self._handle_batches
+        slot = asyncio.create_task(handle(thread), name=self._name)
         self._slots[slot] = None
         slot.add_done_callback(partial(self._end_slot, thread))
 
@@ -278,8 +226,9 @@ class ConsumerRun:
         while not self._stopping.is_set():
             ahead = min(int(self._rate * AHEAD_SECONDS), MAX_AHEAD)
             # The messages of an ordered key, which are handled one after the other, count as one.
-            free = self._consumer.concurrency + ahead - len(self._held) + len(self._behind)
-            free = min(free, self._consumer.concurrency + MAX_AHEAD - len(self._held))
+            busy = self._consumer.concurrency * self._consumer.batch
+            free = busy + ahead - len(self._held) + len(self._behind)
+            free = min(free, busy + MAX_AHEAD - len(self._held))
             if free <= 0 or (free < ahead // 2 and not self._queue.empty()):
                 self._room.clear()
                 await self._room.wait()
@@ -299,7 +248,8 @@ class ConsumerRun:
                 since, before = now, done
             self._held.update(dict.fromkeys([message.receipt for message in received], now))
             for run in _runs_of(received):
-                self._behind.update(message.receipt for message in islice(run, 1, None))
+                if self._consumer.batch == 1:
+                    self._behind.update(message.receipt for message in islice(run, 1, None))
                 self._queue.put_nowait(run)
             if self._once and not received:
                 await self._settlements.wait_until_flushed()
@@ -329,8 +279,78 @@ class ConsumerRun:
 
     # -- handling ---
 
+    async def _handle_batches(self, thread: HandlerThread) -> None:
+        call = self._make_call(thread)
+        slot = asyncio.current_task()
+        assert slot is not None
+        rest: deque[ReceivedMessage] = deque()
+        try:
+            while (batch := await self._next_batch(rest)) is not None:
+                if messages := [each for each in batch if each.receipt in self._held]:
+                    self._slots[slot] = handling = Handling(self._consumer.handler.name, messages[0])
+                    _handling.set(handling)
+                    began = perf_counter()
+                    with log_context(topic=messages[0].topic, count=len(messages)):
+                        await self._handle_batch(call, messages)
+                    self.seconds.observe(perf_counter() - began)
+                    self._slots[slot] = None
+                    if self._aborting.is_set():
+                        return
+                    await thread.wait_until_idle()
+        finally:
+            for message in rest:
+                self._settlements.release(message, STOPPED)
+
+    async def _next_batch(self, rest: deque[ReceivedMessage]) -> list[ReceivedMessage] | None:
+        """Return what is there of the next batch, or None at the end.
+
+        Arguments:
+            rest: messages of an ordered key that the batch before had no room for.
+        """
+        if not rest:
+            if (run := await self._queue.get()) is None:
+                return None
+            rest.extend(run)
+        while len(rest) < self._consumer.batch and not self._queue.empty():
+            if (run := self._queue.get_nowait()) is None:
+                self._queue.put_nowait(None)  # for the next turn
+                break
+            rest.extend(run)
+        return [rest.popleft() for _ in range(min(len(rest), self._consumer.batch))]
+
+    async def _handle_batch(
+        self, call: Callable[[Any], Awaitable[Any]], messages: Sequence[ReceivedMessage]
+    ) -> None:
+        """Handle messages with one call, and settle each of them."""
+        decoded: list[tuple[ReceivedMessage, Any]] = []
+        for message in messages:
+            try:
+                decoded.append((message, self._consumer.handler.decode(message)))
+            except Exception as error:  # of this message only
+                self._fail(message, error, summarize(error))
+        if not decoded:
+            return
+        handled = [message for message, _ in decoded]
+        result, failure = await self._attempt(lambda: call([each for _, each in decoded]), handled)
+        if failure is None and result is not None and not _is_outcome_of(result, len(handled)):
+            wrong = TypeError(
+                f"the handler returned {type(result).__name__} for {len(handled)} messages; it must return "
+                "None, or a list with a result or an exception for each of them"
+            )
+            failure = Failure(wrong, summarize(wrong))
+        if failure is not None:
+            self._log_failure(failure.error, handled)
+            for message in handled:
+                self._give_back(message, failure)
+            return
+        for message, outcome in zip(handled, result or [None] * len(handled), strict=True):
+            if isinstance(outcome, BaseException):
+                self._fail(message, outcome, summarize(outcome))
+            else:
+                self._settle(message, outcome)
+
     async def _handle_all(self, thread: HandlerThread) -> None:
-        handle = self._make_handle(thread)
+        handle = self._make_handle(self._make_call(thread))
         slot = asyncio.current_task()
         assert slot is not None
         while (run := await self._queue.get()) is not None:
@@ -358,17 +378,21 @@ class ConsumerRun:
                     reason = STOPPED if self._aborting.is_set() else NOT_HANDLED
                     self._settlements.release(message, reason)
 
-    def _make_handle(self, thread: HandlerThread) -> Handle:
-        """Return the handler within the middlewares."""
+    def _make_call(self, thread: HandlerThread) -> Callable[[Any], Awaitable[Any]]:
+        """Return the handler as a coroutine function."""
         handler = self._consumer.handler
         if handler.is_async:
-            call = handler.call
-        else:
+            return handler.call
 
-            async def call(message: ReceivedMessage) -> Any:
-                result = await thread.run(handler.call, message)
-                # A function that wraps a coroutine function, as many decorators do, returns its coroutine.
-                return await result if inspect.isawaitable(result) else result
+        async def call(argument: Any) -> Any:
+            result = await thread.run(handler.call, argument)
+            # A function that wraps a coroutine function, as many decorators do, returns its coroutine.
+            return await result if inspect.isawaitable(result) else result
+
+        return call
+
+    def _make_handle(self, call: Callable[[Any], Awaitable[Any]]) -> Handle:
+        """Return the handler within the middlewares."""
 
         async def handle(message: ReceivedMessage) -> Any:
             return await call(message)
@@ -379,48 +403,73 @@ class ConsumerRun:
 
     async def _handle(self, handle: Handle, message: ReceivedMessage) -> bool:
         """Return whether the message was handled."""
+        result, failure = await self._attempt(lambda: handle(message), [message])
+        if failure is not None:
+            self._fail(message, *failure)
+        return failure is None and self._settle(message, result)
+
+    async def _attempt(
+        self, call: Callable[[], Awaitable[Any]], messages: Sequence[ReceivedMessage]
+    ) -> tuple[Any, Failure | None]:
+        """Call the handler of messages; return its result, or why it failed."""
         timeout_ms = self._consumer.timeout_ms
         limit = asyncio.timeout(None if timeout_ms is None else timeout_ms / 1_000)
         try:
             async with limit:
-                with tracer().span(
-                    PROCESS, (message.topic,), message_id=message.message_id, parent=message.trace_context
-                ):
-                    result = await handle(message)
+                with _span(messages):
+                    result = await call()
             if inspect.isgenerator(result) or inspect.isasyncgen(result):
                 raise TypeError("the handler returned a generator, which nothing runs; remove its `yield`")
-            answer = make_result(result) if self._consumer.has_results else None
         except (KeyboardInterrupt, GeneratorExit):  # the process or the event loop ends, or see `_end_slot`
             raise
         except BaseException as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                if self._is_ending:
+                for message in messages if self._is_ending else ():
                     self._settlements.release(message, STOPPED)
                 raise
-            self._fail(
-                message,
-                error,
-                f"the handler exceeded {timeout_ms} ms" if limit.expired() else summarize(error),
-            )
+            reason = f"the handler exceeded {timeout_ms} ms" if limit.expired() else summarize(error)
+            return None, Failure(error, reason)
+        return result, None
+
+    def _settle(self, message: ReceivedMessage, result: object) -> bool:
+        """Ack a message, and return True; fail it if its result can't be written."""
+        try:
+            answer = make_result(result) if self._consumer.has_results else None
+        except Exception as error:  # whatever the result raises
+            self._fail(message, error, summarize(error))
             return False
         self.handled += 1
         self._settlements.ack(message, answer)
         return True
 
     def _fail(self, message: ReceivedMessage, error: BaseException, reason: str) -> None:
-        facts = {"topic": message.topic, "message_id": message.message_id, "attempt": message.attempt}
+        self._log_failure(error, [message])
+        self._give_back(message, Failure(error, reason))
+
+    def _give_back(self, message: ReceivedMessage, failure: Failure) -> None:
+        self.failed += not isinstance(failure.error, RetryLater)
+        self._settlements.nack(message, self._consumer.retry.decide(message, *failure))
+
+    def _log_failure(self, error: BaseException, messages: Sequence[ReceivedMessage]) -> None:
+        """Log why a message, or a batch of them, was not handled."""
+        message = messages[0]
+        facts: dict[str, object] = {
+            "topic": message.topic,
+            "message_id": message.message_id,
+            "attempt": message.attempt,
+        }
         if message.ordered_key is not None:
             facts["key"] = message.ordered_key
+        if len(messages) > 1:
+            facts["count"] = len(messages)
         if isinstance(error, RetryLater):
             logger().info("worker.retry_later", **facts, after_ms=error.after_ms)
-        else:
-            self.failed += 1
-            is_wanted = isinstance(error, PoisonMessage)
-            if not is_wanted and (exception := describe_failure(error, message)) is not None:
-                facts["exception"] = exception
-            logger().warning("worker.handler_failed", error=type(error).__qualname__, **facts)
-        self._settlements.nack(message, self._consumer.retry.decide(message, error, reason))
+            return
+        is_wanted = isinstance(error, PoisonMessage)
+        if not is_wanted and (exception := describe_failure(error, messages)) is not None:
+            facts["exception"] = exception
+        logger().warning("worker.handler_failed", error=type(error).__qualname__, **facts)
 
     # -- what is held ---
 

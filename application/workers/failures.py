@@ -2,7 +2,7 @@
 
 import json
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -13,23 +13,23 @@ _PACKAGE = f"{Path(__file__).parents[2]}/"
 MAX_CHARS = 16_000
 """Length of a traceback above which its middle is left out."""
 MAX_PAYLOAD_BYTES = 64 << 10
-"""Size of a payload above which the log has no traceback, as a search for its values takes long."""
+"""Size of the payloads above which the log has no traceback, as a search for its values takes long."""
 MIN_SECRET_CHARS = 4
 """Length of a value below which it says little, and occurs in any text."""
 REDACTED = "[redacted]"
 
 
-def describe_failure(error: BaseException, message: ReceivedMessage) -> str | None:
+def describe_failure(error: BaseException, messages: Sequence[ReceivedMessage]) -> str | None:
     """Return the traceback of a handler's error, or None if it has none that may be logged.
 
     It has frames and the texts of errors, but no local variables. Values of the payload and the headers that
     a text quotes are left out. An error of validation is about the payload, so it has no traceback.
     """
     frames = _frames_of_handler(error)
-    if frames is None or len(message.payload) > MAX_PAYLOAD_BYTES:
+    if frames is None or sum(len(message.payload) for message in messages) > MAX_PAYLOAD_BYTES:
         return None
     text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
-    for value in sorted(set(_secrets(message)), key=len, reverse=True):
+    for value in sorted({each for message in messages for each in _secrets(message)}, key=len, reverse=True):
         text = text.replace(value, REDACTED)
     half = MAX_CHARS // 2
     return text if len(text) <= MAX_CHARS else f"{text[:half]}\n...\n{text[-half:]}"

@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import random
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,27 +9,16 @@ from contextvars import Context, copy_context
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 import msgspec.inspect
 
-from postroom.application.mailbox.settle import NackOptions, with_results
 from postroom.application.messages import MessageResult, ReceivedMessage
-from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import logger, summarize
 from postroom.domain.errors import (
-    Fenced,
-    FrameTooLarge,
     InvalidRequest,
-    MailboxClosed,
-    Rejected,
-    Saturated,
-    StaleReceipt,
-    Unavailable,
 )
-from postroom.domain.message import Receipt
-from postroom.domain.policy import OutageBackoff, backoff_ms
 
 Handle = Callable[[ReceivedMessage], Awaitable[Any]]
 """Handle a message; an exception fails its delivery."""
@@ -39,25 +27,32 @@ Middleware = Callable[[Any], Any]
 Decode = Callable[[ReceivedMessage], Any]
 
 
+def _delivery(message: ReceivedMessage) -> ReceivedMessage:
+    return message
+
+
 class Handler(NamedTuple):
     """A function that handles messages.
 
     Arguments:
-        call: calls it with the arguments that its annotations ask for.
+        call: calls it with the arguments that its annotations ask for, taken from a message; in a batch, from
+            a list of what `decode` returned for each message.
         is_async: whether it is a coroutine function; others run in threads.
+        decode: returns the arguments that a message of a batch has.
     """
 
     name: str
-    call: Callable[[ReceivedMessage], Any]
+    call: Callable[[Any], Any]
     is_async: bool
+    decode: Decode = _delivery
 
 
-def make_handler(function: Any) -> Handler:
+def make_handler(function: Any, *, is_batch: bool = False) -> Handler:
     """Return the handler for a function whose parameters are annotated.
 
     A parameter of type `ReceivedMessage` gets the delivery. One other parameter gets the payload: as `bytes`,
     as text for `str`, and parsed as JSON for any other type that msgspec or pydantic validates. Arguments
-    bound by a `functools.partial` are left out.
+    bound by a `functools.partial` are left out. In a batch, each parameter is a `list` of these.
 
     Raises: InvalidRequest naming the parameter that can't be filled.
     """
@@ -81,13 +76,35 @@ def make_handler(function: Any) -> Handler:
         raise InvalidRequest(f"Handler {name} can't be used: {error}; wrap it in a function.") from error
     bound = function.keywords if isinstance(function, partial) else {}
     free = [each for each in parameters if each.name not in bound]
-    decoders = [_decoder(name, parameter, hints) for parameter in free]
+    decoders = [_decoder(name, parameter, hints, is_batch=is_batch) for parameter in free]
     if not decoders or len(decoders) > 2 or sum(decode is not _delivery for decode in decoders) > 1:
         raise InvalidRequest(
             f"Handler {name} must have one parameter for the payload, one of type ReceivedMessage, or both."
         )
     names = [each.name for each in free if each.kind is each.KEYWORD_ONLY]
-    return Handler(name, _call(function, decoders, names), inspect.iscoroutinefunction(target))
+    is_async = inspect.iscoroutinefunction(target)
+    if is_batch:
+        return Handler(name, _call_with_lists(function, names), is_async, _decode_all(decoders))
+    return Handler(name, _call(function, decoders, names), is_async)
+
+
+def _decode_all(decoders: Sequence[Decode]) -> Decode:
+    return lambda message: [decode(message) for decode in decoders]
+
+
+def _call_with_lists(function: Any, names: list[str]) -> Callable[[Sequence[Sequence[Any]]], Any]:
+    """Return a function that calls another with a list for each parameter.
+
+    Arguments:
+        names: see `_call`.
+    """
+
+    def call(rows: Sequence[Sequence[Any]]) -> Any:
+        lists = [list(column) for column in zip(*rows, strict=True)]
+        by_position = lists[: len(lists) - len(names)]
+        return function(*by_position, **dict(zip(names, lists[len(by_position) :], strict=True)))
+
+    return call
 
 
 def _call(function: Any, decoders: list[Decode], names: list[str]) -> Callable[[ReceivedMessage], Any]:
@@ -110,7 +127,7 @@ def _call(function: Any, decoders: list[Decode], names: list[str]) -> Callable[[
     return lambda message: function(first(message), second(message))
 
 
-def _decoder(name: str, parameter: inspect.Parameter, hints: dict[str, Any]) -> Decode:
+def _decoder(name: str, parameter: inspect.Parameter, hints: dict[str, Any], *, is_batch: bool) -> Decode:
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         raise InvalidRequest(f"Handler {name}: the parameter {parameter.name} must take one argument.")
     if parameter.name not in hints:
@@ -119,6 +136,13 @@ def _decoder(name: str, parameter: inspect.Parameter, hints: dict[str, Any]) -> 
             "bytes, str, dict or a class, or with ReceivedMessage."
         )
     type_ = hints[parameter.name]
+    if is_batch:
+        if get_origin(type_) is not list:
+            raise InvalidRequest(
+                f"Handler {name}: annotate the parameter {parameter.name} with a list, such as list[dict] or "
+                "list[ReceivedMessage], as its consumer has a batch."
+            )
+        (type_,) = get_args(type_)
     if type_ is ReceivedMessage:
         return _delivery
     if type_ is bytes:
@@ -168,17 +192,13 @@ def _custom_type(info: Any, seen: set[int]) -> Any:
     return next((custom for part in parts if (custom := _custom_type(part, seen)) is not None), None)
 
 
-def _delivery(message: ReceivedMessage) -> ReceivedMessage:
-    return message
-
-
-Call = Callable[[ReceivedMessage], Any]
+Call = Callable[[Any], Any]
 
 
 class _Job(NamedTuple):
     context: Context
     call: Call
-    message: ReceivedMessage
+    argument: Any
     loop: asyncio.AbstractEventLoop
     done: "asyncio.Future[Any]"
 
@@ -196,14 +216,14 @@ class HandlerThread:
         self._thread: Thread | None = None
         self._done: asyncio.Future[Any] | None = None
 
-    async def run(self, call: Call, message: ReceivedMessage) -> Any:
+    async def run(self, call: Call, argument: Any) -> Any:
         """Call a handler in the thread and return its result; a cancellation leaves it running."""
         if self._thread is None:
             self._thread = Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
         loop = asyncio.get_running_loop()
         self._done = loop.create_future()
-        self._jobs.put(_Job(copy_context(), call, message, loop, self._done))
+        self._jobs.put(_Job(copy_context(), call, argument, loop, self._done))
         return await asyncio.shield(self._done)
 
     async def wait_until_idle(self) -> None:
@@ -218,7 +238,7 @@ class HandlerThread:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                result, error = job.context.run(job.call, job.message), None
+                result, error = job.context.run(job.call, job.argument), None
             except BaseException as raised:  # goes to the caller
                 result, error = None, raised
             if not job.loop.is_closed():
@@ -251,112 +271,6 @@ def make_result(value: object) -> MessageResult | None:
             return MessageResult(value.encode(), "text/plain; charset=utf-8")
     dump = getattr(value, "model_dump_json", None)  # of a model of pydantic
     return MessageResult(msgspec.json.encode(value) if dump is None else dump().encode(), "application/json")
-
-
-BATCH = 1_000
-NACKS_AT_ONCE = 64
-BACKOFF = OutageBackoff(50, 5_000)
-"""Backoff while the mailbox can't be used."""
-
-
-class Settlements:
-    """Settled messages that the mailbox has not confirmed yet.
-
-    Acks are final and idempotent, so they are repeated while the mailbox is unavailable.
-
-    Arguments:
-        on_settled: called with the messages that the mailbox has settled or refused to.
-    """
-
-    def __init__(self, mailbox: Mailbox, on_settled: Callable[[Sequence[ReceivedMessage]], None]) -> None:
-        self._mailbox = mailbox
-        self._on_settled = on_settled
-        self._acks: list[ReceivedMessage] = []
-        self._results: dict[Receipt, MessageResult] = {}
-        self._nacks: dict[NackOptions, list[ReceivedMessage]] = {}
-        self._added = asyncio.Event()
-        self._flushed = asyncio.Event()
-        self._flushed.set()
-
-    def ack(self, message: ReceivedMessage, result: MessageResult | None = None) -> None:
-        """Settle a delivery whose handler returned."""
-        self._acks.append(message)
-        if result is not None:
-            self._results[message.receipt] = result
-        self._wake()
-
-    def nack(self, message: ReceivedMessage, options: NackOptions) -> None:
-        """Give a delivery back; see `Mailbox.nack_messages`."""
-        self._nacks.setdefault(options, []).append(message)
-        self._wake()
-
-    def release(self, message: ReceivedMessage, reason: str) -> None:
-        """Return a message that was not handled to the queue."""
-        self.nack(message, NackOptions(reason, action="release"))
-
-    async def wait_until_flushed(self) -> None:
-        """Return when the mailbox has answered all of them."""
-        await self._flushed.wait()
-
-    async def run(self) -> None:
-        """Send settlements until cancelled; those added in the meantime go together in the next batch."""
-        while True:
-            await self._added.wait()
-            self._added.clear()
-            acks, self._acks = self._acks, []
-            nacks, self._nacks = self._nacks, {}
-            results, self._results = self._results, {}
-            ack = with_results(self._mailbox.ack_messages, results)
-            for n in range(0, len(acks), BATCH):
-                await self._settle(ack, acks[n : n + BATCH])
-            failed = list(nacks.items())  # each may have a reason and a delay of its own
-            for n in range(0, len(failed), NACKS_AT_ONCE):
-                await asyncio.gather(*(self._nack(*each) for each in failed[n : n + NACKS_AT_ONCE]))
-            if not self._added.is_set():
-                self._flushed.set()
-
-    def _wake(self) -> None:
-        self._added.set()
-        self._flushed.clear()
-
-    async def _nack(self, options: NackOptions, messages: Sequence[ReceivedMessage]) -> None:
-        nack = partial(self._mailbox.nack_messages, **options._asdict())
-        await self._settle(nack, messages, is_release=options.action == "release")
-
-    async def _settle(
-        self,
-        settle: Callable[[Sequence[Receipt]], Awaitable[list[Rejected | None]]],
-        messages: Sequence[ReceivedMessage],
-        *,
-        is_release: bool = False,
-    ) -> None:
-        receipts = [message.receipt for message in messages]
-        answers: list[Rejected | None] = []
-        failures = 0
-        while True:
-            try:
-                answers = await settle(receipts)
-                break
-            except (Fenced, MailboxClosed) as error:  # the next owner delivers the messages again
-                logger().warning("worker.settle_failed", error=str(error))
-                break
-            except (Saturated, Unavailable) as error:
-                failures += 1
-                pause_ms = backoff_ms(BACKOFF, failures, random.random())
-                logger().warning("worker.settle_failed", error=str(error), pause_ms=pause_ms)
-                await asyncio.sleep(pause_ms / 1_000)
-            except Exception:  # a refusal of all, or a defect; the messages are delivered again
-                logger().exception("worker.settle_refused")
-                break
-        refused: list[ReceivedMessage] = []
-        for message, answer in zip(messages, answers, strict=False):
-            # The owner releases messages itself when an earlier one of their ordered key fails.
-            if answer is not None and not (is_release and isinstance(answer, StaleReceipt)):
-                logger().warning("worker.settle_refused", message_id=message.message_id, error=str(answer))
-            if isinstance(answer, FrameTooLarge):  # of its result: the delivery failed
-                refused.append(message)
-                self.nack(message, NackOptions(str(answer)))
-        self._on_settled([each for each in messages if each not in refused] if refused else messages)
 
 
 CHECK_SECONDS = 0.25

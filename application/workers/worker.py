@@ -12,7 +12,8 @@ from postroom.application.metrics import Metric
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import logger
 from postroom.application.threads import cancel_and_wait
-from postroom.application.workers.consumer_run import Consumer, ConsumerRun, Topics, pause_after
+from postroom.application.workers.consumer import Consumer, Topics
+from postroom.application.workers.consumer_run import MAX_MESSAGES, ConsumerRun, pause_after
 from postroom.application.workers.handler import Handling, LoopWatch, Middleware, make_handler
 from postroom.application.workers.retry import Retry
 from postroom.domain.arguments import check_int, check_items, check_text, check_type
@@ -104,6 +105,7 @@ class Worker:
         middlewares: Sequence[Middleware] = (),
         results: bool = False,
         retry: Retry = Retry(),  # noqa: B008  # it is frozen
+        batch: int = 1,
     ) -> Callable[[_Function], _Function]:
         """Register the decorated function as the handler of a topic's messages.
 
@@ -130,6 +132,9 @@ class Worker:
                 `str` as text, anything else but None as JSON. A value that JSON can't have fails the
                 delivery, and so does a result above the limit `result_bytes`.
             retry: attempts and backoff of failed deliveries; by default those of the topic's policy.
+            batch: maximum number of messages of one call. Above 1, the parameters of the handler are lists,
+                and it returns None, or a list with an exception for each message that failed, and a result
+                or None for the others; without middlewares.
 
         Raises: InvalidRequest for an argument or handler that is malformed, and for a topic registered twice.
         """
@@ -142,7 +147,13 @@ class Worker:
         check_visibility(visibility_ms)
         has_results = check_type("results", results, bool)
         checked_retry = check_type("retry", retry, Retry).validate()
+        check_int("batch", batch, 1, MAX_MESSAGES)
         inner = (*self._middlewares, *_check_middlewares(middlewares))
+        if batch > 1 and inner:
+            raise InvalidRequest(
+                f"The consumer of {name} has a batch, and middlewares take one message at a time; leave out "
+                "either."
+            )
 
         def register(function: _Function) -> _Function:
             if name in self._consumers:
@@ -150,7 +161,7 @@ class Worker:
             self._consumers[name] = Consumer(
                 name,
                 is_pattern,
-                make_handler(function),
+                make_handler(function, is_batch=batch > 1),
                 inner,
                 concurrency,
                 timeout_ms,
@@ -158,6 +169,7 @@ class Worker:
                 has_results,
                 filter_,
                 checked_retry,
+                batch,
             )
             return function
 
