@@ -125,7 +125,8 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidRequest("Topic policy dead_letters_hold_keys needs ordered_keys.")
         if self.key_batch > 1 and not self.ordered_keys:
             raise InvalidRequest("Topic policy key_batch needs ordered_keys.")
-        _check_weights(self.key_weights)
+        if self.key_weights != {}:
+            _check_weights(self.key_weights)
         for name in ("max_in_flight_per_key", "rate_per_key", "key_weights"):
             if getattr(self, name) and not self.fair_keys:
                 raise InvalidRequest(f"Topic policy {name} needs fair_keys.")

@@ -50,13 +50,9 @@ def configure_logs(level: str, log_format: LogFormat = "auto") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_LazyFormatter(log_format))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
-    set_levels(level)
-
-
-def set_levels(text: str) -> None:
-    """Set the levels of loggers; see `read_levels`."""
-    for name, level in {ROOT: "warning", **(read_levels(text) or {})}.items():
-        logging.getLogger(name).setLevel(level.upper())
+    levels = {ROOT: level} if level in LEVELS else {ROOT: "warning", **(read_levels(level) or {})}
+    for name, least in levels.items():
+        logging.getLogger(name).setLevel(least.upper())
 
 
 def log_application(module: str, levels: str) -> None:

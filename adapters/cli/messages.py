@@ -82,6 +82,9 @@ async def send(
     """Send a message, and print its id when it is durable."""
     from postroom.application.messages import NewMessage
 
+    ttl_ms = parse_duration(ttl)
+    if ttl_ms % 1_000:
+        raise WrongUsage(f"--ttl {ttl} is not a whole number of seconds; round it.")
     message = NewMessage(
         topic=topic,
         payload=read_payload(payload, file),
@@ -90,7 +93,7 @@ async def send(
         attrs=parse_pairs(attr or (), "--attr"),
         message_id=id_,
         deliver_after_ms=parse_duration(delay),
-        ttl_seconds=_seconds(ttl),
+        ttl_seconds=ttl_ms // 1_000,
         priority=priority,
         content_type=content_type,
         principal=principal,
@@ -315,10 +318,3 @@ def _show_peeked_message(session: Session, message: "PeekedMessage", *, first: b
         session.out.line("(not intact: the stored bytes do not match their hash)")
     else:
         session.out.payload(text, is_text)
-
-
-def _seconds(duration: str) -> int:
-    ms = parse_duration(duration)
-    if ms % 1_000:
-        raise WrongUsage(f"--ttl {duration} is not a whole number of seconds; round it.")
-    return ms // 1_000

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
-from postroom.adapters.cli.logs import set_levels
+from postroom.adapters.cli.logs import configure_logs
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import Settings
 from postroom.adapters.compose.process import ServiceManager
@@ -203,7 +203,7 @@ class Reloader:
         settings = session.load()
         if _is_complete(session):  # else flags complete a section of the file
             session.check(settings)
-        set_levels(settings.log_level)
+        configure_logs(settings.log_level, session.settings.log_format)
         is_applied = True
         for each in self._reloads:
             try:

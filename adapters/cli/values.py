@@ -98,7 +98,9 @@ def parse_duration(text: str) -> int:
         raise WrongUsage(
             f"{text!r} is not a duration; write a number and a unit, such as 500ms, 5s, 2m, 1h or 7d."
         )
-    return _whole(text, ms)
+    if ms >= 1 << 63:
+        raise WrongUsage(f"{text[:40]!r} is too large.")
+    return ms
 
 
 def format_duration(ms: float) -> str:

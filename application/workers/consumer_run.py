@@ -1,35 +1,31 @@
 """The run of one consumer: receive ahead, handle up to `concurrency` messages at once, settle in batches."""
 
 import asyncio
-import inspect
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
 from itertools import islice
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from postroom.application.messages import ReceivedMessage
 from postroom.application.metrics import new_histogram
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import log_context, logger, summarize
 from postroom.application.threads import cancel_and_wait, wait_at_most
-from postroom.application.tracing import PROCESS, Span, correlate, tracer
+from postroom.application.tracing import correlate
 from postroom.application.workers.consumer import REFRESH_SECONDS, Consumer, Topics
-from postroom.application.workers.failures import describe_failure
 from postroom.application.workers.handler import (
-    Handle,
     HandlerThread,
     Handling,
     correlation_id_of,
-    make_result,
 )
-from postroom.application.workers.retry import RetryLater
+from postroom.application.workers.handler_calls import STOPPED, HandlerCalls
 from postroom.application.workers.settlements import Settlements
-from postroom.domain.errors import Fenced, MailboxClosed, PoisonMessage, Saturated, Unavailable
+from postroom.domain.errors import Fenced, MailboxClosed, Saturated, Unavailable
 from postroom.domain.message import Receipt
 from postroom.domain.policy import OutageBackoff, backoff_ms
 
@@ -45,7 +41,6 @@ BACKOFF = OutageBackoff(50, 5_000)
 """Backoff while the mailbox can't be used."""
 CANCEL_SECONDS = 1.0
 """Time for a cancelled handler to end; one that ignores its cancellation is left alone."""
-STOPPED = "the worker stopped before the handler returned"
 NOT_HANDLED = "an earlier message of its key was not handled"
 _handling: ContextVar[Handling | None] = ContextVar("postroom_handling", default=None)
 
@@ -73,32 +68,6 @@ def _log_context(message: ReceivedMessage, corr_id: str | None) -> AbstractConte
     )
 
 
-class Failure(NamedTuple):
-    """Why a handler failed, and the reason of the nack."""
-
-    error: BaseException
-    reason: str
-
-
-def _span(messages: Sequence[ReceivedMessage]) -> AbstractContextManager[Span]:
-    if len(messages) > 1:
-        return tracer().span(
-            PROCESS,
-            {message.topic for message in messages},
-            count=len(messages),
-            links=[message.trace_context for message in messages],
-        )
-    (message,) = messages
-    return tracer().span(
-        PROCESS, (message.topic,), message_id=message.message_id, parent=message.trace_context
-    )
-
-
-def _is_outcome_of(result: object, count: int) -> bool:
-    """Return whether a handler returned a list with as many items as its batch has messages."""
-    return isinstance(result, list | tuple) and len(result) == count
-
-
 class ConsumerRun:
     """One run of a consumer.
 
@@ -121,12 +90,10 @@ class ConsumerRun:
         self._held: dict[Receipt, float] = {}  # unsettled, with the time when the visibility timeout began
         self._behind: set[Receipt] = set()  # those of them that wait for an earlier one of their ordered key
         self._slots: dict[asyncio.Task[None], Handling | None] = {}  # with what each is handling
-        self._is_ending = False
         self._room = asyncio.Event()
         self._rate = 0.0
         self._settlements = Settlements(mailbox, self._forget)
-        self.handled = 0
-        self.failed = 0
+        self._calls = HandlerCalls(consumer, self._settlements)
         self.seconds = new_histogram()
         """Duration of the handler's calls."""
 
@@ -134,6 +101,16 @@ class ConsumerRun:
     def topic(self) -> str:
         """Return the topic of the consumer, or the pattern."""
         return self._consumer.topic
+
+    @property
+    def handled(self) -> int:
+        """Return the number of deliveries that were acked."""
+        return self._calls.handled
+
+    @property
+    def failed(self) -> int:
+        """Return the number of deliveries that failed."""
+        return self._calls.failed
 
     @property
     def in_progress(self) -> int:
@@ -196,10 +173,10 @@ class ConsumerRun:
         """Start a slot again whose task was ended by its handler, and fail the delivery."""
         handling = self._slots.pop(slot, None)
         error = asyncio.CancelledError() if slot.cancelled() else slot.exception()
-        if self._is_ending or error is None or isinstance(error, KeyboardInterrupt):
+        if self._calls.is_ending or error is None or isinstance(error, KeyboardInterrupt):
             return
         if handling is not None:
-            self._fail(handling.message, error, summarize(error))
+            self._calls.fail(handling.message, error, summarize(error))
         logger().error("worker.handler_restarted", consumer=self._name, error=type(error).__qualname__)
         self._start_slot(thread)
 
@@ -209,7 +186,7 @@ class ConsumerRun:
 
     async def _end_slots(self) -> None:
         """End the handlers; the messages of those that ignore it are delivered again."""
-        self._is_ending = True
+        self._calls.is_ending = True
         if stuck := await cancel_and_wait(*self._slots, seconds=CANCEL_SECONDS):
             logger().error("worker.handlers_not_stopped", consumer=self._name, count=len(stuck))
             for handling in self._slots.values():
@@ -280,10 +257,11 @@ class ConsumerRun:
     # -- handling ---
 
     async def _handle_batches(self, thread: HandlerThread) -> None:
-        call = self._make_call(thread)
+        call = self._calls.make_call(thread)
         slot = asyncio.current_task()
         assert slot is not None
         rest: deque[ReceivedMessage] = deque()
+        messages: list[ReceivedMessage] = []
         try:
             while (batch := await self._next_batch(rest)) is not None:
                 if messages := [each for each in batch if each.receipt in self._held]:
@@ -291,14 +269,14 @@ class ConsumerRun:
                     _handling.set(handling)
                     began = perf_counter()
                     with log_context(topic=messages[0].topic, count=len(messages)):
-                        await self._handle_batch(call, messages)
+                        await self._calls.handle_batch(call, messages)
                     self.seconds.observe(perf_counter() - began)
-                    self._slots[slot] = None
+                    messages, self._slots[slot] = [], None
                     if self._aborting.is_set():
                         return
                     await thread.wait_until_idle()
         finally:
-            for message in rest:
+            for message in [*messages[1:], *rest]:  # `_end_slot` fails the first one
                 self._settlements.release(message, STOPPED)
 
     async def _next_batch(self, rest: deque[ReceivedMessage]) -> list[ReceivedMessage] | None:
@@ -318,39 +296,8 @@ class ConsumerRun:
             rest.extend(run)
         return [rest.popleft() for _ in range(min(len(rest), self._consumer.batch))]
 
-    async def _handle_batch(
-        self, call: Callable[[Any], Awaitable[Any]], messages: Sequence[ReceivedMessage]
-    ) -> None:
-        """Handle messages with one call, and settle each of them."""
-        decoded: list[tuple[ReceivedMessage, Any]] = []
-        for message in messages:
-            try:
-                decoded.append((message, self._consumer.handler.decode(message)))
-            except Exception as error:  # of this message only
-                self._fail(message, error, summarize(error))
-        if not decoded:
-            return
-        handled = [message for message, _ in decoded]
-        result, failure = await self._attempt(lambda: call([each for _, each in decoded]), handled)
-        if failure is None and result is not None and not _is_outcome_of(result, len(handled)):
-            wrong = TypeError(
-                f"the handler returned {type(result).__name__} for {len(handled)} messages; it must return "
-                "None, or a list with a result or an exception for each of them"
-            )
-            failure = Failure(wrong, summarize(wrong))
-        if failure is not None:
-            self._log_failure(failure.error, handled)
-            for message in handled:
-                self._give_back(message, failure)
-            return
-        for message, outcome in zip(handled, result or [None] * len(handled), strict=True):
-            if isinstance(outcome, BaseException):
-                self._fail(message, outcome, summarize(outcome))
-            else:
-                self._settle(message, outcome)
-
     async def _handle_all(self, thread: HandlerThread) -> None:
-        handle = self._make_handle(self._make_call(thread))
+        handle = self._calls.make_handle(thread)
         slot = asyncio.current_task()
         assert slot is not None
         while (run := await self._queue.get()) is not None:
@@ -364,7 +311,7 @@ class ConsumerRun:
                     try:
                         corr_id = correlation_id_of(message)
                         with correlate(corr_id), _log_context(message, corr_id):
-                            is_handled = await self._handle(handle, message)
+                            is_handled = await self._calls.handle(handle, message)
                     finally:
                         self.seconds.observe(perf_counter() - began)
                     self._slots[slot] = None
@@ -377,99 +324,6 @@ class ConsumerRun:
                 for message in run:
                     reason = STOPPED if self._aborting.is_set() else NOT_HANDLED
                     self._settlements.release(message, reason)
-
-    def _make_call(self, thread: HandlerThread) -> Callable[[Any], Awaitable[Any]]:
-        """Return the handler as a coroutine function."""
-        handler = self._consumer.handler
-        if handler.is_async:
-            return handler.call
-
-        async def call(argument: Any) -> Any:
-            result = await thread.run(handler.call, argument)
-            # A function that wraps a coroutine function, as many decorators do, returns its coroutine.
-            return await result if inspect.isawaitable(result) else result
-
-        return call
-
-    def _make_handle(self, call: Callable[[Any], Awaitable[Any]]) -> Handle:
-        """Return the handler within the middlewares."""
-
-        async def handle(message: ReceivedMessage) -> Any:
-            return await call(message)
-
-        for middleware in reversed(self._consumer.middlewares):
-            handle = middleware(handle)
-        return handle
-
-    async def _handle(self, handle: Handle, message: ReceivedMessage) -> bool:
-        """Return whether the message was handled."""
-        result, failure = await self._attempt(lambda: handle(message), [message])
-        if failure is not None:
-            self._fail(message, *failure)
-        return failure is None and self._settle(message, result)
-
-    async def _attempt(
-        self, call: Callable[[], Awaitable[Any]], messages: Sequence[ReceivedMessage]
-    ) -> tuple[Any, Failure | None]:
-        """Call the handler of messages; return its result, or why it failed."""
-        timeout_ms = self._consumer.timeout_ms
-        limit = asyncio.timeout(None if timeout_ms is None else timeout_ms / 1_000)
-        try:
-            async with limit:
-                with _span(messages):
-                    result = await call()
-            if inspect.isgenerator(result) or inspect.isasyncgen(result):
-                raise TypeError("the handler returned a generator, which nothing runs; remove its `yield`")
-        except (KeyboardInterrupt, GeneratorExit):  # the process or the event loop ends, or see `_end_slot`
-            raise
-        except BaseException as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                for message in messages if self._is_ending else ():
-                    self._settlements.release(message, STOPPED)
-                raise
-            reason = f"the handler exceeded {timeout_ms} ms" if limit.expired() else summarize(error)
-            return None, Failure(error, reason)
-        return result, None
-
-    def _settle(self, message: ReceivedMessage, result: object) -> bool:
-        """Ack a message, and return True; fail it if its result can't be written."""
-        try:
-            answer = make_result(result) if self._consumer.has_results else None
-        except Exception as error:  # whatever the result raises
-            self._fail(message, error, summarize(error))
-            return False
-        self.handled += 1
-        self._settlements.ack(message, answer)
-        return True
-
-    def _fail(self, message: ReceivedMessage, error: BaseException, reason: str) -> None:
-        self._log_failure(error, [message])
-        self._give_back(message, Failure(error, reason))
-
-    def _give_back(self, message: ReceivedMessage, failure: Failure) -> None:
-        self.failed += not isinstance(failure.error, RetryLater)
-        self._settlements.nack(message, self._consumer.retry.decide(message, *failure))
-
-    def _log_failure(self, error: BaseException, messages: Sequence[ReceivedMessage]) -> None:
-        """Log why a message, or a batch of them, was not handled."""
-        message = messages[0]
-        facts: dict[str, object] = {
-            "topic": message.topic,
-            "message_id": message.message_id,
-            "attempt": message.attempt,
-        }
-        if message.ordered_key is not None:
-            facts["key"] = message.ordered_key
-        if len(messages) > 1:
-            facts["count"] = len(messages)
-        if isinstance(error, RetryLater):
-            logger().info("worker.retry_later", **facts, after_ms=error.after_ms)
-            return
-        is_wanted = isinstance(error, PoisonMessage)
-        if not is_wanted and (exception := describe_failure(error, messages)) is not None:
-            facts["exception"] = exception
-        logger().warning("worker.handler_failed", error=type(error).__qualname__, **facts)
 
     # -- what is held ---
 

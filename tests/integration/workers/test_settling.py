@@ -154,7 +154,7 @@ async def test_a_handler_of_batches_gets_lists_and_each_of_their_messages_is_set
     assert (task.result().handled, task.result().failed) == (10, 3)
 
 
-@pytest.mark.parametrize("fails", ["raises", "returns too few", "returns no list", "hangs", "exits"])
+@pytest.mark.parametrize("fails", ["raises", "returns too few", "returns no list", "hangs", "exits", "ends"])
 async def test_a_batch_that_fails_is_retried_as_a_whole(mailbox: OwnedMailbox, fails: str) -> None:
     worker, batches = Worker(), list[list[bytes]]()
 
@@ -165,8 +165,8 @@ async def test_a_batch_that_fails_is_retried_as_a_whole(mailbox: OwnedMailbox, f
             return None
         if fails == "hangs":
             await asyncio.sleep(60)
-        if fails in ("raises", "exits"):
-            raise ValueError("no") if fails == "raises" else SystemExit
+        if fails in ("raises", "exits", "ends"):
+            raise {"raises": ValueError("no"), "exits": SystemExit(), "ends": GeneratorExit()}[fails]
         return [None] if fails == "returns too few" else 7
 
     await send(mailbox, *(b"%d" % n for n in range(5)))
@@ -178,7 +178,7 @@ async def test_a_batch_that_fails_is_retried_as_a_whole(mailbox: OwnedMailbox, f
         await until_answer(is_done)
     assert len(batches[0]) == 5
     assert Counter(each for batch in batches for each in batch) == {b"%d" % n: 2 for n in range(5)}
-    assert (task.result().handled, task.result().failed) == (5, 5)
+    assert (task.result().handled, task.result().failed) == (5, 1 if fails == "ends" else 5)
 
 
 async def test_batches_keep_the_order_of_keys_and_a_stop_releases_what_they_hold(
