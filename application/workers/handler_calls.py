@@ -158,6 +158,7 @@ class HandlerCalls:
         return True
 
     def fail(self, message: ReceivedMessage, error: BaseException, reason: str) -> None:
+        """Log why a message was not handled, and nack it with a reason."""
         self._log_failure(error, [message])
         self._nack(message, Failure(error, reason))
 
