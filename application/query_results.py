@@ -342,6 +342,22 @@ class RewindReport(msgspec.Struct, frozen=True):
     copied: int
 
 
+class DeletionReport(msgspec.Struct, frozen=True):
+    """The effects of the deletion of a subscription.
+
+    Arguments:
+        left: number of messages in its topic, which stay: those that are ready, in flight and dead.
+        ready, in_flight, dead, behind: see `SubscriptionReport`; what it is behind is not copied.
+    """
+
+    name: str
+    left: int
+    ready: int
+    in_flight: int
+    dead: int
+    behind: int
+
+
 class RedriveMessage(msgspec.Struct, frozen=True):
     """The outcome of a message that a redrive job selected.
 

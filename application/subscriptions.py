@@ -13,7 +13,13 @@ from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import VolatileLog
 from postroom.application.queries.mailbox_past import to_us
 from postroom.application.queries.measure_mailbox import report_subscription
-from postroom.application.query_results import Moment, RewindReport, SubscriptionReport, check_moment
+from postroom.application.query_results import (
+    DeletionReport,
+    Moment,
+    RewindReport,
+    SubscriptionReport,
+    check_moment,
+)
 from postroom.application.telemetry import logger
 from postroom.domain.arguments import check_optional_text, check_type
 from postroom.domain.errors import InvalidRequest
@@ -182,26 +188,30 @@ class Subscriptions:
                 isinstance(event, MessageSent) and filter_.covers(event) for _, event in log.replay(position)
             )
         )
-        removed = self._size(name)
+        topic = mailbox.topics.get(name)
+        removed = 0 if topic is None else topic.size
         if not dry_run:
             await self._submit(RewindSubscription(name, position, principal))
         return RewindReport(name, position, removed, copied)
 
-    async def delete_subscription(self, name: str, /, *, principal: str | None = None) -> int:
+    async def delete_subscription(
+        self, name: str, /, *, dry_run: bool = False, principal: str | None = None
+    ) -> DeletionReport:
         """Delete a subscription; see `Mailbox.delete_subscription`."""
         check_topic(name)
+        check_type("dry_run", dry_run, bool)
         check_optional_text("principal", principal)
-        await self._submit(DeleteSubscription(name, principal))
-        return self._size(name)
+        await self._engine.check_ownership()
+        subscription = find_subscription(name, self._engine.mailbox)
+        if not dry_run:
+            await self._submit(DeleteSubscription(name, principal))
+        report = report_subscription(subscription, self._engine.mailbox)
+        counts = (report.ready, report.in_flight, report.dead)
+        return DeletionReport(name, sum(counts), *counts, report.behind)
 
     async def _submit(self, command: SubscriptionCommand) -> None:
         await execute(self._engine, command)
         self.run_copier()
-
-    def _size(self, name: str) -> int:
-        """Return the number of messages in a topic."""
-        topic = self._engine.mailbox.topics.get(name)
-        return 0 if topic is None else topic.size
 
     async def _position(self, start: Moment) -> int:
         """Return the position of the log after which messages are sent since a moment."""

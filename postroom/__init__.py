@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from postroom.application.query_results import (
         Backlog,
         DeadLetter,
+        DeletionReport,
         Explanation,
         HistoryEntry,
         MessageDetail,
@@ -147,6 +148,7 @@ __all__ = [
     "ConsumerDefinition",
     "DeadLetter",
     "DeleteOldEvents",
+    "DeletionReport",
     "DuplicateInboxMessage",
     "EnvelopeProblem",
     "ErasureSettings",
@@ -330,8 +332,8 @@ _NAMES = {
     "application.queries.simulate_policy": "Simulation",
     "application.queries.verify": "Verification",
     "application.query_results": (
-        "Backlog DeadLetter Explanation HistoryEntry MessageDetail MessageOutcome PeekedMessage "
-        "RedriveMessage RedrivePreview RedriveReport RewindReport SubscriptionReport"
+        "Backlog DeadLetter DeletionReport Explanation HistoryEntry MessageDetail MessageOutcome "
+        "PeekedMessage RedriveMessage RedrivePreview RedriveReport RewindReport SubscriptionReport"
     ),
     "application.workers.retry": "Reject Retry RetryLater exponential",
     "application.workers.worker": "Worker WorkerCounts",

@@ -137,15 +137,25 @@ async def rewind(
     return None
 
 
-async def delete(session: Session, name: Name, yes: Yes = False) -> int | None:
+async def delete(
+    session: Session,
+    name: Name,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only tell which messages would be left.")] = False,
+    yes: Yes = False,
+) -> int | None:
     """Delete a subscription: it gets no more copies, and its messages stay in its topic."""
     refusal = WrongUsage(f"Deleting subscription {name} can't be undone; add --yes to confirm.")
-    if not yes and not session.out.confirm(f"Delete subscription {name}?", refusal):
+    if not (yes or dry_run) and not session.out.confirm(f"Delete subscription {name}?", refusal):
         return REFUSED
     async with use_mailbox(session) as postroom:
-        left = await postroom.delete_subscription(name)
-    session.out.result({"subscription": name, "left": left}, f"Subscription {name} is deleted")
-    if left:
+        report = await postroom.delete_subscription(name, dry_run=dry_run)
+    done = f"Subscription {name} is deleted"
+    if dry_run:
+        counts = f"{report.ready:,} ready, {report.in_flight:,} in flight and {report.dead:,} dead messages"
+        behind = f" {report.behind:,} positions of the log behind" if report.behind else ""
+        done = f"Subscription {name} would be deleted{behind}; its topic keeps {counts}"
+    session.out.result(report, done)
+    if (left := report.left) and not dry_run:
         session.out.note(
             f"{pluralize(left, 'message')} left in topic {name}; receive them, or remove them with: postroom "
             f"topic purge {name}"

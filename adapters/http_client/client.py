@@ -182,8 +182,8 @@ class HttpTransport(MailboxTransport):
             detail = query_contract.ReadDetail
             return await self._call("GET", path, detail, detail.to_detail)
         answer, read = answer_of(operation), partial(result_of, operation)
-        if operation.verb == "GET":
-            return await self._call("GET", path, answer, read, query=values)
+        if operation.verb in ("GET", "DELETE"):
+            return await self._call(operation.verb, path, answer, read, query=values)
         body: object = values or None
         if operation.name in BODIES:
             (body,) = values.values()

@@ -59,7 +59,10 @@ _EXAMPLES: dict[str, tuple[Any, Any]] = {
         {"start": "2026-01-31T12:00:00Z"},
         {"name": "mail", "position": 1_200, "removed": 3, "copied": 40},
     ),
-    "delete_subscription": (None, {"left": 3}),
+    "delete_subscription": (
+        None,
+        {"name": "mail", "left": 3, "ready": 1, "in_flight": 0, "dead": 2, "behind": 0},
+    ),
     "purge_topic": ({"dead": True}, {"removed": 3}),
     "delete_old_events": ({"older_than_us": 1_700_000_000_000_000}, {"removed": 1_200}),
     "cancel_messages": ({"ids": [_JOB], "reason": "ordered twice"}, _CHANGED),
@@ -126,7 +129,7 @@ def _derive(operation: Operation, fixed: dict[str, Any] | None = None) -> HttpRo
     handle.__name__ = operation.name if fixed is None else operation.name.replace("change", *fixed.values())
     fields = arguments_struct(operation, rest) if own is None and rest else None
     body = _TYPES.get((operation.name, own or ""), rest[0].kind if rest else None) if own else fields
-    is_query = operation.verb == "GET"
+    is_query = operation.verb in ("GET", "DELETE")  # a proxy may drop the body of others
     return HttpRoute(
         operation.verb,
         operation.path,

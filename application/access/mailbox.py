@@ -189,7 +189,7 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
         if "changes" in arguments:
             fields = _fields_of(arguments["changes"])
         elif "name" in arguments:  # of a subscription
-            fields = {arguments["name"]: ()}
+            fields = {arguments["name"]: ("dry_run",) if arguments.get("dry_run") else ()}
         return await self._change_mailbox(change, name, fields, is_whole=arguments.get("replace", False))
 
     async def _change_mailbox(
@@ -204,7 +204,7 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
 
         Arguments:
             fields: names by the topic or glob of their section, "" for the mailbox's own; of a subscription,
-                none by its name.
+                none by its name, or `dry_run`.
             is_whole: the change is of the mailbox whatever it names.
         """
 

@@ -65,6 +65,7 @@ CHANGES_OF_SETTINGS = ("set_topic_policy", "set_settings")
 MERGES: dict[str, Callable[[list[Any]], Any]] = {
     "list_topics": merge_topics,
     "list_subscriptions": merge_subscriptions,
+    "delete_subscription": merge_subscription,
     "preview_settings": merge_settings,
     "set_settings": any,
     "cancel_messages": merge_changes,

@@ -17,6 +17,7 @@ from postroom.application.ports.control_plane import NamespaceDirectory
 from postroom.application.query_results import (
     Backlog,
     DeadLetter,
+    DeletionReport,
     Moment,
     PeekedMessage,
     RewindReport,
@@ -87,7 +88,7 @@ def _limit_time(filter_: EventFilter, time: int) -> EventFilter:
 
 
 T = TypeVar("T")
-R = TypeVar("R", SubscriptionReport, RewindReport)
+R = TypeVar("R", SubscriptionReport, RewindReport, DeletionReport)
 
 _STATUSES = ("live", "copying", "clearing")
 PLACE_BITS = 40

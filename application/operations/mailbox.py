@@ -27,6 +27,7 @@ from postroom.application.page import Page
 from postroom.application.query_results import (
     Backlog,
     DeadLetter,
+    DeletionReport,
     Explanation,
     MessageChange,
     MessageDetail,
@@ -374,14 +375,17 @@ class Mailbox:
         Raises: NotFound for an unknown subscription.
         """
 
-    @operation(Right.ADMIN, "DELETE /v1/subscriptions/{name}", is_repeatable=False, answer="left")
-    async def delete_subscription(self, name: Topic, /, *, principal: Principal = None) -> int:
+    @operation(Right.ADMIN, "DELETE /v1/subscriptions/{name}", is_repeatable=False)
+    async def delete_subscription(
+        self, name: Topic, /, *, dry_run: bool = False, principal: Principal = None
+    ) -> DeletionReport:
         """Delete a subscription: it gets no more copies; the messages in its topic stay.
 
         Arguments:
+            dry_run: only return what would be left.
             principal: as of `set_subscription`.
 
-        Returns: number of messages in its topic, to be received or purged.
+        Returns: the messages in its topic, to be received or purged.
         Raises: NotFound for an unknown subscription.
         """
 

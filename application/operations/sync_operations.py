@@ -33,6 +33,7 @@ from postroom.application.page import Page
 from postroom.application.query_results import (
     Backlog,
     DeadLetter,
+    DeletionReport,
     Explanation,
     MessageChange,
     MessageDetail,
@@ -288,16 +289,19 @@ class SyncOperations(ABC):
         """
         return self._run(self._open.rewind_subscription(name, start, dry_run=dry_run, principal=principal))
 
-    def delete_subscription(self, name: Topic, /, *, principal: Principal = None) -> int:
+    def delete_subscription(
+        self, name: Topic, /, *, dry_run: bool = False, principal: Principal = None
+    ) -> DeletionReport:
         """Delete a subscription: it gets no more copies; the messages in its topic stay.
 
         Arguments:
+            dry_run: only return what would be left.
             principal: as of `set_subscription`.
 
-        Returns: number of messages in its topic, to be received or purged.
+        Returns: the messages in its topic, to be received or purged.
         Raises: NotFound for an unknown subscription.
         """
-        return self._run(self._open.delete_subscription(name, principal=principal))
+        return self._run(self._open.delete_subscription(name, dry_run=dry_run, principal=principal))
 
     def delete_old_events(self, older_than: Before, /) -> int:
         """Remove the settled records written before log time `older_than` (µs); return how many."""

@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any, cast
 
 import pytest
 
 from postroom.application.messages import ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.query_results import DeletionReport
 from postroom.domain.errors import InvalidRequest, NotFound, StaleReceipt
 from postroom.domain.subscription import SubscriptionFilter
 from tests.support.stores import message
@@ -73,7 +75,10 @@ class MailboxSubscriptionConformance:
         await mailbox.send_message(message(b"2", topic="news"))
         with pytest.raises(InvalidRequest, match="queue of subscription mail"):
             await mailbox.send_message(message(topic="mail"))
-        assert await mailbox.delete_subscription("mail") == 2
+        expected = DeletionReport("mail", 2, 2, 0, 0, 0)
+        assert await mailbox.delete_subscription("mail", dry_run=True) == expected
+        assert [each.name for each in await mailbox.list_subscriptions()] == ["mail"]
+        assert await mailbox.delete_subscription("mail") == expected
         await mailbox.send_message(message(b"no", topic="news"))
         assert await mailbox.list_subscriptions() == []
         assert sorted(payloads(await receive_all(mailbox, "mail", 2))) == [b"1", b"2"]
@@ -99,6 +104,8 @@ class MailboxSubscriptionConformance:
         assert await mailbox.list_subscriptions() == []
         for call in (
             mailbox.delete_subscription("mail"),
+            mailbox.delete_subscription("mail", dry_run=True),
+            mailbox.delete_subscription("mail", dry_run=cast(Any, 1)),
             mailbox.rewind_subscription("mail", datetime(2020, 1, 1, tzinfo=UTC)),
         ):
             with pytest.raises((NotFound, InvalidRequest)):

@@ -11,7 +11,7 @@ import uuid_utils
 from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.application.cluster.namespace_mailbox import NamespaceMailbox
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.query_results import RewindReport
+from postroom.application.query_results import DeletionReport, RewindReport
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.subscription import SubscriptionFilter
 from tests.support.messages import message
@@ -125,7 +125,10 @@ async def test_a_deleted_subscription_is_deleted_in_all_mailboxes(place: Place) 
     namespace = await place.namespace()
     await namespace.set_subscription("mail", ORDERS)
     await send(namespace)
-    assert await namespace.delete_subscription("mail") == 8
+    expected = DeletionReport("mail", 8, 8, 0, 0, 0)
+    assert await namespace.delete_subscription("mail", dry_run=True) == expected
+    assert len(await place.one.list_subscriptions()) == len(await place.two.list_subscriptions()) == 1
+    assert await namespace.delete_subscription("mail") == expected
     assert await place.one.list_subscriptions() == await place.two.list_subscriptions() == []
     for call in (namespace.delete_subscription("mail"), namespace.rewind_subscription("mail", 0)):
         with pytest.raises(NotFound, match="has no subscription mail"):

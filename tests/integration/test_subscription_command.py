@@ -21,7 +21,7 @@ from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.subscription import SubscriptionFilter, SubscriptionStatus
 from tests.support.altered_commits import alter
-from tests.support.stores import MAILBOX
+from tests.support.stores import MAILBOX, receive_one
 from tests.support.waiting import until_answer
 
 Open = Callable[..., Session]
@@ -140,6 +140,20 @@ async def test_a_delete_asks_and_says_what_is_left_and_how_to_remove_it(
     async with opened() as mailbox:
         await mailbox.set_subscription("mail", SubscriptionFilter(("orders.*",)))
         await send(mailbox, "a", "b")
+        await (await receive_one(mailbox, "mail")).reject("broken")
+    assert await run(subscriptions.delete, "mail", dry_run=True) == {
+        "name": "mail",
+        "left": 2,
+        "ready": 1,
+        "in_flight": 0,
+        "dead": 1,
+        "behind": 0,
+    }
+    await subscriptions.delete(session(), "mail", dry_run=True, yes=True)
+    assert capsys.readouterr() == (
+        "Subscription mail would be deleted; its topic keeps 1 ready, 0 in flight and 1 dead messages\n",
+        "",
+    )
     with pytest.raises(WrongUsage, match="--yes"):
         await subscriptions.delete(session(), "mail")
     await subscriptions.delete(session(), "mail", yes=True)

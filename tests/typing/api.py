@@ -19,6 +19,7 @@ from postroom import (
     CaptureSettings,
     Changes,
     DeadLetter,
+    DeletionReport,
     EnvelopeProblem,
     EventFilter,
     MailboxLimits,
@@ -151,7 +152,7 @@ async def operate(mailbox: OwnedMailbox) -> None:
     filter_ = SubscriptionFilter(("orders.*", "invoices"), {"country": "de"})
     assert_type(await mailbox.set_subscription("mail", filter_, start=0), SubscriptionReport)
     assert_type(await mailbox.rewind_subscription("mail", datetime.now(UTC), dry_run=True), RewindReport)
-    assert_type(await mailbox.delete_subscription("mail"), int)
+    assert_type(await mailbox.delete_subscription("mail", dry_run=True), DeletionReport)
 
 
 async def own() -> None:

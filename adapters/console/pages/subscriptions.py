@@ -65,7 +65,7 @@ async def show_delete(page: Page) -> Response:
 async def delete(page: Page) -> Response:
     """Delete a subscription."""
     name = page.field("name")
-    left = await page.mailbox.delete_subscription(name)
+    left = (await page.mailbox.delete_subscription(name)).left
     notice = f"Subscription {name} is deleted; {pluralize(left, 'message')} left in its topic."
     return page.redirect("/subscriptions", notice)
 

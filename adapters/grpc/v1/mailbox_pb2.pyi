@@ -1259,16 +1259,28 @@ class RewindSubscriptionResponse(_message.Message):
     def __init__(self, name: _Optional[str] = ..., position: _Optional[int] = ..., removed: _Optional[int] = ..., copied: _Optional[int] = ...) -> None: ...
 
 class DeleteSubscriptionRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "dry_run")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    dry_run: bool
+    def __init__(self, name: _Optional[str] = ..., dry_run: _Optional[bool] = ...) -> None: ...
 
 class DeleteSubscriptionResponse(_message.Message):
-    __slots__ = ("left",)
+    __slots__ = ("left", "name", "ready", "in_flight", "dead", "behind")
     LEFT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
     left: int
-    def __init__(self, left: _Optional[int] = ...) -> None: ...
+    name: str
+    ready: int
+    in_flight: int
+    dead: int
+    behind: int
+    def __init__(self, left: _Optional[int] = ..., name: _Optional[str] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., dead: _Optional[int] = ..., behind: _Optional[int] = ...) -> None: ...
 
 class DeleteOldEventsRequest(_message.Message):
     __slots__ = ("older_than_us",)
