@@ -154,15 +154,17 @@ class Subscriptions:
         /,
         *,
         start: Moment | None = None,
+        if_missing: bool = False,
         principal: str | None = None,
     ) -> SubscriptionReport:
         """Create a subscription, or change its filter; see `Mailbox.set_subscription`."""
         check_topic(name)
         check_filter(filter_)
+        check_type("if_missing", if_missing, bool)
         check_optional_text("principal", principal)
         position = None if start is None else await self._position(start)
         stream = uuid_utils.uuid7().bytes
-        await self._submit(SetSubscription(name, filter_, stream, position, principal))
+        await self._submit(SetSubscription(name, filter_, stream, position, principal, if_missing))
         mailbox = self._engine.mailbox
         return report_subscription(find_subscription(name, mailbox), mailbox)
 

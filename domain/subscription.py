@@ -201,6 +201,7 @@ class SetSubscription(msgspec.Struct, frozen=True, gc=False):
         stream: id of the events of a new one, 16 random bytes.
         start: position of the log after which a new one gets copies; None for the end of the log.
         principal: see `SubscriptionSet`.
+        if_missing: whether one that exists stays as it is.
     """
 
     subscription: str
@@ -208,6 +209,7 @@ class SetSubscription(msgspec.Struct, frozen=True, gc=False):
     stream: bytes
     start: int | None = None
     principal: str | None = None
+    if_missing: bool = False
 
 
 class RewindSubscription(msgspec.Struct, frozen=True, gc=False):

@@ -84,6 +84,9 @@ async def set_subscription(
             help="Of a new one: which earlier messages it gets, too; RFC 3339, or an age such as 2h.",
         ),
     ] = "now",
+    if_missing: Annotated[
+        bool, Option("--if-missing", help="Only create it: one that exists keeps its filter.")
+    ] = False,
 ) -> None:
     """Create a subscription, which gets a copy of each message of its topics, or change its filter.
 
@@ -95,7 +98,7 @@ async def set_subscription(
     moment = None if start == "now" else _parse_start(start)
     filter_ = SubscriptionFilter(tuple(topics), parse_pairs(header or (), "--header")).validate()
     async with use_mailbox(session, create=True) as postroom:
-        report = await postroom.set_subscription(name, filter_, start=moment)
+        report = await postroom.set_subscription(name, filter_, start=moment, if_missing=if_missing)
     session.out.result(report, f"Subscription {name} gets {report.filter.describe()}; {_progress(report)}")
 
 

@@ -321,9 +321,12 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
                 if topic.topic == name and (topic.ready or topic.delayed or topic.in_flight or topic.dead):
                     raise queue_taken(name)
         reports: dict[str, Any] = {}
+        own = dict(arguments)
 
         async def change(mailbox: Mailbox) -> None:
-            reports[mailbox.name] = await operation.ask(mailbox, arguments)
+            reports[mailbox.name] = report = await operation.ask(mailbox, own)
+            if own.get("if_missing"):  # all have the filter of the first, which decides who created it
+                own["filter_"] = report.filter
 
         await (self._at_all if is_set else self._at_each_that_has_it)(change)
         return merge_subscription([*reports.values()])

@@ -249,7 +249,14 @@ class SyncOperations(ABC):
         self._run(self._open.resume_topic(topic))
 
     def set_subscription(
-        self, name: Topic, filter_: Filter, /, *, start: Start | None = None, principal: Principal = None
+        self,
+        name: Topic,
+        filter_: Filter,
+        /,
+        *,
+        start: Start | None = None,
+        if_missing: bool = False,
+        principal: Principal = None,
     ) -> SubscriptionReport:
         """Create a subscription, or change its filter from now on; idempotent.
 
@@ -261,12 +268,17 @@ class SyncOperations(ABC):
             start: a new one also gets messages sent since this moment, as far as retention left them: a time,
                 or the position of the log after which it begins; 0 is the beginning. None is now. It does not
                 change one that exists; `rewind_subscription` does.
+            if_missing: only create it; one that exists stays as it is, and the report has its filter.
             principal: who sets it, for the record; a server enters that of the caller's capability.
 
         Raises: InvalidRequest when the topic holds messages, and for another filter of a subscription that
             is not live; Saturated when the mailbox has too many subscriptions.
         """
-        return self._run(self._open.set_subscription(name, filter_, start=start, principal=principal))
+        return self._run(
+            self._open.set_subscription(
+                name, filter_, start=start, if_missing=if_missing, principal=principal
+            )
+        )
 
     def list_subscriptions(self) -> list[SubscriptionReport]:
         """Return the subscriptions with their progress, sorted by name."""

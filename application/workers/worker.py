@@ -278,22 +278,23 @@ async def _subscribe(worker: str, mailbox: Mailbox, filters: Mapping[str, Subscr
         command = " ".join(
             ["postroom subscription set", *map(shlex.quote, (name, *filter_.topics)), *options]
         )
-        if (report := existing.get(name)) is None:
+        if is_new := (report := existing.get(name)) is None:
             try:
-                await mailbox.set_subscription(name, filter_)
+                report = await mailbox.set_subscription(name, filter_, if_missing=True)
             except Forbidden as error:
                 raise Forbidden(
                     f"Mailbox {mailbox.name} has no subscription {name}, and the token of worker {worker} "
                     f"lacks `admin` of the whole mailbox to create it; create it with `{command}`.",
                     error.reason,
                 ) from error
-            logger().info("worker.subscription_created", subscription=name, topics=list(filter_.topics))
-        elif {*report.topics} != {*filter_.topics} or report.headers != filter_.headers:
+        if {*report.topics} != {*filter_.topics} or report.headers != filter_.headers:
             raise InvalidRequest(
                 f"Subscription {name} of mailbox {mailbox.name} gets messages of {report.filter.describe()}, "
                 f"but worker {worker} names {filter_.describe()}; correct the worker, or change the "
                 f"subscription with `{command}`."
             )
+        if is_new:
+            logger().info("worker.subscription_created", subscription=name, topics=list(filter_.topics))
 
 
 def _make_filter(topics: object, headers: dict[str, str] | None) -> SubscriptionFilter:

@@ -183,7 +183,7 @@ class _Queue:
 
 
 def _set(command: SetSubscription, mailbox: Mailbox, now: int) -> list[Event]:
-    """Create a subscription, or change its filter; no event if it has that filter."""
+    """Create a subscription, or change its filter; no event if it has that filter, or is to stay."""
     name, position = command.subscription, mailbox.position
     if name in command.filter.topics:
         raise InvalidRequest(
@@ -192,7 +192,7 @@ def _set(command: SetSubscription, mailbox: Mailbox, now: int) -> list[Event]:
         )
     existing = mailbox.subscriptions.get(name)
     if existing is not None:
-        if existing.filter == command.filter:
+        if existing.filter == command.filter or command.if_missing:
             return []
         if not existing.is_live:  # which filter its earlier messages have is not recorded
             raise InvalidRequest(

@@ -70,6 +70,8 @@ class MailboxSubscriptionConformance:
         await mailbox.send_message(message(b"1", topic="orders.eu"))
         again = await mailbox.set_subscription("mail", ORDERS, start=None)
         assert again.created_at == first.created_at
+        kept = await mailbox.set_subscription("mail", SubscriptionFilter(("news",)), if_missing=True)
+        assert kept.topics == ORDERS.topics
         await mailbox.set_subscription("mail", SubscriptionFilter(("news",)))
         await mailbox.send_message(message(b"no", topic="orders.eu"))
         await mailbox.send_message(message(b"2", topic="news"))

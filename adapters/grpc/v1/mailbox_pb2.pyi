@@ -1211,14 +1211,16 @@ class SubscriptionReport(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., headers: _Optional[_Mapping[str, str]] = ..., status: _Optional[str] = ..., position: _Optional[int] = ..., behind: _Optional[int] = ..., skipped: _Optional[int] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., dead: _Optional[int] = ..., paused: _Optional[bool] = ..., created_at: _Optional[str] = ...) -> None: ...
 
 class SetSubscriptionRequest(_message.Message):
-    __slots__ = ("name", "filter", "start")
+    __slots__ = ("name", "filter", "start", "if_missing")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    IF_MISSING_FIELD_NUMBER: _ClassVar[int]
     name: str
     filter: SubscriptionFilter
     start: Moment
-    def __init__(self, name: _Optional[str] = ..., filter: _Optional[_Union[SubscriptionFilter, _Mapping]] = ..., start: _Optional[_Union[Moment, _Mapping]] = ...) -> None: ...
+    if_missing: bool
+    def __init__(self, name: _Optional[str] = ..., filter: _Optional[_Union[SubscriptionFilter, _Mapping]] = ..., start: _Optional[_Union[Moment, _Mapping]] = ..., if_missing: _Optional[bool] = ...) -> None: ...
 
 class SetSubscriptionResponse(_message.Message):
     __slots__ = ("subscription",)

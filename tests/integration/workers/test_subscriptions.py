@@ -160,6 +160,28 @@ async def test_a_worker_does_not_start_with_another_filter_than_the_subscription
     assert (report.topics, report.headers) == (("orders.*", "invoices"), {})
 
 
+async def test_of_two_versions_that_start_at_the_same_moment_one_creates_the_subscription(
+    mailbox: OwnedMailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = Recorder("mail"), Recorder("mail", "orders.*", "refunds")
+    original, both = mailbox.list_subscriptions, asyncio.Barrier(2)
+
+    async def list_together() -> Any:
+        reports = await original()
+        await both.wait()
+        return reports
+
+    monkeypatch.setattr(mailbox, "list_subscriptions", list_together)
+    async with asyncio.timeout(SECONDS):
+        answers = await asyncio.gather(
+            *(each.worker.run(mailbox, once=True) for each in (old, new)), return_exceptions=True
+        )
+    (refusal,) = [each for each in answers if isinstance(each, BaseException)]
+    (report,) = await original()
+    assert report.topics == ("orders.*", "refunds")[: len(report.topics)]
+    assert f"gets messages of {', '.join(report.topics)}, but worker mail names" in str(refusal)
+
+
 async def test_a_token_that_may_not_create_the_subscription_is_told_the_command() -> None:
     async with controlled_mailbox() as place:
         rights = (Right.RECV, Right.ACK, Right.NACK, Right.READ_HEADERS)

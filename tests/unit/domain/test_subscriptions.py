@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import count
 from uuid import UUID
 
+import msgspec
 import pytest
 
 from postroom.application.mailbox.message_factory import MessageFactory
@@ -265,6 +266,8 @@ def test_another_filter_applies_from_now_on() -> None:
     scene.do(RewindSubscription("mail", 0))
     other = SetSubscription("mail", ORDERS, b"of a subscription")
     scene.refuse(other, InvalidRequest, "when it is live")
+    assert scene.do(msgspec.structs.replace(other, if_missing=True)) == []
+    assert scene.subscription().filter.topics == ("news",)
 
 
 def test_retention_leaves_what_a_subscription_has_yet_to_copy() -> None:
