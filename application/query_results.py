@@ -306,6 +306,8 @@ class SubscriptionReport(msgspec.Struct, frozen=True):
         ready, in_flight, dead: number of messages in its topic; `ready` includes delayed messages.
         paused: whether its topic is paused.
         created_at: log time.
+        missing_in, differs_in: mailboxes of a namespace that lack it, or have another filter, after a change
+            that failed in them; the same change mends it.
     """
 
     name: str
@@ -320,6 +322,8 @@ class SubscriptionReport(msgspec.Struct, frozen=True):
     dead: int
     paused: bool
     created_at: str
+    missing_in: tuple[str, ...] = ()
+    differs_in: tuple[str, ...] = ()
 
     @property
     def filter(self) -> SubscriptionFilter:

@@ -40,6 +40,11 @@ async def list_subscriptions(session: Session) -> None:
         ),
         only_wide=unused,
     )
+    for each in reports:
+        for where, mailboxes in (("missing", each.missing_in), ("of another filter", each.differs_in)):
+            if mailboxes:
+                names = ", ".join(mailboxes)
+                session.out.note(f"{each.name} is {where} in {names}; repeat the change that failed there.")
 
 
 async def show(session: Session, name: Name) -> None:
@@ -63,6 +68,8 @@ async def show(session: Session, name: Name) -> None:
             ("skipped", f"{report.skipped:,} messages that could not be copied" if report.skipped else None),
             ("messages", f"{report.ready:,} ready, {report.in_flight:,} in flight, {report.dead:,} dead"),
             ("created", Time(report.created_at)),
+            ("missing in", ", ".join(report.missing_in)),
+            ("other filter in", ", ".join(report.differs_in)),
         ]
     )
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from copy import copy
 from typing import Any, TypeVar
 
 from postroom.application.cluster.namespace_members import (
@@ -14,7 +15,6 @@ from postroom.application.cluster.namespace_queries import (
     NamespaceQueries,
     merge_settings,
     merge_subscription,
-    merge_subscriptions,
     merge_topics,
 )
 from postroom.application.cluster.namespace_receiver import NamespaceReceiver, ReceiptHomes
@@ -37,7 +37,14 @@ from postroom.application.operations.operation import Arguments, Operation, deri
 from postroom.application.ports.control_plane import NamespaceDirectory
 from postroom.application.query_results import MessageChange
 from postroom.domain.arguments import check_items
-from postroom.domain.errors import InvalidRequest, NotFound, Rejected, StaleMembers, Unavailable
+from postroom.domain.errors import (
+    InvalidRequest,
+    NotFound,
+    PostroomError,
+    Rejected,
+    StaleMembers,
+    Unavailable,
+)
 from postroom.domain.mailbox.subscription_decisions import queue_taken
 from postroom.domain.message import NackAction, Receipt, check_receipt
 from postroom.domain.namespace.members import RESERVED_TOPIC, home_of
@@ -58,14 +65,12 @@ def merge_changes(answers: Sequence[Sequence[MessageChange]]) -> list[MessageCha
 
 READS_OF_MESSAGES = ("get_message", "wait_for_result", "explain_message")
 """Operations that the mailbox with the message answers."""
-CHANGES_OF_TOPICS = ("purge_topic", "resume_topic", "delete_subscription")
-"""Operations of the mailboxes that have the topic or subscription, one after the other."""
+CHANGES_OF_TOPICS = ("purge_topic", "resume_topic")
+"""Operations of the mailboxes that have the topic, one after the other."""
 CHANGES_OF_SETTINGS = ("set_topic_policy", "set_settings")
 """Operations of all mailboxes, also of mailboxes that are added meanwhile."""
 MERGES: dict[str, Callable[[list[Any]], Any]] = {
     "list_topics": merge_topics,
-    "list_subscriptions": merge_subscriptions,
-    "delete_subscription": merge_subscription,
     "preview_settings": merge_settings,
     "set_settings": any,
     "cancel_messages": merge_changes,
@@ -312,8 +317,8 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
         await self._at_all(lambda mailbox: pause_topic(mailbox, topic))
 
     async def _change_subscription(self, operation: Operation, arguments: Arguments) -> Any:
-        """Set or rewind a subscription in all mailboxes, since a moment that they have in common."""
-        if arguments["start"]:  # 0 is the beginning of each
+        """Set, rewind or delete a subscription in all mailboxes, since a moment that they have in common."""
+        if arguments.get("start"):  # 0 is the beginning of each
             await self._check_moment("start", arguments["start"])
         is_set, name = operation.name == "set_subscription", arguments["name"]
         if is_set and name not in {each.name for each in await self.list_subscriptions()}:
@@ -321,17 +326,27 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
                 if topic.topic == name and (topic.ready or topic.delayed or topic.in_flight or topic.dead):
                     raise queue_taken(name)
         reports: dict[str, Any] = {}
-        own = dict(arguments)
+        own = {**arguments}
 
         async def change(mailbox: Mailbox) -> None:
             reports[mailbox.name] = report = await operation.ask(mailbox, own)
             if own.get("if_missing"):  # all have the filter of the first, which decides who created it
                 own["filter_"] = report.filter
 
-        await (self._at_all if is_set else self._at_each_that_has_it)(change)
+        try:
+            await (self._at_all if is_set else self._at_each_that_has_it)(change)
+        except PostroomError as error:
+            if not reports or arguments.get("dry_run"):
+                raise
+            rest = [each for each in (await self._get_members()).names if each not in reports]
+            told = copy(error)
+            changed, others = ", ".join(reports), ", ".join(rest)
+            text = f"The subscription has changed in {changed}, but not in {others}; repeat the call."
+            told.args = (f"{error} {text}",)
+            raise told from error
         return merge_subscription([*reports.values()])
 
-    _set_subscription = _rewind_subscription = _change_subscription
+    _set_subscription = _rewind_subscription = _delete_subscription = _change_subscription
 
     async def _call(self, operation: Operation, arguments: Arguments) -> Any:
         def ask(mailbox: Mailbox) -> Awaitable[Any]:

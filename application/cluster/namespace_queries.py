@@ -157,6 +157,14 @@ class NamespaceQueries:
         )
         return list(heapq.merge(*pages, key=lambda peeked: peeked.sent_at))[: arguments["limit"]]
 
+    async def _list_subscriptions(
+        self, operation: Operation, arguments: Arguments
+    ) -> list[SubscriptionReport]:
+        """Return the subscriptions, each with the mailboxes that lack it or have another filter."""
+        mailboxes = (await self._get_members()).by_age
+        pages = (operation.ask(self._directory.mailbox(each), arguments) for each in mailboxes)
+        return _merge_subscriptions(mailboxes, await asyncio.gather(*pages))
+
     async def _search_messages(self, operation: Operation, arguments: Arguments) -> Page[FoundMessage]:
         """Return a page of the messages of all mailboxes that match.
 
@@ -284,12 +292,22 @@ def _add_topics(one: TopicSummary, other: TopicSummary) -> TopicSummary:
     )
 
 
-def merge_subscriptions(pages: Iterable[Iterable[SubscriptionReport]]) -> list[SubscriptionReport]:
+def _merge_subscriptions(
+    mailboxes: Sequence[str], pages: Iterable[Iterable[SubscriptionReport]]
+) -> list[SubscriptionReport]:
     """Return the subscriptions of a namespace from its mailboxes' subscriptions, by name."""
-    merged: dict[str, list[SubscriptionReport]] = {}
-    for each in chain.from_iterable(pages):
-        merged.setdefault(each.name, []).append(each)
-    return [merge_subscription(merged[name]) for name in sorted(merged)]
+    merged: dict[str, dict[str, SubscriptionReport]] = {}
+    for mailbox, page in zip(mailboxes, pages, strict=True):
+        for each in page:
+            merged.setdefault(each.name, {})[mailbox] = each
+    return [
+        msgspec.structs.replace(
+            first := merge_subscription([*own.values()]),
+            missing_in=tuple(each for each in mailboxes if each not in own),
+            differs_in=tuple(each for each, report in own.items() if report.filter != first.filter),
+        )
+        for _, own in sorted(merged.items())
+    ]
 
 
 def merge_subscription(reports: Sequence[R]) -> R:

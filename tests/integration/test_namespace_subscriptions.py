@@ -1,6 +1,6 @@
 """Subscriptions of namespaces with several mailboxes."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +12,7 @@ from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.application.cluster.namespace_mailbox import NamespaceMailbox
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.query_results import DeletionReport, RewindReport
-from postroom.domain.errors import InvalidRequest, NotFound
+from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.domain.subscription import SubscriptionFilter
 from tests.support.messages import message
 from tests.support.namespaces import Directory, Member
@@ -28,11 +28,11 @@ class Place:
 
     def __init__(self, mailboxes: list[OwnedMailbox], opened: AsyncExitStack) -> None:
         self.one, self.two = mailboxes
-        self._members = {each.name: Member(each) for each in mailboxes}
+        self.members = {each.name: Member(each) for each in mailboxes}
         self._opened = opened
 
     async def namespace(self, *names: str) -> NamespaceMailbox:
-        directory = Directory("acme", self._members, names or None)
+        directory = Directory("acme", self.members, names or None)
         namespace = NamespaceMailbox(directory, 3_000, uuid_utils.uuid7)
         self._opened.push_async_callback(namespace.close)
         await namespace.open()
@@ -133,6 +133,38 @@ async def test_a_deleted_subscription_is_deleted_in_all_mailboxes(place: Place) 
     for call in (namespace.delete_subscription("mail"), namespace.rewind_subscription("mail", 0)):
         with pytest.raises(NotFound, match="has no subscription mail"):
             await call
+
+
+async def test_a_change_that_fails_in_one_mailbox_is_told_and_mended_when_it_is_repeated(
+    place: Place,
+) -> None:
+    namespace, wide = await place.namespace(), SubscriptionFilter(("*",))
+
+    async def fails(call: Awaitable[object]) -> str:
+        place.members["acme@two"].is_down_for = {"set_subscription", "delete_subscription"}
+        with pytest.raises(Unavailable) as error:
+            await call
+        place.members["acme@two"].is_down_for = set()
+        return str(error.value)
+
+    told = "The subscription has changed in acme@one, but not in acme@two; repeat the call."
+    assert told in await fails(namespace.set_subscription("mail", ORDERS))
+    (report,) = await namespace.list_subscriptions()
+    assert (report.missing_in, report.differs_in) == (("acme@two",), ())
+    await namespace.set_subscription("mail", wide, if_missing=True)  # all get the filter that there is
+    (report,) = await namespace.list_subscriptions()
+    assert (report.topics, report.missing_in, report.differs_in) == (("orders",), (), ())
+    assert told in await fails(namespace.set_subscription("mail", wide))
+    (report,) = await namespace.list_subscriptions()
+    assert (report.topics, report.missing_in, report.differs_in) == (("*",), (), ("acme@two",))
+    await namespace.set_subscription("mail", wide)
+    (report,) = await namespace.list_subscriptions()
+    assert (report.missing_in, report.differs_in) == ((), ())
+    assert told in await fails(namespace.delete_subscription("mail"))
+    (report,) = await namespace.list_subscriptions()
+    assert report.missing_in == ("acme@one",)
+    await namespace.delete_subscription("mail")
+    assert await namespace.list_subscriptions() == []
 
 
 async def test_the_records_of_members_are_no_queue_of_a_subscription(place: Place) -> None:

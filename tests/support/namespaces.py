@@ -40,6 +40,8 @@ class Member:
         self._fence = fence or MembersFence(mailbox)
         self._is_fenced = is_fenced
         self.is_down = False
+        self.is_down_for: set[str] = set()
+        """Operations that fail as if it were down."""
 
     def seen_as(self, mailbox: Mailbox) -> "Member":
         """Return the mailbox as the bearer of a token may use it, behind the same fence."""
@@ -51,7 +53,7 @@ class Member:
             return call
 
         async def guarded(*arguments: Any, **options: Any) -> Any:
-            if self.is_down:
+            if self.is_down or name in self.is_down_for:
                 raise Unavailable(f"{self._mailbox.name} is down.", 1)
             if name == "receive_messages":
                 await self._fence.check(current_generation())
