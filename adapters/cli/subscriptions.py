@@ -20,8 +20,7 @@ Name = Annotated[str, Argument(help="Name of the subscription, which is also tha
 
 async def list_subscriptions(session: Session) -> None:
     """List the subscriptions of a mailbox: their filters, their progress, and their messages by status."""
-    async with use_mailbox(session) as postroom:
-        reports = await postroom.list_subscriptions()
+    _, reports = await _read(session)
     unused = [name for name in ("skipped", "paused") if not any(getattr(each, name) for each in reports)]
     session.out.records(
         {"subscriptions": reports},
@@ -49,9 +48,8 @@ async def list_subscriptions(session: Session) -> None:
 
 async def show(session: Session, name: Name) -> None:
     """Show a subscription: its filter, its progress, and its messages by status."""
-    async with use_mailbox(session) as postroom:
-        reports = {each.name: each for each in await postroom.list_subscriptions()}
-        mailbox = postroom.name
+    mailbox, listed = await _read(session)
+    reports = {each.name: each for each in listed}
     report = reports.get(name)
     if report is None:
         raise unknown_subscription(name, mailbox, reports)
@@ -171,6 +169,15 @@ async def delete(
             f"topic purge {name}"
         )
     return None
+
+
+async def _read(session: Session) -> tuple[str, "list[SubscriptionReport]"]:
+    """Return the name of the mailbox, and its subscriptions: of a store without owning it."""
+    if session.is_remote:
+        async with use_mailbox(session) as postroom:
+            return postroom.name, await postroom.list_subscriptions()
+    with session.read(session.mailbox) as reader:
+        return reader.log.mailbox, reader.list_subscriptions()
 
 
 def _parse_start(text: str) -> "Moment":

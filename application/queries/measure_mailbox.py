@@ -314,6 +314,18 @@ def report_subscription(subscription: Subscription, mailbox: Mailbox) -> Subscri
     )
 
 
+class ListSubscriptions:
+    """A query for the subscriptions of a mailbox; see `Mailbox.list_subscriptions`."""
+
+    def __init__(self, state_at: StateAt) -> None:
+        self._state_at = state_at
+
+    def __call__(self) -> list[SubscriptionReport]:
+        """Return the subscriptions as they are now, sorted by name."""
+        mailbox, _ = self._state_at(None)
+        return [report_subscription(each, mailbox) for _, each in sorted(mailbox.subscriptions.items())]
+
+
 class ListTopics:
     """A query for the topics of a mailbox; see `Mailbox.list_topics`."""
 

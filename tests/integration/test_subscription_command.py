@@ -15,6 +15,7 @@ from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import load_settings
 from postroom.adapters.cli.values import NOTHING, WrongUsage
 from postroom.adapters.compose import OwnedMailbox, open_mailbox
+from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.messages import NewMessage
 from postroom.application.queries.message_lists import explain_empty
 from postroom.domain.errors import InvalidRequest, NotFound
@@ -132,6 +133,22 @@ async def test_a_rewind_says_what_it_removes_and_copies_and_asks(
             payloads += [each.payload for each in received]
             assert received, payloads
     assert payloads == [b"a", b"b", b"c"]
+
+
+@pytest.mark.usefixtures("session")
+async def test_the_list_only_reads(run: Callable[..., Any]) -> None:
+    async with opened() as mailbox:
+        await mailbox.set_subscription("mail", SubscriptionFilter(("orders.*",)))
+        await send(mailbox, "a")
+        owned = await mailbox.list_subscriptions()
+        assert (await run(subscriptions.list_subscriptions))["subscriptions"][0]["ready"] == 1
+    with read_mailbox("store.db", MAILBOX) as reader:
+        position, before = reader.get_backlog().position, reader.list_subscriptions()
+        listed = (await run(subscriptions.list_subscriptions))["subscriptions"]
+        assert json.loads(msgspec.json.encode(before)) == listed
+        assert (await run(subscriptions.show, "mail"))["ready"] == 1
+        assert reader.get_backlog().position == position
+    assert [each.filter for each in before] == [each.filter for each in owned]
 
 
 async def test_a_delete_asks_and_says_what_is_left_and_how_to_remove_it(
