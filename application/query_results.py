@@ -308,6 +308,7 @@ class SubscriptionReport(msgspec.Struct, frozen=True):
         created_at: log time.
         missing_in, differs_in: mailboxes of a namespace that lack it, or have another filter, after a change
             that failed in them; the same change mends it.
+        problem: why it can't copy what follows `position`: the error of a commit that can't be read.
     """
 
     name: str
@@ -324,6 +325,7 @@ class SubscriptionReport(msgspec.Struct, frozen=True):
     created_at: str
     missing_in: tuple[str, ...] = ()
     differs_in: tuple[str, ...] = ()
+    problem: str = ""
 
     @property
     def filter(self) -> SubscriptionFilter:

@@ -40,6 +40,8 @@ async def list_subscriptions(session: Session) -> None:
         only_wide=unused,
     )
     for each in reports:
+        if each.problem:
+            session.out.note(f"{each.name} copies nothing after position {each.position:,}: {each.problem}")
         for where, mailboxes in (("missing", each.missing_in), ("of another filter", each.differs_in)):
             if mailboxes:
                 names = ", ".join(mailboxes)
@@ -63,6 +65,7 @@ async def show(session: Session, name: Name) -> None:
             ("headers", ", ".join(f"{header}={value}" for header, value in report.headers.items())),
             ("status", report.status + (", paused" if report.paused else "")),
             ("position", f"{report.position:,} ({report.behind:,} behind)"),
+            ("problem", report.problem),
             ("skipped", f"{report.skipped:,} messages that could not be copied" if report.skipped else None),
             ("messages", f"{report.ready:,} ready, {report.in_flight:,} in flight, {report.dead:,} dead"),
             ("created", Time(report.created_at)),
@@ -148,7 +151,7 @@ async def rewind(
 async def delete(
     session: Session,
     name: Name,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only tell which messages would be left.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only count the messages that would stay.")] = False,
     yes: Yes = False,
 ) -> int | None:
     """Delete a subscription: it gets no more copies, and its messages stay in its topic."""

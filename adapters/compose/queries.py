@@ -68,7 +68,7 @@ class Reader:
         self._preview_settings = PreviewSettings(log, now, lambda: fold(log))
         self.list_dead_letters = ListDeadLetters(state_at, log)
         self.list_topics = ListTopics(state_at)
-        self.list_subscriptions = ListSubscriptions(state_at)
+        self.list_subscriptions = ListSubscriptions(state_at, log)
         self.peek_messages = PeekMessages(state_at, log, protection)
         self.why_empty = WhyEmpty(state_at)
         self.verify_log = VerifyLog(log)

@@ -339,11 +339,11 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
             if not reports or arguments.get("dry_run"):
                 raise
             rest = [each for each in (await self._get_members()).names if each not in reports]
-            told = copy(error)
+            failure = copy(error)
             changed, others = ", ".join(reports), ", ".join(rest)
             text = f"The subscription has changed in {changed}, but not in {others}; repeat the call."
-            told.args = (f"{error} {text}",)
-            raise told from error
+            failure.args = (f"{error} {text}",)
+            raise failure from error
         return merge_subscription([*reports.values()])
 
     _set_subscription = _rewind_subscription = _delete_subscription = _change_subscription

@@ -317,6 +317,7 @@ def merge_subscription(reports: Sequence[R]) -> R:
     if "status" in values:
         changes |= {"status": max(values["status"], key=_STATUSES.index), "paused": any(values["paused"])}
         changes["created_at"] = min(values["created_at"])
+        changes["problem"] = " ".join(filter(None, values["problem"]))
     return msgspec.structs.replace(reports[0], **changes)
 
 

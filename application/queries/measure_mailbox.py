@@ -15,6 +15,7 @@ from postroom.application.ports.lease_store import Ownership
 from postroom.application.queries.mailbox_past import StateAt
 from postroom.application.query_results import Backlog, DlqProfile, Moment, SubscriptionReport
 from postroom.domain.arguments import check_optional_text
+from postroom.domain.errors import BrokenLog
 from postroom.domain.mailbox.commands import MailboxCreated, MailboxMode
 from postroom.domain.mailbox.counts import TopicSummary, count, summarize_topics
 from postroom.domain.mailbox.state import Mailbox
@@ -317,13 +318,25 @@ def report_subscription(subscription: Subscription, mailbox: Mailbox) -> Subscri
 class ListSubscriptions:
     """A query for the subscriptions of a mailbox; see `Mailbox.list_subscriptions`."""
 
-    def __init__(self, state_at: StateAt) -> None:
+    def __init__(self, state_at: StateAt, log: EventLogReader) -> None:
         self._state_at = state_at
+        self._log = log
 
     def __call__(self) -> list[SubscriptionReport]:
         """Return the subscriptions as they are now, sorted by name."""
         mailbox, _ = self._state_at(None)
-        return [report_subscription(each, mailbox) for _, each in sorted(mailbox.subscriptions.items())]
+        reports = [report_subscription(each, mailbox) for _, each in sorted(mailbox.subscriptions.items())]
+        return [with_problem(each, self._log) for each in reports]
+
+
+def with_problem(report: SubscriptionReport, log: EventLogReader) -> SubscriptionReport:
+    """Return a report with the error of the commit after its position, if that can't be read."""
+    if report.status == "copying":
+        try:
+            next(iter(log.replay_runs(report.position)), None)
+        except BrokenLog as error:
+            return msgspec.structs.replace(report, problem=str(error))
+    return report
 
 
 class ListTopics:

@@ -210,6 +210,7 @@ async def test_what_precedes_a_commit_that_cannot_be_read_is_copied() -> None:
         (report,) = await mailbox.list_subscriptions()
     assert [each.payload for each in copies] == [b"one"]
     assert (report.status, report.skipped) == ("copying", 0)
+    assert f"positions {report.position + 1} to" in report.problem
 
 
 async def test_the_log_shows_what_a_subscription_copies(session: Open, capsys: Captured) -> None:

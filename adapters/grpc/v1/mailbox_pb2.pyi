@@ -1176,7 +1176,7 @@ class SubscriptionFilter(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[str]] = ..., headers: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class SubscriptionReport(_message.Message):
-    __slots__ = ("name", "topics", "headers", "status", "position", "behind", "skipped", "ready", "in_flight", "dead", "paused", "created_at", "missing_in", "differs_in")
+    __slots__ = ("name", "topics", "headers", "status", "position", "behind", "skipped", "ready", "in_flight", "dead", "paused", "created_at", "missing_in", "differs_in", "problem")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1198,6 +1198,7 @@ class SubscriptionReport(_message.Message):
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
     MISSING_IN_FIELD_NUMBER: _ClassVar[int]
     DIFFERS_IN_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
     name: str
     topics: _containers.RepeatedScalarFieldContainer[str]
     headers: _containers.ScalarMap[str, str]
@@ -1212,7 +1213,8 @@ class SubscriptionReport(_message.Message):
     created_at: str
     missing_in: _containers.RepeatedScalarFieldContainer[str]
     differs_in: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., headers: _Optional[_Mapping[str, str]] = ..., status: _Optional[str] = ..., position: _Optional[int] = ..., behind: _Optional[int] = ..., skipped: _Optional[int] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., dead: _Optional[int] = ..., paused: _Optional[bool] = ..., created_at: _Optional[str] = ..., missing_in: _Optional[_Iterable[str]] = ..., differs_in: _Optional[_Iterable[str]] = ...) -> None: ...
+    problem: str
+    def __init__(self, name: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., headers: _Optional[_Mapping[str, str]] = ..., status: _Optional[str] = ..., position: _Optional[int] = ..., behind: _Optional[int] = ..., skipped: _Optional[int] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., dead: _Optional[int] = ..., paused: _Optional[bool] = ..., created_at: _Optional[str] = ..., missing_in: _Optional[_Iterable[str]] = ..., differs_in: _Optional[_Iterable[str]] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class SetSubscriptionRequest(_message.Message):
     __slots__ = ("name", "filter", "start", "if_missing")
