@@ -87,6 +87,8 @@ def write_delivery(delivery: MessageDelivery, message: pb.ReceivedMessage) -> No
     envelope.MergeFromString(delivery.envelope)
     if envelope.security.auth_token:
         envelope.security.ClearField("auth_token")
+    if envelope.metadata.topic != delivery.topic:
+        message.published_topic = envelope.metadata.topic
     message.receipt = write_receipt(delivery.receipt)
     message.shard = delivery.shard
     message.attempt = delivery.attempt

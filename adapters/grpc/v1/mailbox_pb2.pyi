@@ -126,7 +126,7 @@ class RecvResponse(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ReceivedMessage, _Mapping]]] = ...) -> None: ...
 
 class ReceivedMessage(_message.Message):
-    __slots__ = ("message_id", "topic", "envelope", "receipt", "shard", "attempt", "visible_at_us", "idem_key", "payload_hash", "hash_chain", "ordered_key")
+    __slots__ = ("message_id", "topic", "envelope", "receipt", "shard", "attempt", "visible_at_us", "idem_key", "payload_hash", "hash_chain", "published_topic", "ordered_key")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,7 @@ class ReceivedMessage(_message.Message):
     IDEM_KEY_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_HASH_FIELD_NUMBER: _ClassVar[int]
     HASH_CHAIN_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_TOPIC_FIELD_NUMBER: _ClassVar[int]
     ORDERED_KEY_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     topic: str
@@ -148,8 +149,9 @@ class ReceivedMessage(_message.Message):
     idem_key: str
     payload_hash: bytes
     hash_chain: bytes
+    published_topic: str
     ordered_key: str
-    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., envelope: _Optional[_Union[_envelope_pb2.PrismEnvelope, _Mapping]] = ..., receipt: _Optional[str] = ..., shard: _Optional[int] = ..., attempt: _Optional[int] = ..., visible_at_us: _Optional[int] = ..., idem_key: _Optional[str] = ..., payload_hash: _Optional[bytes] = ..., hash_chain: _Optional[bytes] = ..., ordered_key: _Optional[str] = ...) -> None: ...
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., envelope: _Optional[_Union[_envelope_pb2.PrismEnvelope, _Mapping]] = ..., receipt: _Optional[str] = ..., shard: _Optional[int] = ..., attempt: _Optional[int] = ..., visible_at_us: _Optional[int] = ..., idem_key: _Optional[str] = ..., payload_hash: _Optional[bytes] = ..., hash_chain: _Optional[bytes] = ..., published_topic: _Optional[str] = ..., ordered_key: _Optional[str] = ...) -> None: ...
 
 class RecvStreamRequest(_message.Message):
     __slots__ = ("topics", "visibility_ms", "max_messages", "max_bytes", "heartbeat_ms", "consumer")

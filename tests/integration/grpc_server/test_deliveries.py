@@ -13,6 +13,7 @@ from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.grpc import server
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.domain.errors import Unavailable
+from postroom.domain.subscription import SubscriptionFilter
 from tests.support.grpc_callers import Caller, connected, details, new, read, serve_grpc
 from tests.support.stores import envelope, message
 from tests.support.waiting import SECONDS
@@ -33,6 +34,17 @@ async def test_a_delivery_has_the_envelope_without_the_publishers_token(
     detail = await caller.get(pb.GetRequest(message_id="order-1"))
     assert b"shop" in detail.item.envelope_blob
     assert b"secret" not in detail.SerializeToString()
+
+
+async def test_a_delivery_of_a_copy_names_the_topic_of_the_original(
+    mailbox: OwnedMailbox, caller: Caller
+) -> None:
+    await mailbox.set_subscription("mail", SubscriptionFilter(("orders",)))
+    await caller.send(new(b"1"))
+    (copy,) = (await caller.recv(pb.RecvRequest(topics=["mail"]))).messages
+    assert (copy.topic, copy.published_topic) == ("mail", "orders")
+    (original,) = (await caller.recv(pb.RecvRequest(topics=["orders"]))).messages
+    assert (original.topic, original.HasField("published_topic")) == ("orders", False)
 
 
 async def test_a_receive_waits_no_longer_than_its_caller(
