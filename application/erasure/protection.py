@@ -339,10 +339,7 @@ class MessageEncryption:
     def _plaintext(self, message: Send) -> _Plaintext | None:
         """Return the content of a message that is to be encrypted, or None if its topic has no policy."""
         if is_encrypted(message.headers):
-            raise InvalidRequest(
-                f"The message on topic {message.topic} is one that Postroom encrypted; send it as it was "
-                "delivered."
-            )
+            raise _is_encrypted_already(message)
         policy = self.policy(message.topic)
         if policy is None:
             return None
@@ -353,13 +350,18 @@ class MessageEncryption:
 async def submit_without_keys(
     commands: Sequence[Command], submit: Submit, read_records: Callable[[bytes], Sequence[Record]]
 ) -> list[Answer]:
-    """Submit commands of an owner without a key store; the result of an encrypted message is refused.
+    """Submit commands of an owner without a key store; it refuses some of them.
+
+    These are encrypted messages, which nobody could decrypt under other ids, and results of encrypted ones,
+    which would be stored in the clear.
 
     Arguments:
         read_records: returns the records of a message.
     """
 
     def check(command: Command) -> Command | Rejected:
+        if type(command) is Send and is_encrypted(command.headers):
+            return _is_encrypted_already(command)
         if type(command) is not Ack or command.result is None:
             return command
         sent = _read_encrypted(read_records(command.receipt.message))
@@ -372,6 +374,13 @@ async def submit_without_keys(
         )
 
     return await _submit_accepted(await asyncio.to_thread(lambda: [*map(check, commands)]), submit)
+
+
+def _is_encrypted_already(message: Send) -> InvalidRequest:
+    return InvalidRequest(
+        f"The message on topic {message.topic} is one that Postroom encrypted; send it as it was delivered "
+        "by an owner with the key store."
+    )
 
 
 async def _submit_accepted(commands: Sequence[Command | Rejected], submit: Submit) -> list[Answer]:

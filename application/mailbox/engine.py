@@ -34,13 +34,13 @@ from postroom.domain.errors import (
     Unavailable,
     WrongPosition,
 )
-from postroom.domain.mailbox.commands import Ack, Command, MailboxMode, Receive
+from postroom.domain.mailbox.commands import Ack, Command, MailboxMode, Receive, Send
 from postroom.domain.mailbox.ownership import Anchor
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MAX_EPOCH, MessageSent
 from postroom.domain.names import message_id
 from postroom.domain.settings import UNCHANGED, SettingsChanges
-from postroom.domain.subject import SubjectPolicy
+from postroom.domain.subject import ALGORITHM, SubjectPolicy
 
 RECOVERY_SECONDS = 1.0
 """Pause before another attempt to load the log, if no command arrives."""
@@ -193,7 +193,12 @@ class MailboxEngine:
         submit = partial(self.metrics.measure, self._submit)
         if self.protection is not None:
             return await self.protection.submit(commands, submit)
-        if any(type(each) is Ack and each.result is not None for each in commands):
+        if any(
+            each.headers.encryption == ALGORITHM
+            if type(each) is Send
+            else type(each) is Ack and each.result is not None
+            for each in commands
+        ):
             return await submit_without_keys(commands, submit, self.log.read_stream)
         return await submit(commands)
 

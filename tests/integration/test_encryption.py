@@ -286,6 +286,26 @@ async def test_an_owner_without_the_key_store_copies_no_encrypted_message(
         assert original.payload.decode() == PAYLOAD
 
 
+async def test_an_owner_without_the_key_store_sends_no_encrypted_message(
+    tmp_path: Path, erasure: ErasureSettings
+) -> None:
+    store = str(tmp_path / "store.db")
+    async with open_mailbox(store, erasure=erasure) as mailbox:
+        stream = message_stream(mailbox.name, (await mailbox.send_message(order())).message_id)
+        sent = mailbox.engine.log.read_stream(stream)[0].event
+        assert isinstance(sent, MessageSent)
+        await mailbox.set_settings(SettingsChanges(subject_policies={"orders": None}))
+    stored = parse_envelope(sent.envelope)
+    stored.metadata.message_id = "another"
+    async with open_mailbox(store) as mailbox:
+        plain = envelope("plain")
+        refused, answer = await mailbox.send_envelopes([stored.SerializeToString(), plain])
+        assert isinstance(answer, Sent)
+        assert isinstance(refused, InvalidRequest)
+        assert "send it as it was delivered by an owner with the key store" in str(refused)
+        assert (await mailbox.get_backlog()).ready == 2
+
+
 async def test_another_master_key_or_key_store_is_refused(tmp_path: Path, erasure: ErasureSettings) -> None:
     store = str(tmp_path / "store.db")
     async with open_mailbox(store, erasure=erasure) as mailbox:
