@@ -80,7 +80,8 @@ class MessageDetail(msgspec.Struct, frozen=True):
         erased: whether the key of its subject was destroyed; the payload in `item` is ciphertext then.
         stream_id: UUID of its events in the log; it finds the message even if other topics have its id.
         result: of the ack of its consumer; None without one, or if it can't be decrypted.
-        copy_of: id of the message of which a subscription got this copy; None for any other message.
+        copy_of: id of the message of which a subscription got this copy, its stream id if other topics may
+            have its id; None for any other message.
     """
 
     mailbox: str

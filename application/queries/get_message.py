@@ -113,8 +113,13 @@ class GetMessage:
             content == "erased",
             message_id(sent.stream),
             result if isinstance(result, MessageResult) else None,
-            sent.copy_of,
+            self._original(sent) if is_whole and sent.copy_of is not None else sent.copy_of,
         )
+
+    def _original(self, sent: MessageSent) -> str | None:
+        """Return the id that finds the original of a copy: its stream id if other topics may have its id."""
+        stream = message_stream(self._log.mailbox, sent.copy_of, open_envelope(sent.envelope).topic)
+        return message_id(stream) if self._log.read_stream(stream) else sent.copy_of
 
     @refuse_altered_records
     def find(

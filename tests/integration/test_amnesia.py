@@ -341,3 +341,24 @@ async def test_nothing_is_forgotten_that_a_subscription_has_yet_to_copy() -> Non
         assert not any(each.envelope for each in sent)
         with pytest.raises(InvalidRequest, match="no history"):
             await mailbox.rewind_subscription("mail", 0)
+
+
+async def test_a_full_mailbox_whose_subscription_lacks_room_accepts_acks_copies_and_then_sends() -> None:
+    async with small_mailbox() as mailbox:
+        await mailbox.set_topic_policy("mail", {"shard_capacity": 5, "shards": 1})
+        await mailbox.set_subscription("mail", SubscriptionFilter(("orders",)))
+        count = await fill(mailbox)
+        (behind,) = await mailbox.list_subscriptions()
+        assert behind.status == "copying"
+        assert await ack_all(mailbox) == count
+        (refused,) = await mailbox.send_batch([message(PAYLOAD)])
+        assert isinstance(refused, Saturated)  # what is yet to be copied is kept
+        copied = 0
+        async with asyncio.timeout(60):
+            while copied < count:
+                for received in await mailbox.receive_messages("mail", wait_ms=500):
+                    await received.ack()
+                    copied += 1
+            while (await mailbox.list_subscriptions())[0].status != "live":
+                await asyncio.sleep(0.05)
+        assert await fill(mailbox) > 0

@@ -24,6 +24,7 @@ from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.search import EventFilter
 from postroom.domain.subject import SubjectPolicy
+from postroom.domain.subscription import SubscriptionFilter
 from tests.support.access import Controlled
 from tests.support.erasure import new_erasure
 from tests.support.redrives import ended
@@ -96,6 +97,20 @@ async def test_each_caller_finds_the_message_that_it_caller_covers_by_an_id(plac
     assert (await place.mailbox.get_message("only-b")).topic == "b.x"
     with pytest.raises(NotFound):
         await place.mailbox.get_message("none")
+
+
+@pytest.mark.parametrize("id_", IDS)
+async def test_each_copy_names_its_original_although_other_topics_have_its_id(place: Place, id_: str) -> None:
+    await place.mailbox.set_subscription("all", SubscriptionFilter(("*",)))
+    await send_to_three_topics(place, id_)
+    copies = await place.mailbox.receive_messages("all")
+    assert {each.published_topic for each in copies} == {"a.x", "b.x", "c"}
+    for copy in copies:
+        detail = await place.mailbox.get_message(copy.message_id)
+        assert detail.intact
+        original = await place.mailbox.get_message(detail.copy_of or "")
+        assert (original.topic, original.message_id) == (copy.published_topic, id_)
+        assert (detail.copy_of == id_) == (copy.published_topic == "c")
 
 
 @pytest.mark.parametrize("id_", IDS)
