@@ -261,7 +261,7 @@ class Topic:
         policy = self.policy
         if not policy.fair_keys:
             return None
-        # An ordered key has one message in flight anyway.
+        # An ordered key has one batch in flight, whose length `_with_followers` limits.
         most = 0 if policy.ordered_keys else policy.max_in_flight_per_key
         rate = Rate.of(policy.rate_per_key, policy.rate_period_ms, policy.rate_burst)
         queue = create_queue(policy)
