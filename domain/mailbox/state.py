@@ -275,7 +275,8 @@ class Mailbox:
             if stored.is_stored and not is_known and not topic.is_empty:
                 # The former owner's number is unknown, but is not below those that it used.
                 topic.shards_in_use = max(topic.policy.shards, topic.highest_shard + 1)
-        self.share_limits(at)
+        if self.topics:
+            self.share_limits(at)
 
     def share_limits(self, at: int) -> None:
         """Have topics count together, from log time `at` (µs) on, as their policies say."""
