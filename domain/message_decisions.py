@@ -133,8 +133,8 @@ def extend(
     due = min(now + visibility_ms * MS, max_due)
     if message.status == READY or due <= now:
         raise StaleReceipt(
-            f"The delivery of message {message.stream.hex()} on topic {message.topic} is over; receive it "
-            "again."
+            f"The delivery of message {message_id(message.stream)} on topic {message.topic} is over; receive "
+            "it again."
         )
     return [MessageVisibilityExtended(message.stream, message.version + 1, now, message.attempt, due)]
 
@@ -189,7 +189,7 @@ def reschedule(
             left_ms, delay_ms = max(0, expires_at - now) // MS, (due - now) // MS
             raise InvalidRequest(
                 f"deliver_after_ms must be below the {left_ms} ms after which message "
-                f"{message.stream.hex()} of topic {message.topic} is dead-lettered; it was {delay_ms}."
+                f"{message_id(message.stream)} of topic {message.topic} is dead-lettered; it was {delay_ms}."
             )
     return MessageRescheduled(message.stream, message.version + 1, now, due, expires_at, principal)
 
@@ -225,8 +225,8 @@ def _require_current(message: Message, receipt: Receipt) -> None:
         else f"with attempt {message.attempt}. Receive it again."
     )
     raise StaleReceipt(
-        f"The receipt for message {message.stream.hex()} on topic {message.topic} is of an earlier delivery; "
-        f"the message is now {status} {rest}"
+        f"The receipt for message {message_id(message.stream)} on topic {message.topic} is of an earlier "
+        f"delivery; the message is now {status} {rest}"
     )
 
 

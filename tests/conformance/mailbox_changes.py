@@ -25,7 +25,7 @@ class MailboxChangeConformance:
         await received.reject("no such customer")
         (letter,) = (await mailbox.list_dead_letters("orders")).items
         assert (letter.reason, letter.last_error, letter.attempt) == ("rejected", "no such customer", 1)
-        with pytest.raises(StaleReceipt):
+        with pytest.raises(StaleReceipt, match=received.message_id):
             await received.ack()
 
     async def test_a_released_message_comes_back_and_counts_no_attempt(self, mailbox: Mailbox) -> None:
