@@ -24,6 +24,8 @@ _OF_RECORDS = {
     *_RESERVED,
 }
 """Attributes of records that are no fields of the line."""
+_own_levels: dict[str, int] = {}
+"""Levels of the loggers whose level the settings name, without them."""
 
 
 def read_levels(text: str) -> dict[str, str] | None:
@@ -38,25 +40,31 @@ def read_levels(text: str) -> dict[str, str] | None:
     return levels
 
 
-def configure_logs(level: str, log_format: LogFormat = "auto") -> None:
+def configure_logs(level: str, log_format: LogFormat = "auto", *, is_reload: bool = False) -> None:
     """Log Postroom's events of a level and above, and other libraries' warnings, to stderr.
 
     Arguments:
         level: of Postroom, or of several loggers; see `read_levels`.
         log_format: `json` for JSON lines, `console` for people; `auto` is `console` on a terminal.
+        is_reload: only set levels, those of loggers that are not named any more back to their own.
     """
     if log_format == "auto":
         log_format = "console" if sys.stderr.isatty() else "json"
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_LazyFormatter(log_format))
-    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
-    levels = {ROOT: level} if level in LEVELS else {ROOT: "warning", **(read_levels(level) or {})}
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=not is_reload)
+    named = {ROOT: level} if level in LEVELS else {ROOT: "warning", **(read_levels(level) or {})}
+    levels: dict[str, int | str] = {**_own_levels, **named}
     for name, least in levels.items():
-        logging.getLogger(name).setLevel(least.upper())
+        _own_levels.setdefault(name, logging.getLogger(name).level)
+        logging.getLogger(name).setLevel(least.upper() if isinstance(least, str) else least)
 
 
 def log_application(module: str, levels: str) -> None:
     """Log the lines of an application from the level info on, those of structlog as those of `logging`.
+
+    Called before the import of the application, and after it, as a `dictConfig` in it disables the loggers
+    that are there.
 
     Arguments:
         module: of the application; the level is of its top package, unless `levels` names it.
@@ -67,6 +75,11 @@ def log_application(module: str, levels: str) -> None:
     logger = logging.getLogger(package)
     if package not in (read_levels(levels) or ()) and logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
+    elif _own_levels.get(package) == logging.NOTSET:
+        _own_levels[package] = logging.INFO
+    for name, each in logging.root.manager.loggerDict.items():
+        if name.partition(".")[0] in (ROOT, package) and isinstance(each, logging.Logger):
+            each.disabled = False
     if not structlog.is_configured():
         structlog.configure(
             [
@@ -104,7 +117,7 @@ def make_formatter(log_format: LogFormat, *, colors: bool = False) -> logging.Fo
     # The tracebacks are without local variables, which may be payloads.
     processors: list[Any] = [_read_record, structlog.processors.ExceptionRenderer()]
     if log_format == "json":
-        processors.append(structlog.processors.JSONRenderer(serializer=json.dumps, default=str))
+        processors.append(structlog.processors.JSONRenderer(serializer=_dump, default=str))
     else:
         processors += [_escape, structlog.dev.ConsoleRenderer(colors=colors, sort_keys=False)]
     return structlog.stdlib.ProcessorFormatter(processors=processors)
@@ -139,7 +152,30 @@ def _read_record(logger: object, method: str, event: MutableMapping[str, Any]) -
 
 def _escape(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Escape what would control a terminal."""
-    return {name: printable(str(value), multiline=name == "exception") for name, value in event.items()}
+    return {name: printable(_text(value), multiline=name == "exception") for name, value in event.items()}
+
+
+def _dump(event: Mapping[str, object], **options: Any) -> str:
+    """Return an event as JSON; a field that JSON can't have is its text."""
+    try:
+        return json.dumps(event, allow_nan=False, **options)
+    except Exception:  # whatever the text of a field raises
+        return json.dumps({str(name): _plain(value) for name, value in event.items()})
+
+
+def _plain(value: object) -> object:
+    try:
+        json.dumps(value, allow_nan=False)
+    except Exception:
+        return _text(value)
+    return value
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:
+        return f"a {type(value).__qualname__} without text"
 
 
 def _rfc3339(created: float) -> str:

@@ -203,7 +203,7 @@ class Reloader:
         settings = session.load()
         if _is_complete(session):  # else flags complete a section of the file
             session.check(settings)
-        configure_logs(settings.log_level, session.settings.log_format)
+        configure_logs(settings.log_level, session.settings.log_format, is_reload=True)
         is_applied = True
         for each in self._reloads:
             try:

@@ -45,8 +45,10 @@ async def work(
     """
     from postroom.application.workers.worker import Worker
 
-    log_application(app.partition(":")[0], session.settings.log_level)
+    module = app.partition(":")[0]
+    log_application(module, session.settings.log_level)
     worker = load_object(app, Worker)
+    log_application(module, session.settings.log_level)
     stop_ms = parse_duration(stop_within)
     async with opened(lambda: use_applied(session, apply=apply), is_patient=not once) as mailbox:
         if not once:

@@ -190,8 +190,8 @@ class ConsumerRun:
         if stuck := await cancel_and_wait(*self._slots, seconds=CANCEL_SECONDS):
             logger().error("worker.handlers_not_stopped", consumer=self._name, count=len(stuck))
             for handling in self._slots.values():
-                if handling is not None:
-                    self._settlements.release(handling.message, STOPPED)
+                for message in () if handling is None else (handling.message, *handling.others):
+                    self._settlements.release(message, STOPPED)
             self._slots.clear()
 
     # -- receiving ---
@@ -265,7 +265,9 @@ class ConsumerRun:
         try:
             while (batch := await self._next_batch(rest)) is not None:
                 if messages := [each for each in batch if each.receipt in self._held]:
-                    self._slots[slot] = handling = Handling(self._consumer.handler.name, messages[0])
+                    self._slots[slot] = handling = Handling(
+                        self._consumer.handler.name, messages[0], [*messages[1:], *rest]
+                    )
                     _handling.set(handling)
                     began = perf_counter()
                     with log_context(topic=messages[0].topic, count=len(messages)):

@@ -1,6 +1,7 @@
 """Tracebacks of handlers, for the log: frames and texts of errors, without what a payload or a header has."""
 
 import json
+import re
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,9 +15,13 @@ MAX_CHARS = 16_000
 """Length of a traceback above which its middle is left out."""
 MAX_PAYLOAD_BYTES = 64 << 10
 """Size of the payloads above which the log has no traceback, as a search for its values takes long."""
+MAX_SEARCH = 200_000_000
+"""Characters of a traceback times values above which it is not logged, for the same reason."""
 MIN_SECRET_CHARS = 4
 """Length of a value below which it says little, and occurs in any text."""
 REDACTED = "[redacted]"
+_INPUT = re.compile("(?<=input_value=).*(?=, input_type=)")
+"""What an error of pydantic quotes, without its middle."""
 
 
 def describe_failure(error: BaseException, messages: Sequence[ReceivedMessage]) -> str | None:
@@ -28,9 +33,16 @@ def describe_failure(error: BaseException, messages: Sequence[ReceivedMessage]) 
     frames = _frames_of_handler(error)
     if frames is None or sum(len(message.payload) for message in messages) > MAX_PAYLOAD_BYTES:
         return None
-    text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
-    for value in sorted({each for message in messages for each in _secrets(message)}, key=len, reverse=True):
-        text = text.replace(value, REDACTED)
+    try:
+        text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+    except Exception:  # whatever an attribute of the error raises
+        return None
+    secrets = {form for message in messages for value in _secrets(message) for form in _forms(value)}
+    if len(text) * len(secrets) > MAX_SEARCH:
+        return None
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, REDACTED)
+    text = _INPUT.sub(REDACTED, text)
     half = MAX_CHARS // 2
     return text if len(text) <= MAX_CHARS else f"{text[:half]}\n...\n{text[-half:]}"
 
@@ -56,7 +68,7 @@ def _secrets(message: ReceivedMessage) -> Iterator[str]:
         payload = json.loads(text)
     except (ValueError, RecursionError):
         payload = text
-    values = [payload, *message.attrs.values(), message.principal]
+    values = [payload, repr(message.payload)[2:-1], *message.attrs.values(), message.principal]
     while values:
         value = values.pop()
         if isinstance(value, dict):
@@ -65,3 +77,20 @@ def _secrets(message: ReceivedMessage) -> Iterator[str]:
             values += value
         elif value is not None and len(str(value)) >= MIN_SECRET_CHARS:
             yield str(value)
+            if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):  # JSON in JSON
+                try:
+                    values.append(json.loads(value))
+                except (ValueError, RecursionError):
+                    continue
+
+
+def _forms(value: str) -> Iterator[str]:
+    """Yield a value as texts of errors have it: as it is, by line, in JSON, and quoted as text and bytes."""
+    for line in (value, *value.splitlines()):
+        if line.isalnum() and line.isascii():
+            forms = {line}
+        else:
+            texts = {line, json.dumps(line)[1:-1], json.dumps(line, ensure_ascii=False)[1:-1]}
+            raw = {repr(text.encode(errors="backslashreplace"))[2:-1] for text in texts}
+            forms = texts | raw | {repr(text)[1:-1] for text in texts}
+        yield from (form for form in forms if len(form) >= MIN_SECRET_CHARS)

@@ -282,10 +282,15 @@ Counted, because after a pause of the process all of its time has elapsed.
 
 
 class Handling(NamedTuple):
-    """A message that a handler is working on."""
+    """A message that a handler is working on.
+
+    Arguments:
+        others: the other messages of its batch, and those that wait for them.
+    """
 
     handler: str
     message: ReceivedMessage
+    others: Sequence[ReceivedMessage] = ()
 
 
 class LoopWatch:

@@ -124,10 +124,10 @@ class Retry(msgspec.Struct, frozen=True):
         if isinstance(error, RetryLater) and not error.count:
             return NackOptions(reason, error.after_ms, "release")
         is_last = self.attempts is not None and message.attempt >= self.attempts
+        if isinstance(error, RetryLater) and not is_last:
+            return NackOptions(reason, error.after_ms)
         if is_last or isinstance(error, (PoisonMessage, *self.never)):
             return NackOptions(reason, action="reject")
-        if isinstance(error, RetryLater):
-            return NackOptions(reason, error.after_ms)
         return NackOptions(
             reason, None if self.backoff is None else self.backoff.pause_ms(message.attempt, random.random())
         )

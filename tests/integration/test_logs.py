@@ -1,11 +1,13 @@
 """Nothing that is logged, at any level, has a payload, a token, a principal or the value of a header."""
 
 import io
+import json
 import logging
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import psycopg
@@ -112,6 +114,42 @@ async def test_no_surface_logs_what_passes_through_it(tmp_path: Path) -> None:
                 async with session.get(f"/v1/messages?principal={PRINCIPAL}&correlation_id={HEADER}"):
                     pass
     check(stream, "mailbox.owned", "http.request")
+
+
+class Hostile(Exception):
+    @property
+    def __notes__(self) -> list[str]:  # type: ignore[override]  # as a user may write it
+        raise RuntimeError
+
+
+async def test_a_worker_logs_no_value_of_a_payload_however_an_error_quotes_it() -> None:
+    values = ["Zo\u00eb Zephyr", 'it\'s "Xanadu"\nfor Quentin', "Ulysses" * 20]
+    payload = json.dumps({"values": values, "inner": json.dumps({"name": "Wilhelmina"})})
+    errors: list[Callable[[], Any]] = [
+        lambda: ValueError(repr(values)),
+        lambda: ValueError(json.dumps(values)),
+        lambda: ValueError(json.dumps(values, ensure_ascii=False).encode()),
+        lambda: ExceptionGroup("all", [ValueError(values[1])]),
+        lambda: ValueError(json.loads(json.loads(payload)["inner"])["name"]),
+        lambda: pydantic.TypeAdapter(int).validate_python(values[2]),
+        Hostile,
+    ]
+    worker = Worker()
+
+    @worker.consumer("orders")
+    def fail(_: bytes) -> None:
+        raise errors.pop(0)()
+
+    with logged() as stream:
+        async with open_mailbox("memory:", default_policy=FAST) as mailbox:
+            count = len(errors)
+            await mailbox.send_batch([NewMessage(topic="orders", payload=payload.encode()) for _ in errors])
+            assert (await worker.run(mailbox, once=True)).failed == count
+    _, *lines = [json.loads(each) for each in stream.getvalue().splitlines()]
+    assert [each["event"] for each in lines] == ["worker.handler_failed"] * count
+    assert ["[redacted]" in each.get("exception", "") for each in lines] == [True] * (count - 1) + [False]
+    for part in ("Zephyr", "Xanadu", "Quentin", "Ulysses", "Wilhelmina"):
+        assert part not in stream.getvalue()
 
 
 async def test_a_worker_does_not_log_what_its_handlers_can_not_read_or_refuse() -> None:

@@ -79,6 +79,27 @@ async def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_worker_
     assert [each.payload for each in received] == [b"1", b"2"]
 
 
+async def test_a_batch_whose_handler_ignores_its_cancellation_is_delivered_again_at_once(
+    mailbox: OwnedMailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_run, "CANCEL_SECONDS", 0.1)
+    worker, started, release = Worker(), asyncio.Event(), asyncio.Event()
+
+    @worker.consumer("orders", batch=3)
+    async def handle(_: list[bytes]) -> None:
+        started.set()
+        while not release.is_set():
+            with suppress(asyncio.CancelledError):
+                await release.wait()
+
+    await send(mailbox, b"1", b"2", b"3")
+    async with running(worker, mailbox, stop_ms=100):
+        await started.wait()
+    left = await unsettled(mailbox)
+    release.set()
+    assert left == {"ready": 3}
+
+
 async def test_a_cancelled_worker_returns_its_messages_at_once(mailbox: OwnedMailbox) -> None:
     worker, started = Worker(), asyncio.Event()
 

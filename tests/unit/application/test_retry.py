@@ -36,6 +36,12 @@ def test_a_handler_decides_by_what_it_raises() -> None:
     )
 
 
+def test_a_handler_may_retry_although_no_exception_is_retried() -> None:
+    retry = Retry(never=(Exception,))
+    assert decided(retry, RetryLater("30s")) == NackOptions("why", 30_000)
+    assert decided(retry, ValueError()).action == "reject"
+
+
 def test_the_last_attempt_is_the_last_unless_it_does_not_count() -> None:
     retry = Retry(attempts=2)
     assert decided(retry, ValueError(), 1).action == "retry"

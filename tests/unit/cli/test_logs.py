@@ -3,9 +3,10 @@
 import io
 import json
 import logging
+import logging.config
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,76 @@ def test_the_level_of_each_logger_is_set(capsys: pytest.CaptureFixture[str]) -> 
     logging.getLogger("shop").setLevel(logging.NOTSET)
     logger().info("a.c")
     assert [json.loads(each)["event"] for each in capsys.readouterr().err.splitlines()] == ["one", "a.c"]
+
+
+@pytest.fixture
+def own_loggers() -> Iterator[None]:
+    """Undo at the end what a test does to loggers and structlog."""
+    known = [each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    before = [(each, each.disabled) for each in known]
+    yield
+    structlog.reset_defaults()
+    for each, is_disabled in before:
+        each.disabled = is_disabled
+
+
+@pytest.mark.usefixtures("own_loggers")
+def test_new_levels_replace_the_ones_before(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("warning,stall=debug,depot=error", "json")
+    log_application("stall.tasks", "warning,stall=debug,depot=error")
+    for levels in ("warning", "warning,stall=error", "warning"):
+        configure_logs(levels, "json", is_reload=True)
+        for name in ("stall", "depot"):
+            logging.getLogger(name).debug(levels)
+            logging.getLogger(name).info(levels)
+            logging.getLogger(name).warning(levels)
+    logged = [json.loads(each) for each in capsys.readouterr().err.splitlines()]
+    assert [(each["logger"], each["event"], each["level"]) for each in logged] == [
+        ("stall", "warning", "info"),
+        ("stall", "warning", "warning"),
+        ("depot", "warning", "warning"),
+        ("depot", "warning,stall=error", "warning"),
+        ("stall", "warning", "info"),
+        ("stall", "warning", "warning"),
+        ("depot", "warning", "warning"),
+    ]
+
+
+@pytest.mark.usefixtures("own_loggers")
+def test_an_application_that_configures_loggers_loses_neither_its_own_lines_nor_those_of_postroom(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logs("info", "json")
+    log_application("kiosk.tasks", "info")
+    logger().info("a.b")
+    logging.config.dictConfig({"version": 1, "loggers": {"others": {"level": "INFO"}}})
+    log_application("kiosk.tasks", "info")
+    logger().info("a.c")
+    logging.getLogger("kiosk").info("greeted")
+    assert [json.loads(each)["event"] for each in capsys.readouterr().err.splitlines()] == [
+        "a.b",
+        "a.c",
+        "greeted",
+    ]
+
+
+class Unreadable:
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [({(1, 2): 3}, "{(1, 2): 3}"), (float("nan"), "nan"), (Unreadable(), "a Unreadable without text")],
+)
+def test_a_field_that_json_can_not_have_is_logged_as_text(
+    log_format: LogFormat, value: object, text: str
+) -> None:
+    written = logged(log_format, lambda: logging.getLogger("postroom.a").warning("x", extra={"total": value}))
+    assert text in written
+    if log_format == "json":
+        assert json.loads(written)["total"] == text
 
 
 def test_a_field_can_not_replace_what_every_line_has() -> None:
