@@ -13,7 +13,15 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
-from postroom import Mailbox, MailboxLimits, NewMessage, PostroomError, TopicPolicy, connect
+from postroom import (
+    Mailbox,
+    MailboxLimits,
+    NewMessage,
+    PostroomError,
+    SubscriptionFilter,
+    TopicPolicy,
+    connect,
+)
 from postroom.application.messages import read_receipt, write_receipt
 
 OWNER_TIMEOUT_MS = 500
@@ -51,10 +59,20 @@ class Calls:
         self._mailbox = None
         return "closed"
 
-    async def send(self, topic: str, payload: str, idem_key: str | None, sticky_key: str | None) -> Answer:
-        message = NewMessage(topic=topic, payload=payload.encode(), idem_key=idem_key, sticky_key=sticky_key)
+    async def send(self, topic: str, payload: str, fields: Facts) -> Answer:
+        message = NewMessage(topic=topic, payload=payload.encode(), **fields)
         sent = await self.mailbox.send_message(message)
         return ["sent", sent.duplicate]
+
+    async def set_policy(self, topic: str, policy: Facts) -> Answer:
+        return await self.mailbox.set_topic_policy(topic, policy)
+
+    async def subscribe(self, name: str, topic: str) -> Answer:
+        await self.mailbox.set_subscription(name, SubscriptionFilter((topic,)))
+        return "subscribed"
+
+    async def cancel(self, message_id: str) -> Answer:
+        return [change.outcome for change in await self.mailbox.cancel_messages([message_id])]
 
     async def receive(self, topic: str, count: int) -> Answer:
         """Return payload, attempt and receipt of each message, and whether the owner changed meanwhile."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from select import select
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import Phase, settings
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
+from postroom.domain.message import ON_CONFLICT
 from tests.integration.sharing_process import Calls
 from tests.support.fixtures import CreateDatabase
 from tests.support.fork_server import popen
@@ -30,6 +32,8 @@ from tests.support.waiting import SECONDS
 PROCESSES = 3
 HOUR_MS = 3_600_000
 TOPICS = ("orders", "payments.eu")
+SUBSCRIPTION = "mail"
+"""Gets copies of the messages of the first topic."""
 POLICY = {"shards": 2, "visibility_ms": HOUR_MS, "replay_window_ms": 3 * HOUR_MS, "max_attempts": 3}
 LIMITS = {"in_flight_ceiling": 1_000}
 OTHER_SETTINGS: tuple[tuple[Any, Any], ...] = (
@@ -42,7 +46,17 @@ OTHER_SETTINGS: tuple[tuple[Any, Any], ...] = (
 )
 """Policies and limits, each of which would change an answer if it were obeyed."""
 
+UNORDERED = {"ordered_keys": False, "dead_letters_hold_keys": False, "key_batch": 1}
+POLICIES: tuple[Any, ...] = (
+    UNORDERED,
+    {**UNORDERED, "ordered_keys": True},
+    {**UNORDERED, "ordered_keys": True, "key_batch": 2},
+    {"ordered_keys": True, "dead_letters_hold_keys": True, "key_batch": 3},
+)
+"""Orders of keys; neither log time nor the turns of an owner decides what they allow to deliver."""
+
 topics = st.sampled_from(TOPICS)
+queues = st.sampled_from((*TOPICS, SUBSCRIPTION))
 processes = st.integers(0, PROCESSES - 1)
 keys = st.none() | st.sampled_from(("a", "b", "c"))
 
@@ -110,8 +124,9 @@ class Owners(RuleBasedStateMachine):
         self.reference = Calls()
         self.runner = asyncio.Runner()
         self.numbers = count()
-        self.receipts: dict[str, tuple[str, str]] = {}
+        self.receipts: dict[tuple[str, str], tuple[str, str]] = {}
         """Receipts of the last delivery of each message: of the processes, and of the reference."""
+        self.ids: list[str] = []
 
     def teardown(self) -> None:
         for process in self.pool:
@@ -145,6 +160,8 @@ class Owners(RuleBasedStateMachine):
         assert self.pool[process].call("open", self.store, POLICY, LIMITS) == "open"
         self.pool[process].is_open = True
         assert self.refer("open", "memory:", POLICY, LIMITS) == "open"
+        call = ("subscribe", SUBSCRIPTION, TOPICS[0])
+        assert self.pool[process].call(*call) == self.refer(*call)
 
     # -- processes come and go ---
 
@@ -194,15 +211,45 @@ class Owners(RuleBasedStateMachine):
     @rule(caller=processes, topic=topics, idem_key=keys, sticky_key=keys)
     def send(self, caller: int, topic: str, idem_key: str | None, sticky_key: str | None) -> None:
         payload = f"{next(self.numbers)} {topic} {sticky_key}"
-        call = ("send", topic, payload, idem_key, sticky_key)
+        call = ("send", topic, payload, {"idem_key": idem_key, "sticky_key": sticky_key})
+        assert self.caller(caller).call(*call) == self.refer(*call)
+
+    @rule(
+        caller=processes,
+        topic=topics,
+        sticky_key=keys,
+        unique_key=st.sampled_from((None, "u", "v")),
+        conflict=st.sampled_from(ON_CONFLICT),
+    )
+    def send_with_an_id(
+        self, caller: int, topic: str, sticky_key: str | None, unique_key: str | None, conflict: str
+    ) -> None:
+        number = next(self.numbers)
+        fields = {"message_id": str(UUID(int=number)), "sticky_key": sticky_key}
+        if unique_key is not None:
+            fields |= {"unique_key": unique_key, "on_conflict": conflict}
+        call = ("send", topic, f"{number} {topic} {sticky_key}", fields)
+        assert self.caller(caller).call(*call) == self.refer(*call)
+        self.ids.append(str(UUID(int=number)))
+
+    @precondition(lambda self: self.ids)
+    @rule(caller=processes, choice=st.integers(0, 1_000))
+    def cancel(self, caller: int, choice: int) -> None:
+        call = ("cancel", self.ids[choice % len(self.ids)])
+        assert self.caller(caller).call(*call) == self.refer(*call)
+
+    @rule(caller=processes, topic=queues, policy=st.sampled_from(POLICIES))
+    def set_policy(self, caller: int, topic: str, policy: Any) -> None:
+        call = ("set_policy", topic, policy)
         assert self.caller(caller).call(*call) == self.refer(*call)
 
     @rule(caller=processes, topic=topics, sticky_key=keys, idem_key=st.sampled_from(("d", "e")))
     def send_twice(self, caller: int, topic: str, sticky_key: str | None, idem_key: str) -> None:
-        call = ("send", topic, f"{topic} {sticky_key} {idem_key}", idem_key, sticky_key)
+        fields = {"idem_key": idem_key, "sticky_key": sticky_key}
+        call = ("send", topic, f"{topic} {sticky_key} {idem_key}", fields)
         assert self.caller(caller).call(*call) == self.refer(*call)
 
-    @rule(caller=processes, topic=topics)
+    @rule(caller=processes, topic=queues)
     def receive(self, caller: int, topic: str) -> None:
         """Receive all ready messages; shards take turns, so only the messages of a key are in order.
 
@@ -212,7 +259,9 @@ class Owners(RuleBasedStateMachine):
         expected, _ = self.refer("receive", topic, 100)
         assert _by_key(received) == _by_key(expected) or (owner_changed and not received)
         references = {payload: receipt for payload, _, receipt in expected}
-        self.receipts |= {payload: (receipt, references[payload]) for payload, _, receipt in received}
+        self.receipts |= {
+            (topic, payload): (receipt, references[payload]) for payload, _, receipt in received
+        }
 
     @precondition(lambda self: self.receipts)
     @rule(caller=processes, name=st.sampled_from(("ack", "nack")), choice=st.integers(0, 1_000))
@@ -220,7 +269,7 @@ class Owners(RuleBasedStateMachine):
         receipt, reference = list(self.receipts.values())[choice % len(self.receipts)]
         assert self.caller(caller).call(name, receipt) == self.refer(name, reference)
 
-    @rule(caller=processes, topic=topics)
+    @rule(caller=processes, topic=queues)
     def redrive(self, caller: int, topic: str) -> None:
         """Redrive all dead letters; a call whose outcome is unknown is not repeated by `connect` but here."""
         process, expected = self.caller(caller), self.refer("redrive", topic)
@@ -233,7 +282,7 @@ class Owners(RuleBasedStateMachine):
     @rule(caller=processes)
     def look(self, caller: int) -> None:
         process = self.caller(caller)
-        for call in (("backlog",), *(("dead_letters", topic) for topic in TOPICS)):
+        for call in (("backlog",), *(("dead_letters", topic) for topic in (*TOPICS, SUBSCRIPTION))):
             assert process.call(*call) == self.refer(*call)
 
 
