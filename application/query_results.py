@@ -353,8 +353,9 @@ class DeletionReport(msgspec.Struct, frozen=True):
     """The effects of the deletion of a subscription.
 
     Arguments:
-        left: number of messages in its topic, which stay: those that are ready, in flight and dead.
-        ready, in_flight, dead, behind: see `SubscriptionReport`; what it is behind is not copied.
+        left: number of messages in its topic, which stay: the sum of `ready`, `in_flight` and `dead`.
+        ready, in_flight, dead, behind: see `SubscriptionReport`. The subscription gets no copy of a message
+            that it is behind.
     """
 
     name: str

@@ -12,7 +12,11 @@ from postroom.application.mailbox.owner_tasks import StepWorker
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import VolatileLog
 from postroom.application.queries.mailbox_past import to_us
-from postroom.application.queries.measure_mailbox import report_subscription, with_problem
+from postroom.application.queries.measure_mailbox import (
+    report_subscription,
+    report_subscriptions,
+    with_problem,
+)
 from postroom.application.query_results import (
     DeletionReport,
     Moment,
@@ -171,8 +175,7 @@ class Subscriptions:
     async def list_subscriptions(self) -> list[SubscriptionReport]:
         """Return the subscriptions; see `Mailbox.list_subscriptions`."""
         await self._engine.check_ownership()
-        mailbox, log = self._engine.mailbox, self._engine.log
-        reports = [report_subscription(each, mailbox) for _, each in sorted(mailbox.subscriptions.items())]
+        reports, log = report_subscriptions(self._engine.mailbox), self._engine.log
         if all(each.status == "live" for each in reports):
             return reports
         return await asyncio.to_thread(lambda: [with_problem(each, log) for each in reports])

@@ -23,9 +23,9 @@ _OF_RECORDS = {
     "_name",
     *_RESERVED,
 }
-"""Attributes of records that are no fields of the line."""
+"""Attributes of a log record that are not fields of its line."""
 _own_levels: dict[str, int] = {}
-"""Levels of the loggers whose level the settings name, without them."""
+"""Level that each logger had before the settings changed it."""
 
 
 def read_levels(text: str) -> dict[str, str] | None:
@@ -46,13 +46,14 @@ def configure_logs(level: str, log_format: LogFormat = "auto", *, is_reload: boo
     Arguments:
         level: of Postroom, or of several loggers; see `read_levels`.
         log_format: `json` for JSON lines, `console` for people; `auto` is `console` on a terminal.
-        is_reload: only set levels, those of loggers that are not named any more back to their own.
+        is_reload: only set levels; a logger that is no longer named gets back the level that it had.
     """
     if log_format == "auto":
         log_format = "console" if sys.stderr.isatty() else "json"
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_LazyFormatter(log_format))
-    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=not is_reload)
+    if not is_reload:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_LazyFormatter(log_format))
+        logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     named = {ROOT: level} if level in LEVELS else {ROOT: "warning", **(read_levels(level) or {})}
     levels: dict[str, int | str] = {**_own_levels, **named}
     for name, least in levels.items():
@@ -61,13 +62,14 @@ def configure_logs(level: str, log_format: LogFormat = "auto", *, is_reload: boo
 
 
 def log_application(module: str, levels: str) -> None:
-    """Log the lines of an application from the level info on, those of structlog as those of `logging`.
+    """Log the lines that an application writes by `logging` or structlog, from the level info on.
 
-    Called before the import of the application, and after it, as a `dictConfig` in it disables the loggers
-    that are there.
+    To be called before the application is imported, and again afterwards: a `dictConfig` in its modules
+    disables existing loggers.
 
     Arguments:
-        module: of the application; the level is of its top package, unless `levels` names it.
+        module: module of the application; its top package gets the level, unless `levels` names the package.
+        levels: see `read_levels`.
     """
     import structlog
 
@@ -126,7 +128,7 @@ def make_formatter(log_format: LogFormat, *, colors: bool = False) -> logging.Fo
 def _read_record(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Return the event of a record; its fields can't replace its time, level, logger and name.
 
-    The fields of a line of an application are its `extra`, and what structlog knows of its context.
+    A line of an application has its `extra` as fields, and the context variables of structlog.
     """
     from structlog.contextvars import get_contextvars
 

@@ -315,6 +315,11 @@ def report_subscription(subscription: Subscription, mailbox: Mailbox) -> Subscri
     )
 
 
+def report_subscriptions(mailbox: Mailbox) -> list[SubscriptionReport]:
+    """Return the reports of all subscriptions, sorted by name."""
+    return [report_subscription(each, mailbox) for _, each in sorted(mailbox.subscriptions.items())]
+
+
 class ListSubscriptions:
     """A query for the subscriptions of a mailbox; see `Mailbox.list_subscriptions`."""
 
@@ -324,9 +329,7 @@ class ListSubscriptions:
 
     def __call__(self) -> list[SubscriptionReport]:
         """Return the subscriptions as they are now, sorted by name."""
-        mailbox, _ = self._state_at(None)
-        reports = [report_subscription(each, mailbox) for _, each in sorted(mailbox.subscriptions.items())]
-        return [with_problem(each, self._log) for each in reports]
+        return [with_problem(each, self._log) for each in report_subscriptions(self._state_at(None)[0])]
 
 
 def with_problem(report: SubscriptionReport, log: EventLogReader) -> SubscriptionReport:

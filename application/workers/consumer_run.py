@@ -3,8 +3,8 @@
 import asyncio
 import random
 from collections import deque
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from itertools import islice
@@ -18,11 +18,7 @@ from postroom.application.telemetry import log_context, logger, summarize
 from postroom.application.threads import cancel_and_wait, wait_at_most
 from postroom.application.tracing import correlate
 from postroom.application.workers.consumer import REFRESH_SECONDS, Consumer, Topics
-from postroom.application.workers.handler import (
-    HandlerThread,
-    Handling,
-    correlation_id_of,
-)
+from postroom.application.workers.handler import HandlerThread, Handling, correlation_id_of
 from postroom.application.workers.handler_calls import STOPPED, HandlerCalls
 from postroom.application.workers.settlements import Settlements
 from postroom.domain.errors import Fenced, MailboxClosed, Saturated, Unavailable
@@ -52,20 +48,13 @@ async def pause_after(event: str, error: Exception, failures: int, stop: asyncio
     await wait_at_most(pause_ms / 1_000, stop.wait())
 
 
-def _runs_of(messages: Sequence[ReceivedMessage]) -> list[deque[ReceivedMessage]]:
-    """Return the messages of each ordered key together, to be handled in order, and each other one alone."""
-    runs: dict[object, deque[ReceivedMessage]] = {}
+def _group_by_key(messages: Sequence[ReceivedMessage]) -> list[deque[ReceivedMessage]]:
+    """Return a group for each ordered key, to be handled in order, and one for each other message."""
+    groups: dict[object, deque[ReceivedMessage]] = {}
     for message in messages:
-        run = message.receipt if message.ordered_key is None else (message.topic, message.ordered_key)
-        runs.setdefault(run, deque()).append(message)
-    return list(runs.values())
-
-
-def _log_context(message: ReceivedMessage, corr_id: str | None) -> AbstractContextManager[object]:
-    """Have the lines of a handler tell its message."""
-    return log_context(
-        corr_id=corr_id, topic=message.topic, message_id=message.message_id, attempt=message.attempt
-    )
+        name = message.receipt if message.ordered_key is None else (message.topic, message.ordered_key)
+        groups.setdefault(name, deque()).append(message)
+    return list(groups.values())
 
 
 class ConsumerRun:
@@ -88,7 +77,7 @@ class ConsumerRun:
         self._aborting = asyncio.Event()
         self._queue: asyncio.Queue[deque[ReceivedMessage] | None] = asyncio.Queue()
         self._held: dict[Receipt, float] = {}  # unsettled, with the time when the visibility timeout began
-        self._behind: set[Receipt] = set()  # those of them that wait for an earlier one of their ordered key
+        self._behind: set[Receipt] = set()  # held, but an earlier message of the ordered key is handled first
         self._slots: dict[asyncio.Task[None], Handling | None] = {}  # with what each is handling
         self._room = asyncio.Event()
         self._rate = 0.0
@@ -224,10 +213,10 @@ class ConsumerRun:
                 self._rate = (done - before) / (now - since)
                 since, before = now, done
             self._held.update(dict.fromkeys([message.receipt for message in received], now))
-            for run in _runs_of(received):
+            for group in _group_by_key(received):
                 if self._consumer.batch == 1:
-                    self._behind.update(message.receipt for message in islice(run, 1, None))
-                self._queue.put_nowait(run)
+                    self._behind.update(message.receipt for message in islice(group, 1, None))
+                self._queue.put_nowait(group)
             if self._once and not received:
                 await self._settlements.wait_until_flushed()
                 if not self._held:
@@ -265,15 +254,10 @@ class ConsumerRun:
         try:
             while (batch := await self._next_batch(rest)) is not None:
                 if messages := [each for each in batch if each.receipt in self._held]:
-                    self._slots[slot] = handling = Handling(
-                        self._consumer.handler.name, messages[0], [*messages[1:], *rest]
-                    )
-                    _handling.set(handling)
-                    began = perf_counter()
-                    with log_context(topic=messages[0].topic, count=len(messages)):
+                    context = log_context(topic=messages[0].topic, count=len(messages))
+                    with self._handling(slot, messages[0], [*messages[1:], *rest]), context:
                         await self._calls.handle_batch(call, messages)
-                    self.seconds.observe(perf_counter() - began)
-                    messages, self._slots[slot] = [], None
+                    messages = []
                     if self._aborting.is_set():
                         return
                     await thread.wait_until_idle()
@@ -282,50 +266,64 @@ class ConsumerRun:
                 self._settlements.release(message, STOPPED)
 
     async def _next_batch(self, rest: deque[ReceivedMessage]) -> list[ReceivedMessage] | None:
-        """Return what is there of the next batch, or None at the end.
+        """Wait for a message, and return it with others that are there, up to a batch; None at the end.
 
         Arguments:
             rest: messages of an ordered key that the batch before had no room for.
         """
         if not rest:
-            if (run := await self._queue.get()) is None:
+            if (group := await self._queue.get()) is None:
                 return None
-            rest.extend(run)
+            rest.extend(group)
         while len(rest) < self._consumer.batch and not self._queue.empty():
-            if (run := self._queue.get_nowait()) is None:
+            if (group := self._queue.get_nowait()) is None:
                 self._queue.put_nowait(None)  # for the next turn
                 break
-            rest.extend(run)
+            rest.extend(group)
         return [rest.popleft() for _ in range(min(len(rest), self._consumer.batch))]
 
     async def _handle_all(self, thread: HandlerThread) -> None:
         handle = self._calls.make_handle(thread)
         slot = asyncio.current_task()
         assert slot is not None
-        while (run := await self._queue.get()) is not None:
+        while (group := await self._queue.get()) is not None:
             try:
                 # Another consumer may have it by now.
-                while run and (message := run.popleft()).receipt in self._held:
+                while group and (message := group.popleft()).receipt in self._held:
                     self._behind.discard(message.receipt)
-                    self._slots[slot] = handling = Handling(self._consumer.handler.name, message)
-                    _handling.set(handling)
-                    began = perf_counter()
-                    try:
+                    with self._handling(slot, message):
                         corr_id = correlation_id_of(message)
-                        with correlate(corr_id), _log_context(message, corr_id):
+                        context = log_context(
+                            corr_id=corr_id,
+                            topic=message.topic,
+                            message_id=message.message_id,
+                            attempt=message.attempt,
+                        )
+                        with correlate(corr_id), context:
                             is_handled = await self._calls.handle(handle, message)
-                    finally:
-                        self.seconds.observe(perf_counter() - began)
-                    self._slots[slot] = None
                     if self._aborting.is_set():
                         return
                     await thread.wait_until_idle()
                     if not is_handled:
                         break
             finally:
-                for message in run:
+                for message in group:
                     reason = STOPPED if self._aborting.is_set() else NOT_HANDLED
                     self._settlements.release(message, reason)
+
+    @contextmanager
+    def _handling(
+        self, slot: "asyncio.Task[Any]", message: ReceivedMessage, others: Sequence[ReceivedMessage] = ()
+    ) -> Iterator[None]:
+        """Note what a slot handles, and measure for how long; after an error, `_end_slot` needs the note."""
+        self._slots[slot] = handling = Handling(self._consumer.handler.name, message, others)
+        _handling.set(handling)
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds.observe(perf_counter() - began)
+        self._slots[slot] = None
 
     # -- what is held ---
 

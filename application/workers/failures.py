@@ -1,4 +1,4 @@
-"""Tracebacks of handlers, for the log: frames and texts of errors, without what a payload or a header has."""
+"""Tracebacks of handlers for the log, in which values of payloads and headers are redacted."""
 
 import json
 import re
@@ -18,17 +18,17 @@ MAX_PAYLOAD_BYTES = 64 << 10
 MAX_SEARCH = 200_000_000
 """Characters of a traceback times values above which it is not logged, for the same reason."""
 MIN_SECRET_CHARS = 4
-"""Length of a value below which it says little, and occurs in any text."""
+"""Length of a value below which it is not redacted: shorter ones occur in any text."""
 REDACTED = "[redacted]"
 _INPUT = re.compile("(?<=input_value=).*(?=, input_type=)")
-"""What an error of pydantic quotes, without its middle."""
+"""Input that an error of pydantic quotes, shortened in its middle."""
 
 
 def describe_failure(error: BaseException, messages: Sequence[ReceivedMessage]) -> str | None:
     """Return the traceback of a handler's error, or None if it has none that may be logged.
 
-    It has frames and the texts of errors, but no local variables. Values of the payload and the headers that
-    a text quotes are left out. An error of validation is about the payload, so it has no traceback.
+    It has no local variables, and values of the payload and the headers are redacted in the texts of errors.
+    An error of validation has no traceback, as it is about the payload.
     """
     frames = _frames_of_handler(error)
     if frames is None or sum(len(message.payload) for message in messages) > MAX_PAYLOAD_BYTES:
@@ -62,7 +62,7 @@ def _frames_of_handler(error: BaseException) -> TracebackType | None:
 
 
 def _secrets(message: ReceivedMessage) -> Iterator[str]:
-    """Yield the texts of a payload and its headers that are long enough to be told."""
+    """Yield the values of a payload and its headers, as text, that are long enough to be redacted."""
     text = message.payload.decode(errors="replace")
     try:
         payload = json.loads(text)
@@ -85,7 +85,7 @@ def _secrets(message: ReceivedMessage) -> Iterator[str]:
 
 
 def _forms(value: str) -> Iterator[str]:
-    """Yield a value as texts of errors have it: as it is, by line, in JSON, and quoted as text and bytes."""
+    """Yield the forms in which an error may quote a value: plain, by line, in JSON, and by `repr`."""
     for line in (value, *value.splitlines()):
         if line.isalnum() and line.isascii():
             forms = {line}

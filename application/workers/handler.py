@@ -285,7 +285,7 @@ class Handling(NamedTuple):
     """A message that a handler is working on.
 
     Arguments:
-        others: the other messages of its batch, and those that wait for them.
+        others: the other messages of its batch, and later messages of its ordered key.
     """
 
     handler: str

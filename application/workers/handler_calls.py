@@ -1,4 +1,4 @@
-"""Calls of a handler, and what becomes of their messages: each is acked, nacked or released."""
+"""Calls of a handler, after which each of their messages is acked, nacked or released."""
 
 import asyncio
 import inspect
@@ -181,7 +181,7 @@ class HandlerCalls:
         if isinstance(error, RetryLater):
             logger().info("worker.retry_later", **facts, after_ms=error.after_ms)
             return
-        is_wanted = isinstance(error, PoisonMessage)
-        if not is_wanted and (exception := describe_failure(error, messages)) is not None:
+        is_deliberate = isinstance(error, PoisonMessage)
+        if not is_deliberate and (exception := describe_failure(error, messages)) is not None:
             facts["exception"] = exception
         logger().warning("worker.handler_failed", error=type(error).__qualname__, **facts)

@@ -1,4 +1,4 @@
-"""What a handler decides about a delivery that failed: whether it is retried, and when."""
+"""Decisions of a handler on a delivery that failed: whether it is retried, and when."""
 
 import random
 from datetime import timedelta
@@ -71,7 +71,7 @@ def exponential(
     Arguments:
         first: the pause after the first attempt.
         max: the longest pause.
-        factor: by which each pause is longer than the one before; 1 for pauses of one length.
+        factor: ratio of each pause to the pause before; 1 for equal pauses.
         jitter: the part, from 0 to 0.5, by which a pause may be shorter at random, so that messages that
             failed together do not come back together.
 
@@ -96,7 +96,7 @@ class Retry(msgspec.Struct, frozen=True):
     The policy of the topic applies, too: after its `max_attempts`, a message is dead-lettered in any case.
 
     Arguments:
-        attempts: deliveries after which a message is dead-lettered; None for those of the topic's policy.
+        attempts: deliveries after which a message is dead-lettered; None for `max_attempts` of its topic.
         backoff: pauses between them; None for the backoff of the topic's policy.
         never: exceptions after which a message is dead-lettered at once.
     """
@@ -120,17 +120,15 @@ class Retry(msgspec.Struct, frozen=True):
         return self
 
     def decide(self, message: ReceivedMessage, error: BaseException, reason: str) -> NackOptions:
-        """Return what becomes of a delivery whose handler raised an error."""
-        if isinstance(error, RetryLater) and not error.count:
-            return NackOptions(reason, error.after_ms, "release")
+        """Return how to nack a delivery whose handler raised an error."""
         is_last = self.attempts is not None and message.attempt >= self.attempts
-        if isinstance(error, RetryLater) and not is_last:
-            return NackOptions(reason, error.after_ms)
+        if isinstance(error, RetryLater) and not (is_last and error.count):
+            return NackOptions(reason, error.after_ms, "retry" if error.count else "release")
         if is_last or isinstance(error, (PoisonMessage, *self.never)):
             return NackOptions(reason, action="reject")
-        return NackOptions(
-            reason, None if self.backoff is None else self.backoff.pause_ms(message.attempt, random.random())
-        )
+        if self.backoff is None:
+            return NackOptions(reason)
+        return NackOptions(reason, self.backoff.pause_ms(message.attempt, random.random()))
 
 
 def _read_duration(name: str, value: object) -> int:

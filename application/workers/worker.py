@@ -131,7 +131,7 @@ class Worker:
             results: ack with what the handler returns, for `Mailbox.wait_for_result`: `bytes` as they are,
                 `str` as text, anything else but None as JSON. A value that JSON can't have fails the
                 delivery, and so does a result above the limit `result_bytes`.
-            retry: attempts and backoff of failed deliveries; by default those of the topic's policy.
+            retry: attempts and backoff of failed deliveries; by default as the topic's policy says.
             batch: maximum number of messages of one call. Above 1, the parameters of the handler are lists,
                 and it returns None, or a list with an exception for each message that failed, and a result
                 or None for the others; without middlewares.

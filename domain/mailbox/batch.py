@@ -126,8 +126,8 @@ def _ack(commands: Sequence[Ack], mailbox: Mailbox, now: int) -> list[MessageAck
             return None
         if message.sticky_key is not None and mailbox.topics[message.topic].policy.ordered_keys:
             key = message.topic, message.sticky_key
-            before = acked.get(key, 0)
-            if not mailbox.topics[message.topic].is_nth_in_flight(message, before):
+            in_flight, before = mailbox.topics[message.topic].in_flight_of(message), acked.get(key, 0)
+            if before == len(in_flight) or in_flight[before] is not message:
                 return None
             acked[key] = before + 1
         events.append(MessageAcked(message.stream, message.version + 1, now, message.attempt))

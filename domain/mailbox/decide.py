@@ -344,7 +344,8 @@ def _take_back(message: Message, event: MessageEvent, mailbox: Mailbox, now: int
     topic = mailbox.topics[message.topic]
     if isinstance(event, MessageDeadLettered) and not topic.policy.dead_letters_hold_keys:
         return []
-    return [release(each, None, now, now) for each in topic.in_flight_after(message)]
+    later = (each for each in topic.in_flight_of(message) if each.position > message.position)
+    return [release(each, None, now, now) for each in later]
 
 
 def _extend(command: Extend, mailbox: Mailbox, now: int) -> list[MessageEvent]:

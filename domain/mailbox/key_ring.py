@@ -90,7 +90,7 @@ class TokenBucket(msgspec.Struct, array_like=True, gc=False):
 
 
 class SharedLimits:
-    """What several topics count together against the limits of a section (ADR 0117).
+    """Counts of the topics that share the limits of a section (ADR 0117).
 
     Arguments:
         topics: their number.

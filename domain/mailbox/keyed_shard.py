@@ -47,7 +47,7 @@ class KeyedShard:
 
     The oldest message of each key waits in the queue that the topic would have without ordered keys, unless a
     message of the key is in flight or, if dead letters hold their keys, dead. The others wait behind it; some
-    may be delivered together with it. So those in flight come before all others of their key, unless a
+    may be delivered together with it. So messages in flight come before all others of their key, unless a
     redrive or another policy puts earlier ones before them.
 
     Arguments:

@@ -188,7 +188,7 @@ class Topic:
     `dead_letterings` is their number by reason, for metrics (svc-mailbox C-4). `shards_in_use` is the number
     of shards among which its messages are spread: another one of the policy waits until there are none.
     `unique` has the unsettled message of each unique key. With fair keys, `ring` has the messages that wait.
-    `bucket` has the tokens of its rate. `shared` is what it counts together with other topics.
+    `bucket` has the tokens of its rate. `shared` has the counts of the topics that share its limits.
     """
 
     __slots__ = (
@@ -375,7 +375,7 @@ class Topic:
         return messages
 
     def _with_followers(self, messages: Iterable[Message], now: int) -> Iterator[Message]:
-        """Yield after the oldest message of each key those that may be delivered together with it."""
+        """Yield messages, each followed by later ones of its ordered key that may be delivered with it."""
         policy = self.policy
         most = min(policy.key_batch, policy.max_in_flight_per_key or MAX_COUNT)
         for message in messages:
@@ -390,17 +390,10 @@ class Topic:
         shard = self.shards[message.shard]
         return not isinstance(shard, KeyedShard) or shard.may_settle(message)
 
-    def is_nth_in_flight(self, message: Message, number: int) -> bool:
-        """Return whether `number` messages of its ordered key, in flight as it is, precede a message."""
+    def in_flight_of(self, message: Message) -> Sequence[Message]:
+        """Return the messages of its ordered key that are in flight, in their order."""
         shard = self.shards[message.shard]
-        some = shard.in_flight_of(message) if isinstance(shard, KeyedShard) else ()
-        return number < len(some) and some[number] is message
-
-    def in_flight_after(self, message: Message) -> list[Message]:
-        """Return the messages of its ordered key that were sent later and are in flight."""
-        shard = self.shards[message.shard]
-        some = shard.in_flight_of(message) if isinstance(shard, KeyedShard) else ()
-        return [each for each in some if each.position > message.position]
+        return shard.in_flight_of(message) if isinstance(shard, KeyedShard) else ()
 
     def allowed(self, now: int) -> int:
         """Return how many messages its limits allow to deliver at `now` (µs)."""

@@ -32,7 +32,7 @@ class RedriveAdvanced(Event, frozen=True, gc=False):
         cursor: dead-letterings, or sends of waiting messages, up to this position are done with.
         moved: number of messages that were changed: as many events precede this one. Of a job that sends
             copies, those are the originals' dead-letterings, and as many before them send the copies.
-        skipped: number of messages that were not, as they are no longer what was selected.
+        skipped: number of messages that it left alone, as they no longer match the selection.
     """
 
     cursor: int

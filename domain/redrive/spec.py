@@ -289,8 +289,8 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def place_of(self, message: Message) -> int:
         """Return the position in the log by which a job orders its messages, and compares with its cut-off.
 
-        It is that of the dead-lettering; of a message that waits, that of its send, which no retry, delivery
-        or rescheduling changes.
+        A dead letter has the position of its dead-lettering. A message that waits has the position of its
+        send, which no retry, delivery or rescheduling changes.
         """
         return message.position if self.selects_waiting else message.last
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from postroom.domain import message
-from postroom.domain.mailbox import decide, snapshot, topic
-from postroom.domain.mailbox.commands import Redrive
+from postroom.domain.mailbox import batch, decide, snapshot, topic
+from postroom.domain.mailbox.commands import Ack, Redrive
 from postroom.domain.mailbox.key_ring import NO_LIMIT, KeyRing, SharedLimits, TokenBucket
 from postroom.domain.mailbox.keyed_shard import KeyedShard
 from tests.simulation.machine import (
@@ -87,13 +87,13 @@ def a_batch_that_goes_on_behind_a_delayed_message(patch: Patch) -> None:
 
 @defect_of(KeyBatchesMachine)
 def a_batch_of_which_later_messages_stay_in_flight_when_one_fails(patch: Patch) -> None:
-    patch.setattr(topic.Topic, "in_flight_after", lambda self, failed: [])
+    patch.setattr(decide, "_take_back", lambda *_: [])
 
 
 @defect_of(KeyBatchesMachine)
 def an_ack_that_passes_an_earlier_message_of_its_batch(patch: Patch) -> None:
     patch.setattr(topic.Topic, "may_settle", lambda self, acked: True)
-    patch.setattr(topic.Topic, "is_nth_in_flight", lambda self, acked, number: True)
+    patch.delitem(batch._DECIDE, Ack)  # which decides acks together
 
 
 @defect_of(UniqueKeysMachine)

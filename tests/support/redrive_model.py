@@ -7,6 +7,7 @@ from typing import Any
 from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.ports.event_log import EventLogReader
+from postroom.application.query_results import RedriveReport
 from postroom.domain.message import (
     REPLACED,
     MessageAcked,
@@ -113,10 +114,7 @@ async def check_job(kind: str, steps: Sequence[str], count: int, batch: int, rec
         if step != "restart":  # with the snapshot that it saves at its end
             log = log_of(list(log.commits()))
     async with owned(log, batch=batch) as mailbox:
-        report = await mailbox.get_redrive(job)
-        if report.status == "paused":
-            await mailbox.change_redrive(job, "resume")
-        report = await ended(mailbox, report)
+        report = await _finish(mailbox, job)
         assert "mail" in await dead_ids(mailbox)
     expected = Counter({stream: 1 for each in ids if (stream := message_stream(NAME, each)) not in taken})
     assert changes(log, kind) - by_others == expected
@@ -127,6 +125,14 @@ async def check_job(kind: str, steps: Sequence[str], count: int, batch: int, rec
             if receives:
                 await mailbox.receive_messages(["orders", "fixed"], max_messages=receives)
             await _check_undo(mailbox, job, expected.keys() - by_others.keys())
+
+
+async def _finish(mailbox: OwnedMailbox, job: str) -> RedriveReport:
+    """Return the report of a job at its end; resume it before if it is paused."""
+    report = await mailbox.get_redrive(job)
+    if report.status == "paused":
+        await mailbox.change_redrive(job, "resume")
+    return await ended(mailbox, report)
 
 
 async def check_waiting_job(kind: str, steps: Sequence[str], count: int, batch: int) -> None:
@@ -168,10 +174,7 @@ async def check_waiting_job(kind: str, steps: Sequence[str], count: int, batch: 
         if step != "restart":  # with the snapshot that it saves at its end
             log = log_of(list(log.commits()))
     async with owned(log, batch=batch) as mailbox:
-        report = await mailbox.get_redrive(job)
-        if report.status == "paused":
-            await mailbox.change_redrive(job, "resume")
-        report = await ended(mailbox, report)
+        report = await _finish(mailbox, job)
         messages = (await mailbox.list_redrive_messages(job, limit=1_000)).items
     changed: dict[str, int] = {}
     for events in _events(log).values():
