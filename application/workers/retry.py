@@ -7,7 +7,7 @@ import msgspec
 
 from postroom.application.mailbox.settle import NackOptions
 from postroom.application.messages import ReceivedMessage
-from postroom.application.text import duration_ms
+from postroom.application.text import UNITS_MS, duration_ms
 from postroom.domain.arguments import check_int, check_items, check_type
 from postroom.domain.errors import InvalidRequest, PoisonMessage
 from postroom.domain.policy import MAX_COUNT, MAX_DURATION_MS
@@ -28,7 +28,7 @@ class RetryLater(Exception):
     """
 
     def __init__(self, after: Duration = "0", *, count: bool = True) -> None:
-        self.after_ms = _read_duration("after", after)
+        self.after_ms = read_duration("after", after)
         self.count = check_type("count", count, bool)
         super().__init__(f"the handler asked for another delivery after {self.after_ms} ms")
 
@@ -77,7 +77,7 @@ def exponential(
 
     Raises: InvalidRequest for an argument that is malformed or out of range.
     """
-    first_ms, max_ms = _read_duration("first", first), _read_duration("max", max)
+    first_ms, max_ms = read_duration("first", first), read_duration("max", max)
     if max_ms < first_ms:
         raise InvalidRequest(f"max must not be below first ({first_ms} ms); it was {max_ms} ms.")
     for name, value, least, most in (("factor", factor, 1, 1_000), ("jitter", jitter, 0, MAX_JITTER)):
@@ -131,15 +131,16 @@ class Retry(msgspec.Struct, frozen=True):
         return NackOptions(reason, self.backoff.pause_ms(message.attempt, random.random()))
 
 
-def _read_duration(name: str, value: object) -> int:
-    """Return a duration in ms."""
+def read_duration(name: str, value: object, least: int = 0, most: int = MAX_DURATION_MS) -> int:
+    """Return a duration in ms, or raise InvalidRequest unless it is from `least` to `most` ms."""
+    ms = None
     if isinstance(value, timedelta):
-        ms: int | None = round(value / timedelta(milliseconds=1))
-    else:
-        ms = duration_ms(check_type(name, value, str))
-    if ms is None or not 0 <= ms <= MAX_DURATION_MS:
+        ms = round(value / timedelta(milliseconds=1))
+    elif isinstance(value, str):
+        ms = duration_ms(value)
+    if ms is None or not least <= ms <= most:
         raise InvalidRequest(
-            f"{name} must be a timedelta, or a duration such as 500ms, 30s, 5m, 1h or 7d, of at most a "
-            f"century; it was {str(value)[:40]!r}."
+            f"{name} must be a timedelta, or a duration such as 500ms, 30s, 5m, 1h or 7d, from {least}ms to "
+            f"{most // UNITS_MS['d']}d; it was {str(value)[:40]!r}."
         )
     return ms

@@ -15,7 +15,7 @@ from postroom.application.threads import cancel_and_wait
 from postroom.application.workers.consumer import Consumer, Topics
 from postroom.application.workers.consumer_run import MAX_MESSAGES, ConsumerRun, pause_after
 from postroom.application.workers.handler import Handling, LoopWatch, Middleware, make_handler
-from postroom.application.workers.retry import Retry
+from postroom.application.workers.retry import Duration, Retry, read_duration
 from postroom.domain.arguments import check_int, check_items, check_text, check_type
 from postroom.domain.errors import (
     Fenced,
@@ -26,7 +26,7 @@ from postroom.domain.errors import (
     Unavailable,
 )
 from postroom.domain.names import check_topic
-from postroom.domain.policy import MAX_DURATION_MS, check_visibility
+from postroom.domain.policy import MAX_DURATION_MS, MAX_VISIBILITY_MS, MIN_VISIBILITY_MS
 from postroom.domain.subscription import SubscriptionFilter, check_filter
 
 
@@ -100,8 +100,8 @@ class Worker:
         subscription: str | None = None,
         headers: dict[str, str] | None = None,
         concurrency: int = 1,
-        timeout_ms: int | None = 60_000,
-        visibility_ms: int = 30_000,
+        timeout: Duration | None = "1m",
+        visibility: Duration = "30s",
         middlewares: Sequence[Middleware] = (),
         results: bool = False,
         retry: Retry = Retry(),  # noqa: B008  # it is frozen
@@ -124,9 +124,9 @@ class Worker:
                 each of them; those with the same one share them.
             headers: custom headers that messages must have with these values; for a subscription only.
             concurrency: maximum number of messages that are handled at once.
-            timeout_ms: time limit of the handler, after which the delivery fails; None for none.
-            visibility_ms: visibility timeout: when the process dies, its messages are delivered again after
-                at most so long.
+            timeout: time limit of the handler, after which the delivery fails; None for none.
+            visibility: visibility timeout: when the process dies, its messages are delivered again after at
+                most so long.
             middlewares: as of the worker, inside of its.
             results: ack with what the handler returns, for `Mailbox.wait_for_result`: `bytes` as they are,
                 `str` as text, anything else but None as JSON. A value that JSON can't have fails the
@@ -142,9 +142,8 @@ class Worker:
         name = _check_one_topic(topic, headers) if subscription is None else check_topic(subscription)
         is_pattern = any(wildcard in name for wildcard in WILDCARDS)
         check_int("concurrency", concurrency, 1, MAX_CONCURRENCY)
-        if timeout_ms is not None:
-            check_int("timeout_ms", timeout_ms, 1, MAX_DURATION_MS)
-        check_visibility(visibility_ms)
+        timeout_ms = None if timeout is None else read_duration("timeout", timeout, 1)
+        visibility_ms = read_duration("visibility", visibility, MIN_VISIBILITY_MS, MAX_VISIBILITY_MS)
         has_results = check_type("results", results, bool)
         checked_retry = check_type("retry", retry, Retry).validate()
         check_int("batch", batch, 1, MAX_MESSAGES)

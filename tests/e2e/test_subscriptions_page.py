@@ -20,7 +20,7 @@ def handle(data: bytes) -> None:
         file.write(f"{data.decode()} {os.getpid()}\\n")
 
 worker = Worker(NAME)
-worker.consumer("orders.*", subscription=NAME, visibility_ms=1_000)(handle)
+worker.consumer("orders.*", subscription=NAME, visibility="1s")(handle)
 """
 
 

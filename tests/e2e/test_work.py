@@ -46,7 +46,7 @@ from postroom import Worker
 
 worker = Worker()
 
-@worker.consumer("jobs", visibility_ms=1_000)
+@worker.consumer("jobs", visibility="1s")
 async def handle(data: bytes) -> None:
     await asyncio.sleep(0.01)
     with open("handled", "a") as file:

@@ -221,7 +221,7 @@ def inject(mailbox: OwnedMailbox) -> Notifier:
 worker = Worker("shop")
 
 
-@worker.consumer("orders.*", concurrency=8, timeout_ms=None)
+@worker.consumer("orders.*", concurrency=8, timeout=None)
 async def place(message: ReceivedMessage, order: dict[str, str]) -> None:
     assert_type(message.attempt, int)
 

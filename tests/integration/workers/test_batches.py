@@ -55,7 +55,7 @@ async def test_a_handler_of_batches_gets_lists_and_each_of_their_messages_is_set
 async def test_a_batch_that_fails_is_retried_as_a_whole(mailbox: OwnedMailbox, fails: str) -> None:
     worker, batches = Worker(), list[list[bytes]]()
 
-    @worker.consumer("orders", batch=100, timeout_ms=200)
+    @worker.consumer("orders", batch=100, timeout="200ms")
     async def handle(payloads: list[bytes]) -> Any:
         batches.append(sorted(payloads))
         if len(batches) > 1:

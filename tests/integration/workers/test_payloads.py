@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import typing
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -173,8 +174,13 @@ class Refused:
         (7, {}),
         ("orders", {"concurrency": 0}),
         ("orders", {"concurrency": True}),
-        ("orders", {"timeout_ms": -1}),
-        ("orders", {"visibility_ms": 1}),
+        ("orders", {"timeout": "-1s"}),
+        ("orders", {"timeout": "0"}),
+        ("orders", {"timeout": 30}),
+        ("orders", {"timeout": timedelta(days=40_000)}),
+        ("orders", {"visibility": "1ms"}),
+        ("orders", {"visibility": "31d"}),
+        ("orders", {"visibility": None}),
         ("orders", {"middlewares": [1]}),
         ("orders", {"middlewares": None}),
     ],

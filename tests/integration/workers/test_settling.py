@@ -274,7 +274,7 @@ async def test_a_payload_that_can_not_be_decoded_fails_its_delivery(mailbox: Own
 async def test_a_handler_that_exceeds_its_time_limit_fails_its_delivery(mailbox: OwnedMailbox) -> None:
     worker = Worker()
 
-    @worker.consumer("orders", timeout_ms=20)
+    @worker.consumer("orders", timeout="20ms")
     async def handle(_: bytes) -> None:
         await asyncio.Event().wait()
 
@@ -290,7 +290,7 @@ async def test_a_thread_whose_handler_exceeded_its_time_limit_gets_no_other_mess
 ) -> None:
     worker, release, attempts = Worker(), threading.Event(), []
 
-    @worker.consumer("orders", timeout_ms=1_000)
+    @worker.consumer("orders", timeout="1s")
     def handle(message: ReceivedMessage) -> None:
         attempts.append(message.attempt)
         release.wait(SECONDS)
@@ -312,7 +312,7 @@ async def test_a_thread_whose_handler_exceeded_its_time_limit_gets_no_other_mess
 async def test_a_delivery_is_extended_while_its_handler_runs(mailbox: OwnedMailbox) -> None:
     worker, attempts = Worker(), []
 
-    @worker.consumer("orders", visibility_ms=2_000)  # long enough for a machine on which others run
+    @worker.consumer("orders", visibility="2s")  # long enough for a machine on which others run
     async def handle(message: ReceivedMessage) -> None:
         attempts.append(message.attempt)
         await asyncio.sleep(5)

@@ -125,7 +125,7 @@ async def test_an_ack_that_is_refused_altogether_does_not_stop_the_worker(
 ) -> None:
     worker, seen = Worker(), []
 
-    @worker.consumer("orders", visibility_ms=250)
+    @worker.consumer("orders", visibility="250ms")
     async def handle(data: bytes) -> None:
         seen.append(data)
 
