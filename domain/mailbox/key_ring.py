@@ -114,6 +114,11 @@ class SharedLimits:
             self.bucket = min(buckets, key=lambda each: each.level_at(rate, now), default=None)
 
 
+def _unexpired(waiting: Waiting, now: int) -> Iterator[Message]:
+    ready = waiting if isinstance(waiting, list) else waiting.ready(now)
+    return (message for message in ready if message.expires_at > now)
+
+
 class KeyRing:
     """Messages that wait in a topic: ready ones by key, in the order of turns, and delayed ones.
 
@@ -250,16 +255,16 @@ class KeyRing:
         Expired messages, which wait for a sweep, take no turn.
         """
         self._promote(now)
-        turns: list[tuple[Iterator[Message], int, int]] = []
         for key, waiting in self._ready.items():
-            ready = waiting if isinstance(waiting, list) else waiting.ready(now)
-            messages: Iterator[Message] = (each for each in ready if each.expires_at > now)
-            weight, allowed, count = self._weights.get(key, 1), self.allowed(key, now), 0
-            for message in islice(messages, min(allowed, weight - self._served.get(key, 0))):
-                yield message
-                count += 1
-            if count:
-                turns.append((messages, allowed - count, weight))
+            if isinstance(waiting, list) and waiting[0].expires_at > now and key not in self._weights:
+                yield waiting[0]
+            else:
+                yield from islice(_unexpired(waiting, now), self._rest_of_turn(key, now))
+        turns = []
+        for key, waiting in self._ready.items():
+            count = self._rest_of_turn(key, now)
+            more = islice(_unexpired(waiting, now), count, None)
+            turns.append((more, self.allowed(key, now) - count, self._weights.get(key, 1)))
         while turns := [turn for turn in turns if turn[1] > 0]:
             for number, (messages, allowed, weight) in enumerate(turns):
                 count = 0
@@ -267,6 +272,10 @@ class KeyRing:
                     yield message
                     count += 1
                 turns[number] = (messages, allowed - count if count else 0, weight)
+
+    def _rest_of_turn(self, key: Key, now: int) -> int:
+        """Return how many messages of a key may be delivered before the next key's at `now` (µs)."""
+        return min(self.allowed(key, now), self._weights.get(key, 1) - self._served.get(key, 0))
 
     def is_at_limit(self, key: Key, now: int) -> bool:
         """Return whether a limit allows no delivery of a key at `now` (µs)."""

@@ -25,6 +25,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "sqlite.bare_append",
         "sqlite.send_of_bare_append",
         "sqlite.backlog",
+        "sqlite.policies",
         "memory",
     ),
     "history": ("sqlite.refold", "sqlite.open.empty", "sqlite.open.1m", "sqlite.search", "sqlite.retention"),

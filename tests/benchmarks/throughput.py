@@ -11,6 +11,9 @@ from contextlib import AsyncExitStack, closing
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
+
+import msgspec
 
 from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.store import MEMORY
@@ -35,6 +38,17 @@ BACKLOGS = 1_000, 1_000_000
 BACKLOG_SIZE, BACKLOG_COUNT = 100, 100_000
 BACKLOG_GOAL = 1.3
 """Nothing that a call does may depend on how many messages wait (ADR 0001)."""
+POLICY_KEYS, POLICY_SIZE, POLICY_COUNT = 2_000, 100, 20_000
+POLICIES: dict[str, tuple[float, dict[str, Any]]] = {
+    "ordered": (0.8, {"ordered_keys": True}),
+    "key_batch": (0.8, {"ordered_keys": True, "key_batch": 10}),
+    "fair": (0.8, {"fair_keys": True}),
+    "weights": (0.8, {"fair_keys": True, "key_weights": {f"key-{number}": 3 for number in range(100)}}),
+    "limit": (0.9, {"max_in_flight": 1_000_000}),
+    "rate": (0.9, {"rate": 10_000_000}),
+    "shared": (0.9, {"max_in_flight": 1_000_000, "shared_limits": True}),
+}
+"""Policies of keys and limits, each with its goal: a ratio of a topic without them."""
 _stores = itertools.count()
 
 Work = Callable[[OwnedMailbox], Awaitable[dict[str, float]]]
@@ -234,6 +248,30 @@ def _at_backlogs(figures: Figures, folder: Path, _: int) -> None:
         figures.add(f"sqlite.backlog.{stage}.1m_of_1k", ratio, "times as much", BACKLOG_GOAL)
 
 
+def _with_policies(figures: Figures, folder: Path, _: int) -> None:
+    """Receive and ack what waits in a topic with each policy and in one without, in turns, by CPU time."""
+    keys = [f"key-{number % POLICY_KEYS}" for number in range(POLICY_COUNT)]
+    messages = [NewMessage(topic=TOPIC, payload=bytes(PAYLOAD_BYTES), sticky_key=key) for key in keys]
+
+    async def rate(policy: dict[str, Any]) -> float:
+        settings = msgspec.structs.replace(POLICY, **policy)
+        path = str(folder / f"policies-{next(_stores)}.db")
+        async with open_mailbox(path, default_policy=settings, limits=LIMITS) as mailbox:
+            await send_all(mailbox, messages, POLICY_SIZE)
+            start = time.process_time()
+            await receive_all(mailbox, POLICY_COUNT, POLICY_SIZE, settle=True)
+            return POLICY_COUNT / (time.process_time() - start)
+
+    asyncio.run(rate({}))  # the first run also imports modules
+    ratios: dict[str, list[float]] = {name: [] for name in POLICIES}
+    for _run in range(figures.runs):
+        without = asyncio.run(rate({}))
+        for name, (_goal, policy) in POLICIES.items():
+            ratios[name].append(asyncio.run(rate(policy)) / without)
+    for name, (goal, _policy) in POLICIES.items():
+        figures.add(f"sqlite.policies.{name}", median(ratios[name]), "times", goal)
+
+
 def _of_store(store: str, sizes: dict[int, int], figures: Figures, folder: Path, _: int) -> None:
     for size, count in sizes.items():
         if any(figures.wants(f"{store}.{stage}.{size}") for stage in ("send", "receive", "ack")):
@@ -254,5 +292,6 @@ MEASUREMENTS: dict[str, Callable[[Figures, Path, int], None]] = {
     ),
     **dict.fromkeys(("sqlite.bare_append.", "sqlite.send_of_bare_append."), _beside_bare_appends),
     "sqlite.backlog.": _at_backlogs,
+    "sqlite.policies.": _with_policies,
     "memory.": partial(_of_store, "memory", {100: BATCHES[100]}),
 }
