@@ -85,19 +85,20 @@ class SubscriptionCopier(StepWorker):
         if subscription is None:  # deleted meanwhile
             return 0
         if subscription.status == "clearing":
-            await self._clear(subscription)
-            return 0
+            return await self._clear(subscription)
         return await self._copy(subscription)
 
-    async def _clear(self, subscription: Subscription) -> None:
-        """Remove the messages of a topic."""
+    async def _clear(self, subscription: Subscription) -> float:
+        """Remove the messages of a topic; return the seconds until the next step."""
         name, messages = subscription.name, self._engine.mailbox.messages.values()
         streams = [each.stream for each in messages if each.topic == name]
         for start in range(0, max(1, len(streams)), self._batch):
             end = start + self._batch
             cleared, is_cleared = tuple(streams[start:end]), end >= len(streams)
             step = AdvanceSubscription(name, subscription.version, cleared=cleared, is_cleared=is_cleared)
-            await execute(self._engine, step)
+            if not await execute(self._engine, step):
+                return FULL_SECONDS
+        return 0
 
     async def _copy(self, before: Subscription) -> float:
         """Copy the next messages of the log; return the seconds until the next step."""
