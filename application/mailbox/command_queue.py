@@ -8,7 +8,14 @@ from contextlib import contextmanager
 from itertools import count, islice
 from typing import Generic, TypeVar
 
-from postroom.application.mailbox.groups import GroupEvents, LoadedMailbox, Request, cost_of, topic_of
+from postroom.application.mailbox.groups import (
+    GroupEvents,
+    LoadedMailbox,
+    Request,
+    copies_of,
+    cost_of,
+    topic_of,
+)
 from postroom.application.threads import wait_at_most
 from postroom.domain.errors import PostroomError, Saturated
 from postroom.domain.message import MessageAcked, MessageDeadLettered, MessageEvent, MessageExpired
@@ -64,7 +71,7 @@ class _Flow(Generic[T]):
     __slots__ = ("cost", "deficit", "items")
 
     def __init__(self, deficit: int) -> None:
-        self.items: deque[tuple[int, int, T]] = deque()  # arrival, cost, item
+        self.items: deque[tuple[int, int, int, T]] = deque()  # arrival, cost, cost with its extra, item
         self.cost = 0
         self.deficit = deficit
 
@@ -105,38 +112,39 @@ class FairQueue(Generic[T]):
         pending = flow.cost if flow is not None else 0
         return not self._flows or pending + cost <= self._capacity - self._cost
 
-    def push(self, key: str, item: T, cost: int) -> None:
+    def push(self, key: str, item: T, cost: int, extra: int = 0) -> None:
         """Append an item.
 
         Arguments:
             cost: at least 1.
+            extra: cost of serving the item in addition, which takes no room.
         """
         flow = self._flows.get(key)
         if flow is None:
             flow = self._flows[key] = _Flow(self._quantum)
-        flow.items.append((next(self._arrivals), cost, item))
+        flow.items.append((next(self._arrivals), cost, cost + extra, item))
         flow.cost += cost
         self._cost += cost
 
     def take(self, limit: float) -> list[T]:
         """Remove items until their cost reaches `limit`, or all; return them in order of arrival."""
-        taken: list[tuple[int, int, T]] = []
+        taken: list[tuple[int, int, int, T]] = []
         while self._flows and limit > 0:
             entry = self._pop()
             taken.append(entry)
-            limit -= entry[1]
+            limit -= entry[2]
         taken.sort(key=lambda entry: entry[0])
-        return [item for _, _, item in taken]
+        return [entry[3] for entry in taken]
 
-    def _pop(self) -> tuple[int, int, T]:
+    def _pop(self) -> tuple[int, int, int, T]:
         key, flow = next(iter(self._flows.items()))
-        while flow.items[0][1] > flow.deficit and len(self._flows) > 1:
+        while flow.items[0][2] > flow.deficit and len(self._flows) > 1:
             flow.deficit += self._quantum
             self._flows.move_to_end(key)
             key, flow = next(iter(self._flows.items()))
         entry = flow.items.popleft()
         cost = entry[1]
-        flow.deficit = max(0, flow.deficit - cost)
+        flow.deficit = max(0, flow.deficit - entry[2])
         flow.cost -= cost
         self._cost -= cost
         if not flow.items:
@@ -168,7 +176,7 @@ class PendingRequests:
         """Add a request.
 
         Arguments:
-            state: names the topics of messages that are settled.
+            state: names the topics of messages that are settled, and the subscriptions of topics.
 
         Raises: Saturated when there is no room.
         """
@@ -178,7 +186,9 @@ class PendingRequests:
                 f"Mailbox {self._mailbox} has too many commands pending; retry shortly.",
                 self._drain_rate.retry_ms(cost, self._now()),
             )
-        self._queue.push(topic, request, cost)
+        mailbox = None if state is None else state.mailbox
+        copies = copies_of(request.commands, mailbox) if mailbox and mailbox.subscriptions else 0
+        self._queue.push(topic, request, cost, copies)
 
     def repeat(self, request: Request) -> None:
         """Add a request that was decided before, to be decided again."""

@@ -1,12 +1,13 @@
 """Decisions of a group of commands: its events and answers."""
 
+import asyncio
 from collections.abc import Callable, Container, Sequence
 from typing import cast
 
 from postroom.application.mailbox.codec import encode_events
 from postroom.application.mailbox.command_enricher import CommandEnricher
 from postroom.application.mailbox.command_queue import DrainRate
-from postroom.application.mailbox.groups import Group, GroupEvents, LoadedMailbox, Request
+from postroom.application.mailbox.groups import Group, GroupEvents, LoadedMailbox, Request, copies_of
 from postroom.application.mailbox.metrics import ReorderDepth
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.event_log import Accepted, Answer
@@ -30,6 +31,8 @@ from postroom.domain.subscription import AdvanceSubscription
 
 DRAIN_RATES = 1_024
 """Maximum number of topics whose drain rate is known."""
+PART_COPIES = 1_000
+"""Copies for subscriptions after which other calls run, about 25 ms."""
 
 
 class GroupDecider:
@@ -88,16 +91,23 @@ class GroupDecider:
             raise
         except Exception as error:
             return [self._defect(command, group, error) for command in request.commands]
-        if len(commands) > 1 and not self._is_careful:
-            answers = self._execute_batch(commands, group, now)
-            if answers is not None:
-                return answers
-        return [
-            await self._receive(command, group, now)
-            if type(command) is Receive
-            else self._execute(command, group, now)
-            for command in commands
-        ]
+        parts, mailbox = [commands], group.state.mailbox
+        copies = copies_of(commands, mailbox) if mailbox.subscriptions else 0
+        if copies > PART_COPIES:
+            size = max(1, len(commands) * PART_COPIES // copies)
+            parts = [commands[start : start + size] for start in range(0, len(commands), size)]
+        answers: list[Answer] = []
+        for part in parts:
+            if answers:
+                await asyncio.sleep(0)  # lets other calls run
+            is_batch = len(part) > 1 and not self._is_careful
+            answers += (self._execute_batch(part, group, now) if is_batch else None) or [
+                await self._receive(command, group, now)
+                if type(command) is Receive
+                else self._execute(command, group, now)
+                for command in part
+            ]
+        return answers
 
     async def _receive(self, command: Receive, group: Group, now: int) -> Answer:
         """Decide a receive and evolve the state; a refused one changes nothing."""

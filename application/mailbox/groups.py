@@ -312,6 +312,12 @@ def topic_of(commands: Sequence[Command], state: LoadedMailbox | None) -> str:
             return ""
 
 
+def copies_of(commands: Sequence[Command], mailbox: Mailbox) -> int:
+    """Return how many copies subscriptions get of the messages of a request, if their headers match."""
+    sends = Counter(each.topic for each in commands if type(each) is Send)
+    return sum(count * len(mailbox.subscriptions_of(topic)) for topic, count in sends.items())
+
+
 def cost_of(commands: Sequence[Command]) -> int:
     """Return the cost of a request: one for each command, and for each 4 KiB of an envelope or a result."""
     if type(commands[0]) is Ack:

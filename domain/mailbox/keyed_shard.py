@@ -54,7 +54,7 @@ class KeyedShard:
         heads: the queue of the oldest messages, and of those without a key.
     """
 
-    __slots__ = ("_behind", "_behind_size", "_heads", "_held", "_in_flight", "_queue", "in_flight")
+    __slots__ = ("_behind", "_behind_size", "_gone", "_heads", "_held", "_in_flight", "_queue", "in_flight")
 
     def __init__(self, heads: Queue) -> None:
         self.in_flight = 0
@@ -62,6 +62,8 @@ class KeyedShard:
         self._heads: dict[str, Message] = {}
         self._behind: dict[str, list[Message] | deque[Message]] = {}
         self._behind_size = 0
+        # Positions of the entries of deques whose messages were removed; the first entry is none of them.
+        self._gone: set[int] = set()
         self._in_flight: dict[str, list[Message]] = {}
         self._held: Counter[str] = Counter()
 
@@ -77,7 +79,7 @@ class KeyedShard:
 
     def count_behind(self, key: str) -> int:
         """Count the messages that wait behind one of their key that is in flight or holds it."""
-        return len(self._behind.get(key, ()))
+        return sum(1 for _ in self._live(key))
 
     def enqueue(self, message: Message, now: int) -> None:
         """Add a message to the queue, delayed if its `due` is after `now` (µs)."""
@@ -167,7 +169,7 @@ class KeyedShard:
         Arguments:
             now: log time (µs).
         """
-        waiting = islice(self._behind.get(key, ()), count)
+        waiting = islice(self._live(key), count)
         return list(takewhile(lambda each: each.due <= now < each.expires_at, waiting))
 
     def in_flight_of(self, message: Message) -> Sequence[Message]:
@@ -211,10 +213,31 @@ class KeyedShard:
             self._queue.dequeue(message)
         else:
             waiting = self._behind[key]
-            del waiting[bisect_left(waiting, message.position, key=_by_position)]
             self._behind_size -= 1
-            if not waiting:
-                del self._behind[key]
+            if isinstance(waiting, list):
+                del waiting[bisect_left(waiting, message.position, key=_by_position)]
+            else:  # a removal from its middle would move half of it
+                self._gone.add(message.position)
+            self._drop_gone(key, waiting)
+
+    def _live(self, key: str) -> Iterator[Message]:
+        """Return the messages of a key that wait behind another."""
+        waiting, gone = self._behind.get(key, ()), self._gone
+        return (each for each in waiting if each.position not in gone) if gone else iter(waiting)
+
+    def _drop_gone(self, key: str, waiting: list[Message] | deque[Message]) -> None:
+        """Drop the entries before the first message, and all others if they outnumber the messages."""
+        gone = self._gone
+        while waiting and waiting[0].position in gone:
+            gone.remove(waiting[0].position)
+            del waiting[0]
+        if not waiting:
+            del self._behind[key]
+        if len(gone) > 2 * self._behind_size + MAX_STALE:
+            for each, some in self._behind.items():
+                if not isinstance(some, list):
+                    self._behind[each] = deque(self._live(each))
+            gone.clear()
 
     def _is_blocked(self, key: str) -> bool:
         return key in self._in_flight or key in self._held
@@ -232,6 +255,9 @@ class KeyedShard:
 
     def _wait(self, message: Message, key: str) -> None:
         self._behind_size += 1
+        if message.position in self._gone:
+            self._gone.remove(message.position)
+            return
         waiting = self._behind.get(key)
         if waiting is None:
             self._behind[key] = [message]
@@ -253,6 +279,5 @@ class KeyedShard:
         head = self._heads[key] = waiting[0]
         del waiting[0]
         self._behind_size -= 1
-        if not waiting:
-            del self._behind[key]
+        self._drop_gone(key, waiting)
         self._queue.enqueue(head, now)

@@ -103,7 +103,12 @@ EVENTS = (
     SourceColumn("idem_key", "text", "The sender's idempotency key."),
     SourceColumn("sticky_key", "text", "The sender's sticky key; null in logs from before it was stored."),
     SourceColumn("unique_key", "text", "The sender's unique key."),
-    SourceColumn("copy_of", "text", "Id of the message of which a subscription got this copy."),
+    SourceColumn(
+        "copy_of",
+        "text",
+        "Id of the message of which a subscription got this copy; unique only together with its topic, "
+        "which the envelope has.",
+    ),
     SourceColumn("note", "text", "Why an operator cancelled the message, or the id of what superseded it."),
     SourceColumn(
         "result",

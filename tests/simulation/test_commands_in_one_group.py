@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import pairwise
 
 import pytest_asyncio
 
@@ -9,6 +10,7 @@ from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.application.messages import NewMessage
 from postroom.domain.errors import InvalidRequest, StaleReceipt
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.subscription import SubscriptionFilter
 
 NEW = NewMessage(topic="orders", payload=b"x")
 
@@ -61,3 +63,27 @@ async def test_a_mailbox_goes_on_when_more_dead_letters_are_allowed_before_the_e
     )
     assert len((await mailbox.list_dead_letters("orders")).items) == 2
     assert not (await mailbox.send_message(NEW)).duplicate
+
+
+async def test_sends_with_copies_for_many_subscriptions_hold_up_other_topics_by_few_of_them(
+    mailbox: OwnedMailbox,
+) -> None:
+    for number in range(64):
+        await mailbox.set_subscription(f"service-{number}", SubscriptionFilter(("orders",)))
+    sends = [asyncio.create_task(mailbox.send_message(NEW)) for _ in range(50)]
+    await asyncio.create_task(mailbox.send_message(NewMessage(topic="others", payload=b"x")))
+    assert sum(each.done() for each in sends) < 20  # each has 64 copies
+    await asyncio.gather(*sends)
+    assert len(await mailbox.receive_messages("service-63", max_messages=100)) == 50
+
+
+async def test_other_calls_run_while_a_batch_with_many_copies_is_decided(mailbox: OwnedMailbox) -> None:
+    for number in range(64):
+        await mailbox.set_subscription(f"service-{number}", SubscriptionFilter(("orders",)))
+    sent = asyncio.create_task(mailbox.send_batch([NEW] * 50))
+    positions = [mailbox.engine.mailbox.position]
+    while not sent.done():
+        await asyncio.sleep(0)
+        positions.append(mailbox.engine.mailbox.position)
+    assert positions[-1] - positions[0] == 50 * 65
+    assert max(after - before for before, after in pairwise(positions)) < 50 * 65 / 2

@@ -51,6 +51,15 @@ def test_an_item_of_a_new_key_waits_for_one_turn_of_the_others() -> None:
     assert order.index("b") <= QUANTUM
 
 
+def test_what_an_item_costs_in_addition_delays_its_key_and_takes_no_room() -> None:
+    queue: FairQueue[str] = FairQueue(100, QUANTUM)
+    for each in ("a1", "a2", "b1"):
+        queue.push(each[0], each, 1, 50 if each[0] == "a" else 0)
+    assert queue.cost == 3
+    assert queue.take(50) == ["a1", "b1"]
+    assert queue.take(50) == ["a2"]
+
+
 @given(ITEMS)
 def test_items_taken_together_are_in_order_of_arrival(items: list[tuple[str, int]]) -> None:
     queue = filled(items)

@@ -4,8 +4,11 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
+from hypothesis import given as given_choices
+from hypothesis import strategies as st
 
 from postroom.domain.errors import InvalidRequest, StaleReceipt
+from postroom.domain.mailbox import keyed_shard
 from postroom.domain.mailbox.batch import decide_batch
 from postroom.domain.mailbox.commands import (
     Ack,
@@ -19,6 +22,7 @@ from postroom.domain.mailbox.commands import (
     SetPolicy,
     Sweep,
 )
+from postroom.domain.mailbox.topic import Shard
 from postroom.domain.message import IN_FLIGHT, READY, MessageReceived
 from postroom.domain.policy import TopicPolicy
 from tests.support.snapshots import restore, take_snapshot
@@ -311,3 +315,30 @@ def rounds(scenario: Given) -> Sequence[Sequence[str]]:
             acked = scenario.when(Ack(message.receipt), at=at)
             scenario = acked.then(acked.events)
         at += 1
+
+
+@given_choices(st.lists(st.tuples(st.sampled_from(("remove", "return", "head")), st.integers(0, 99))))
+def test_messages_of_a_long_key_stay_in_their_order_whatever_is_removed_and_returned(
+    steps: list[tuple[str, int]],
+) -> None:
+    scenario = given(
+        [Life(f"{number}", policy=ORDERED).sent(at=0, sticky_key="a") for number in range(100)],
+        policy=ORDERED,
+    )
+    messages = list(scenario.mailbox.messages.values())
+    shard = keyed_shard.KeyedShard(Shard())
+    shard.restore(messages, 1)
+    waiting = list(range(100))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keyed_shard, "MAX_STALE", 3)
+        for step, number in [*steps, *(("remove", each) for each in range(0, 98, 2)), *steps]:
+            if step == "return" and number not in waiting:
+                shard.enqueue(messages[number], 1)
+                waiting = sorted([*waiting, number])
+            elif step != "return" and waiting:
+                gone = number if step == "remove" and number in waiting else waiting[0]
+                shard.dequeue(messages[gone], 1)
+                waiting.remove(gone)
+            assert list(shard.ready(1)) == [messages[each] for each in waiting[:1]]
+            assert shard.followers("a", 100, 1) == [messages[each] for each in waiting[1:]]
+            assert (shard.size, shard.count_behind("a")) == (len(waiting), max(0, len(waiting) - 1))
