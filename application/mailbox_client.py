@@ -226,8 +226,9 @@ class MailboxClient(Mailbox):
         reason: str | None = None,
         delay_ms: int | None = None,
         action: NackAction = "retry",
+        traceback: str | None = None,
     ) -> list[Rejected | None]:
-        options = check_nack(reason, delay_ms, action)
+        options = check_nack(reason, delay_ms, action, traceback)
         return await self._settle(NACK, receipts, lambda valid: self._transport.nack(valid, options))
 
     async def extend_visibility(

@@ -131,6 +131,7 @@ class DeliverySettler(Protocol):
         reason: str | None = None,
         delay_ms: int | None = None,
         action: NackAction = "retry",
+        traceback: str | None = None,
     ) -> list[Rejected | None]:
         """Fail deliveries; see `Mailbox.nack_messages`."""
 

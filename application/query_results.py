@@ -100,6 +100,7 @@ class MessageDetail(msgspec.Struct, frozen=True):
     stream_id: str = ""
     result: MessageResult | None = None
     copy_of: str | None = None
+    traceback: str | None = None
 
 
 ENDED = ("acked", "dead", "expired", "archived")

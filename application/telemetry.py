@@ -73,10 +73,10 @@ def logger() -> EventLogger:
 def summarize(error: BaseException) -> str:
     """Return an error as `Type: message`; unlike `repr`, it omits arguments, which may hold a payload.
 
-    The text can be encoded in UTF-8, and an error whose own text can't be read has only its type.
+    The text can be encoded in UTF-8 and has no NUL, and an error whose text can't be read has only its type.
     """
     try:
-        text = str(error).encode(errors="backslashreplace").decode()
+        text = str(error).encode(errors="backslashreplace").decode().replace("\0", "\\x00")
     except Exception:  # whatever the error's `__str__` raises
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

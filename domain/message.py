@@ -138,12 +138,17 @@ class MessageRequeued(Event, frozen=True, gc=False):
 
 
 class MessageDeadLettered(Event, frozen=True, gc=False):
-    """The message became a dead letter (svc-mailbox I-4)."""
+    """The message became a dead letter (svc-mailbox I-4).
+
+    Arguments:
+        traceback: of the error, for people, in UTF-8; encrypted if the message is.
+    """
 
     attempt: int
     reason: DeadReason
     last_error: str | None
     expires_at: int
+    traceback: bytes | None = None
 
 
 class MessageRedriven(Event, frozen=True, gc=False):

@@ -94,13 +94,14 @@ def nack(
     delay_ms: int | None,
     jitter: float,
     action: NackAction = "retry",
+    traceback: bytes | None = None,
 ) -> list[MessageEvent]:
     """Fail a delivery: requeue with backoff, or dead-letter after the last attempt (svc-mailbox P-7).
 
     The nack of a delivery whose message was erased changes nothing.
 
     Arguments:
-        action: see `Nack`.
+        action, traceback: see `Nack`.
         delay_ms: delay to use instead of the policy's backoff.
         jitter: a uniform random number in [0, 1).
 
@@ -110,13 +111,13 @@ def nack(
         return []
     _require_current(message, receipt)
     if action == "reject":
-        return [dead_letter(message, "rejected", reason, policy, now)]
+        return [dead_letter(message, "rejected", reason, policy, now, traceback)]
     if message.status == READY:  # it timed out and was requeued
         return []
     if action == "release":
         return [release(message, reason, now + (delay_ms or 0) * MS, now)]
     if message.attempt >= policy.max_attempts:
-        return [dead_letter(message, "max_attempts", reason, policy, now)]
+        return [dead_letter(message, "max_attempts", reason, policy, now, traceback)]
     hidden = backoff_ms(policy, message.attempt, jitter) if delay_ms is None else delay_ms
     return [_requeue(message, "nacked", reason, now + hidden * MS, now)]
 
@@ -153,7 +154,12 @@ def release(message: Message, reason: str | None, due: int, now: int) -> Message
 
 
 def dead_letter(
-    message: Message, reason: DeadReason, error: str | None, policy: TopicPolicy, now: int
+    message: Message,
+    reason: DeadReason,
+    error: str | None,
+    policy: TopicPolicy,
+    now: int,
+    traceback: bytes | None = None,
 ) -> MessageDeadLettered:
     """Dead-letter a message with `{reason, attempt, last_error}` (svc-mailbox I-4)."""
     return MessageDeadLettered(
@@ -164,6 +170,7 @@ def dead_letter(
         reason,
         error if error is not None else message.last_error,
         now + policy.dead_retention_ms * MS,
+        traceback,
     )
 
 

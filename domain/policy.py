@@ -147,6 +147,8 @@ class MailboxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         topics: topics with messages or idempotency keys.
         frame_bytes: largest message, envelope included (`max_frame`, 1 MiB).
         result_bytes: largest result of an ack, as it is stored: encryption adds 33 bytes.
+        traceback_bytes: largest traceback that a dead letter keeps, before encryption; the middle of longer
+            ones is left out. 0 keeps none.
         max_messages: largest `max_messages` of one RECV.
         history_retention_ms: how long the records of settled and archived messages are retained
             (RFC-037 `max_age_days`).
@@ -161,6 +163,7 @@ class MailboxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     history_retention_ms: int = 90 * DAY_MS
     max_store_bytes: int | None = None
     result_bytes: int = 64 << 10
+    traceback_bytes: int = 16 << 10
 
     def validate(self) -> "MailboxLimits":
         """Return these limits.
@@ -202,6 +205,7 @@ _LIMIT_BOUNDS = {
     "topics": _COUNT,
     "frame_bytes": (1, MAX_FRAME_BYTES),
     "result_bytes": (1, MAX_FRAME_BYTES),
+    "traceback_bytes": (0, MAX_FRAME_BYTES),
     "max_messages": _COUNT,
     "history_retention_ms": _DURATION,
 }

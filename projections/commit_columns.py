@@ -52,6 +52,7 @@ FIELDS = {
             "note",
             "result",
             "result_type",
+            "traceback",
             *HEADER_COLUMNS,
         ),
     )

@@ -52,6 +52,7 @@ EVENT_COLUMNS: dict[str, pa.DataType] = {
     "note": TEXT,
     "result": BYTES,
     "result_type": TEXT,
+    "traceback": BYTES,
     "payload_hash": BYTES,
     "hash_chain": BYTES,
     "envelope_hash": BYTES,

@@ -316,6 +316,9 @@ def show_detail(
         session.out.line()
         session.out.line("result:")
         session.out.payload(*readable(answer.payload))
+    if detail.traceback is not None:
+        session.out.line()
+        session.out.payload(detail.traceback, is_text=True)
 
 
 def _show_history(session: Session, detail: "MessageDetail") -> None:

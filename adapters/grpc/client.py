@@ -173,10 +173,12 @@ class GrpcTransport(MailboxTransport):
         return await self._settle("ack", request)
 
     async def nack(self, receipts: Sequence[Receipt], options: NackOptions) -> list[Rejected | None]:
-        reason, delay_ms, action = options
-        request = pb.NackRequest(receipts=_tokens(receipts), reason=reason, delay_ms=delay_ms)
-        if action != "retry":  # servers refuse fields that they do not know
-            request.action = action
+        tokens = _tokens(receipts)
+        request = pb.NackRequest(receipts=tokens, reason=options.reason, delay_ms=options.delay_ms)
+        if options.action != "retry":  # servers refuse fields that they do not know
+            request.action = options.action
+        if options.traceback is not None:
+            request.traceback = options.traceback
         return await self._settle("nack", request)
 
     async def extend(self, receipts: Sequence[Receipt], visibility_ms: int) -> list[Rejected | None]:

@@ -18,7 +18,7 @@ from postroom.application.ports.event_log import Answer
 from postroom.application.threads import set_close_on_fork
 from postroom.application.tracing import current_corr_id
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
-from postroom.domain.mailbox.commands import Ack, Command, Receive, Send
+from postroom.domain.mailbox.commands import Ack, Command, Nack, Receive, Send
 
 T = TypeVar("T")
 
@@ -304,6 +304,8 @@ def _batches(commands: Sequence[Command]) -> Iterator[tuple[str, list[Command]]]
                 added += len(command.envelope)
             elif isinstance(command, Ack) and command.result is not None:
                 added += len(command.result)
+            elif isinstance(command, Nack) and command.traceback is not None:
+                added += len(command.traceback)
             if batch and (size + added > protocol.BATCH_BYTES or len(batch) >= MAX_BATCH_COMMANDS):
                 yield kind.__name__, batch
                 batch, size = [], 0

@@ -170,8 +170,9 @@ def _check_ack(ack: Ack) -> Ack:
 def _check_nack(nack: Nack) -> Nack:
     if not 0 <= nack.jitter < 1:
         raise InvalidRequest(f"jitter must be at least 0 and below 1; it was {nack.jitter}.")
-    reason, delay_ms, action = check_nack(nack.reason, nack.delay_ms, nack.action)
-    return Nack(check_receipt(nack.receipt), nack.jitter, reason, delay_ms, action=action)
+    options = check_nack(nack.reason, nack.delay_ms, nack.action)
+    receipt = check_receipt(nack.receipt)
+    return Nack(receipt, nack.jitter, options.reason, nack.delay_ms, None, options.action, nack.traceback)
 
 
 def _check_chunk(command: Redrive | Purge) -> Redrive | Purge:

@@ -14,6 +14,7 @@ from postroom.domain.commit import Commit
 from postroom.domain.message import (
     Headers,
     MessageAcked,
+    MessageDeadLettered,
     MessageExpired,
     MessageReceived,
     MessageRedriven,
@@ -189,9 +190,15 @@ class AmnesiaEventLog(MemoryEventLog, VolatileLog):
         return {positions[0], begins[-1], ends[-1], positions[-1]}
 
     def _release(self, stream: bytes) -> None:
-        """Replace the record of a message by one without headers and envelope."""
+        """Replace the records of a message by ones without headers, envelope and tracebacks."""
         if stream not in self._streams:
             return
+        for position in self._streams[stream]:
+            event = self._records[position].event
+            if isinstance(event, MessageDeadLettered) and event.traceback is not None:
+                self._used -= len(event.traceback)
+                bare = msgspec.structs.replace(event, traceback=None)
+                self._records[position] = self._records[position]._replace(event=bare)
         position = self._streams[stream][0]
         sent = self._records[position].event
         if isinstance(sent, MessageSent) and sent.envelope:
@@ -206,5 +213,8 @@ class AmnesiaEventLog(MemoryEventLog, VolatileLog):
 
 def memory_of(record: Record) -> int:
     """Return about how much memory a record takes, in bytes."""
-    sent = record.event
-    return RECORD_BYTES + (MESSAGE_BYTES + len(sent.envelope) if isinstance(sent, MessageSent) else 0)
+    event = record.event
+    if isinstance(event, MessageSent):
+        return RECORD_BYTES + MESSAGE_BYTES + len(event.envelope)
+    traceback = event.traceback if isinstance(event, MessageDeadLettered) else None
+    return RECORD_BYTES + len(traceback or b"")

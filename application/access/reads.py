@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from postroom.application.access.audit import Auditor, audit_refusals, topics_of
 from postroom.application.access.guard import Guard
@@ -86,10 +87,11 @@ class AuthorizedReads(Mailbox):
                 return answer
             sizes = [] if answer.result is None else [len(answer.result.payload)]
             if isinstance(answer, MessageDetail):
+                sizes.append(len(answer.traceback or ""))
                 item = answer.item
                 if READ_PAYLOAD not in rights:
-                    item = msgspec.structs.replace(item, envelope_blob=without_payload(item.envelope_blob))
-                    answer, sizes = msgspec.structs.replace(answer, item=item, result=None), []
+                    item = replace(item, envelope_blob=without_payload(item.envelope_blob))
+                    answer, sizes = replace(answer, item=item, result=None, traceback=None), []
                 sizes.append(len(item.envelope_blob))
             self._guard.count_bytes(sizes)
             return answer

@@ -10,7 +10,7 @@ import msgspec
 from postroom.application.access.audit import ALLOWED, Auditor, audit_refusals
 from postroom.application.access.guard import Deliveries, Guard
 from postroom.application.caller import Caller, call_as
-from postroom.application.mailbox.settle import DeliveryWindows, check_results, with_results
+from postroom.application.mailbox.settle import DeliveryWindows, NackOptions, check_results, with_results
 from postroom.application.messages import MessageResult
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation
@@ -67,8 +67,10 @@ class AuthorizedSettlements(Mailbox):
         reason: str | None = None,
         delay_ms: int | None = None,
         action: NackAction = "retry",
+        traceback: str | None = None,
     ) -> list[Rejected | None]:
-        settle = partial(self._mailbox.nack_messages, reason=reason, delay_ms=delay_ms, action=action)
+        options = NackOptions(reason, delay_ms, action, traceback)
+        settle = partial(self._mailbox.nack_messages, **options._asdict())
         return await self._settle(Right.NACK, receipts, settle)
 
     @audit_refusals(Right.EXTEND)

@@ -232,9 +232,10 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
         reason: str | None = None,
         delay_ms: int | None = None,
         action: NackAction = "retry",
+        traceback: str | None = None,
     ) -> list[Rejected | None]:
         """Fail deliveries; see `Mailbox.nack_messages`."""
-        options = check_nack(reason, delay_ms, action)._asdict()
+        options = check_nack(reason, delay_ms, action, traceback)._asdict()
         return await self._settle(
             receipts,
             lambda mailbox, some: mailbox.nack_messages(some, **options),

@@ -14,7 +14,7 @@ from postroom.domain.envelope.headers import extract_mailbox_item, parse_envelop
 from postroom.domain.envelope.v1.envelope_pb2 import ENCRYPTION_TYPE_SYMMETRIC, PrismEnvelope
 from postroom.domain.errors import IntegrityFailure, InvalidRequest, Rejected
 from postroom.domain.integrity import hash_chain, payload_hash
-from postroom.domain.mailbox.commands import Ack, Command, Send
+from postroom.domain.mailbox.commands import Ack, Command, Nack, Send
 from postroom.domain.message import Headers, MessageSent
 from postroom.domain.names import STREAM_BYTES, message_id
 from postroom.domain.record import Record
@@ -38,6 +38,16 @@ def write_field(envelope: PrismEnvelope, field: str, value: str) -> None:
         envelope.security.publisher_id = value
     else:
         setattr(envelope.metadata, field, value)
+
+
+ConsumerPart = Literal["result", "traceback"]
+
+
+def _content_of(command: Command) -> bytes | None:
+    """Return the result of an ack, or the traceback of a nack, if it has one."""
+    if type(command) is Ack:
+        return command.result
+    return command.traceback if type(command) is Nack else None
 
 
 class StoredContent(NamedTuple):
@@ -208,7 +218,7 @@ class MessageEncryption:
         return find_policy(self.topics, topic)
 
     async def submit(self, commands: Sequence[Command], submit: Submit) -> list[Answer]:
-        """Submit commands with their messages and results encrypted, in the order of concurrent calls.
+        """Submit commands with their messages, results and tracebacks encrypted, in the order of the calls.
 
         Arguments:
             submit: returns an answer for each command.
@@ -217,8 +227,7 @@ class MessageEncryption:
         Raises: Unavailable when the key store can't be used; then nothing was submitted.
         """
         if not any(
-            self._concerns(each) if type(each) is Send else type(each) is Ack and each.result is not None
-            for each in commands
+            self._concerns(each) if type(each) is Send else _content_of(each) is not None for each in commands
         ):
             return await submit(commands)
         async with self._order:
@@ -274,13 +283,13 @@ class MessageEncryption:
         """Return a message as it was sent, or why it can't be decrypted; raises as `read_messages`."""
         return self.read_messages([sent])[sent.stream]
 
-    def read_result(self, sent: MessageSent, result: bytes) -> bytes | Unreadable:
-        """Return the result of a message as its consumer gave it, or why it can't be decrypted.
+    def read_content(self, sent: MessageSent, part: ConsumerPart, content: bytes) -> bytes | Unreadable:
+        """Return what a consumer gave with a settlement of a message, or why it can't be decrypted.
 
         Raises: as `read_messages`.
         """
         if not is_encrypted(sent.headers):
-            return result
+            return content
         pseudonym = read_pseudonym(sent)
         if pseudonym is None:
             return "altered"
@@ -288,7 +297,7 @@ class MessageEncryption:
         if key is None:
             return "erased"
         try:
-            content = key.decrypt("result", result)
+            content = key.decrypt(part, content)
         except IntegrityFailure:
             return "altered"
         return content[STREAM_BYTES:] if content.startswith(sent.stream) else "altered"
@@ -305,33 +314,36 @@ class MessageEncryption:
                     continue
                 if plaintext is not None:
                     plaintexts[index] = command, plaintext
-            elif type(command) is Ack and command.result is not None:
-                results[index] = self._encrypt_result(command, command.result)
+            elif isinstance(command, Ack | Nack) and (content := _content_of(command)) is not None:
+                results[index] = self._encrypt_content(command, content)
         if plaintexts:
             keys = self.keys.get_or_create({each.subject for _, each in plaintexts.values()})
             for index, (send, plaintext) in plaintexts.items():
                 results[index] = _encrypt(send, send.idem_key, plaintext, keys)
         return results
 
-    def _encrypt_result(self, command: Ack, result: bytes) -> Ack | Rejected:
-        """Return an ack whose result is encrypted if its message is, and left out if the key was destroyed.
+    def _encrypt_content(self, command: Ack | Nack, content: bytes) -> Command | Rejected:
+        """Return an ack or nack with its content encrypted if its message is, and without if it has no key.
 
-        The stream of the message is encrypted with the result: equal ones have different ciphertexts.
+        The stream of the message is encrypted with the content: equal ones have different ciphertexts.
         """
         stream = command.receipt.message
         sent = _read_encrypted(self.read_records(stream))
         if sent is None:
             return command
         pseudonym = read_pseudonym(sent)
-        if pseudonym is None:
+        if pseudonym is None and type(command) is Ack:
             return InvalidRequest(
                 f"Message {message_id(stream)} was altered on disk, so its result can't be encrypted; ack it "
                 "without a result."
             )
-        key = self.keys.resolve([pseudonym])[pseudonym]
+        key = None if pseudonym is None else self.keys.resolve([pseudonym])[pseudonym]
+        if type(command) is Nack:
+            encrypted = None if key is None else key.encrypt("traceback", stream + content)
+            return msgspec.structs.replace(command, traceback=encrypted)
         if key is None:
             return msgspec.structs.replace(command, result=None, result_type=None)
-        return msgspec.structs.replace(command, result=key.encrypt("result", stream + result))
+        return msgspec.structs.replace(command, result=key.encrypt("result", stream + content))
 
     def _concerns(self, message: Send) -> bool:
         return self.policy(message.topic) is not None or is_encrypted(message.headers)
@@ -353,7 +365,7 @@ async def submit_without_keys(
     """Submit commands of an owner without a key store; it refuses some of them.
 
     These are encrypted messages, which nobody could decrypt under other ids, and results of encrypted ones,
-    which would be stored in the clear.
+    which would be stored in the clear. Tracebacks of encrypted ones are left out.
 
     Arguments:
         read_records: returns the records of a message.
@@ -362,11 +374,14 @@ async def submit_without_keys(
     def check(command: Command) -> Command | Rejected:
         if type(command) is Send and is_encrypted(command.headers):
             return _is_encrypted_already(command)
-        if type(command) is not Ack or command.result is None:
+        if _content_of(command) is None:
             return command
+        assert isinstance(command, Ack | Nack)
         sent = _read_encrypted(read_records(command.receipt.message))
         if sent is None:
             return command
+        if type(command) is Nack:
+            return msgspec.structs.replace(command, traceback=None)
         return InvalidRequest(
             f"Message {message_id(sent.stream)} is encrypted, and the owner of its mailbox has no key store, "
             "so its result would be stored in the clear; give the owner the key store, or ack without a "

@@ -18,6 +18,7 @@ from postroom.application.mailbox.log_writer import (
     take_over,
 )
 from postroom.application.mailbox.metrics import MailboxMetrics
+from postroom.application.mailbox.settle import limit_tracebacks
 from postroom.application.mailbox.snapshots import Taken
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.event_log import Answer, Clock, EventLog
@@ -34,7 +35,7 @@ from postroom.domain.errors import (
     Unavailable,
     WrongPosition,
 )
-from postroom.domain.mailbox.commands import Ack, Command, MailboxMode, Receive, Send
+from postroom.domain.mailbox.commands import Ack, Command, MailboxMode, Nack, Receive, Send
 from postroom.domain.mailbox.ownership import Anchor
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MAX_EPOCH, MessageSent
@@ -191,15 +192,19 @@ class MailboxEngine:
             InvalidRequest in a forked process.
         """
         submit = partial(self.metrics.measure, self._submit)
-        if self.protection is not None:
-            return await self.protection.submit(commands, submit)
         if any(
             each.headers.encryption == ALGORITHM
             if type(each) is Send
-            else type(each) is Ack and each.result is not None
+            else (type(each) is Ack and each.result is not None)
+            or (type(each) is Nack and each.traceback is not None)
             for each in commands
         ):
-            return await submit_without_keys(commands, submit, self.log.read_stream)
+            if self._state is not None:
+                commands = limit_tracebacks(commands, self._state.mailbox.limits.traceback_bytes)
+            if self.protection is None:
+                return await submit_without_keys(commands, submit, self.log.read_stream)
+        if self.protection is not None:
+            return await self.protection.submit(commands, submit)
         return await submit(commands)
 
     async def _submit(self, commands: Sequence[Command]) -> list[Answer]:

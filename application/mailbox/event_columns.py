@@ -199,6 +199,7 @@ class DeadLetteredRun(Run, frozen=True, tag="MessageDeadLettered.1"):
     reasons: Texts
     last_errors: OptionalTexts
     expires_at: Ints
+    tracebacks: OptionalBytes = None
 
 
 class RedrivenRun(Run, frozen=True, tag="MessageRedriven.1"):

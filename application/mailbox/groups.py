@@ -31,11 +31,11 @@ from postroom.domain.mailbox.commands import (
 from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.state import Mailbox
-from postroom.domain.message import Message, MessageAcked, MessageSent, Receipt
+from postroom.domain.message import Message, MessageAcked, MessageDeadLettered, MessageSent, Receipt
 from postroom.domain.record import Event
 
 MAX_ENVELOPE_BYTES = 16 << 20
-"""Envelopes and results of one commit, in bytes, unless a single one is larger."""
+"""Envelopes, results and tracebacks of one commit, in bytes, unless a single one is larger."""
 
 
 def is_indexed(event: Event, distance_from_sent: int) -> bool:
@@ -99,10 +99,14 @@ class GroupEvents:
             position: of the event.
         """
         commit = self._last
-        if type(event) is MessageAcked and event.result is not None:
-            if commit.envelope_bytes + len(event.result) > MAX_ENVELOPE_BYTES and commit.events:
+        if type(event) is MessageAcked:
+            content = event.result
+        else:
+            content = event.traceback if type(event) is MessageDeadLettered else None
+        if content is not None:
+            if commit.envelope_bytes + len(content) > MAX_ENVELOPE_BYTES and commit.events:
                 commit = self._begin_commit()
-            commit.envelope_bytes += len(event.result)
+            commit.envelope_bytes += len(content)
         commit.events.append(event)
         if message is None:
             commit.distances.append(0)
@@ -319,9 +323,13 @@ def copies_of(commands: Sequence[Command], mailbox: Mailbox) -> int:
 
 
 def cost_of(commands: Sequence[Command]) -> int:
-    """Return the cost of a request: one for each command, and for each 4 KiB of an envelope or a result."""
+    """Return the cost of a request: one for each command, and each 4 KiB of envelope, result or traceback."""
     if type(commands[0]) is Ack:
         sizes = [len(each.result) for each in commands if type(each) is Ack and each.result is not None]
+    elif type(commands[0]) is Nack:
+        sizes = [
+            len(each.traceback) for each in commands if type(each) is Nack and each.traceback is not None
+        ]
     else:
         sizes = [len(each.envelope) for each in commands if type(each) is Send]
     return len(commands) + sum([size // COST_BYTES for size in sizes])

@@ -248,15 +248,17 @@ class NackMessages:
         reason: str | None = None,
         delay_ms: int | None = None,
         action: NackAction = "retry",
+        traceback: str | None = None,
     ) -> list[Rejected | None]:
         """Give deliveries back by their receipts; see `Mailbox.nack_messages`."""
-        options = check_nack(reason, delay_ms, action)
+        options = check_nack(reason, delay_ms, action, traceback)
+        content = None if options.traceback is None else options.traceback.encode()
         return await _settle(
             NACK,
             self._owner,
             receipts,
             lambda receipt: Nack(
-                receipt, self._jitter(), options.reason, options.delay_ms, action=options.action
+                receipt, self._jitter(), options.reason, options.delay_ms, None, options.action, content
             ),
             self._windows.settle,
         )
@@ -306,9 +308,12 @@ class NackOptions(NamedTuple):
     reason: str | None = None
     delay_ms: int | None = None
     action: NackAction = "retry"
+    traceback: str | None = None
 
 
-def check_nack(reason: object = None, delay_ms: object = None, action: object = "retry") -> NackOptions:
+def check_nack(
+    reason: object = None, delay_ms: object = None, action: object = "retry", traceback: object = None
+) -> NackOptions:
     """Return the arguments of a NACK, the reason as it is stored, or raise InvalidRequest."""
     if type(action) is not str or action not in NACK_ACTIONS:
         raise InvalidRequest(f"action must be one of {', '.join(NACK_ACTIONS)}.")
@@ -317,7 +322,29 @@ def check_nack(reason: object = None, delay_ms: object = None, action: object = 
         if action == "reject":
             raise InvalidRequest("delay_ms must be absent with the action reject, as nothing is retried.")
     stored = None if reason is None else check_any_text("reason", reason)[:MAX_REASON_CHARS]
-    return NackOptions(stored, delay_ms, action)
+    kept = None if traceback is None else check_any_text("traceback", traceback)
+    return NackOptions(stored, delay_ms, action, kept)
+
+
+def limit_tracebacks(commands: Sequence[Command], most: int) -> Sequence[Command]:
+    """Return commands of which no nack has a traceback above a limit, in bytes; its middle is left out."""
+    return [
+        msgspec.structs.replace(each, traceback=_limit(each.traceback, most))
+        if type(each) is Nack and each.traceback is not None
+        else each
+        for each in commands
+    ]
+
+
+OMISSION = b"\n...\n"
+
+
+def _limit(text: bytes, most: int) -> bytes | None:
+    if len(text) <= most:
+        return text or None
+    half = (most - len(OMISSION)) // 2
+    shorter = text[:half] + OMISSION + text[-half:] if half > 0 else text[:most]
+    return shorter.decode(errors="ignore").encode() or None  # without a character that was cut
 
 
 async def _settle(

@@ -303,12 +303,14 @@ class Nack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         reason: the error; its first 1,000 characters are stored.
         delay_ms: delay before the next attempt, instead of the policy's backoff, or of none after a release.
         action: `retry`; `reject` dead-letters it at once; `release` requeues it and counts no attempt.
+        traceback: of the error; a message that becomes a dead letter keeps it.
     """
 
     receipt: Name | None = None
     reason: str | None = None
     delay_ms: Duration | None = None
     action: NackAction = "retry"
+    traceback: str | None = None
 
 
 class Extend(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -336,6 +338,7 @@ class NackMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     reason: str | None = None
     delay_ms: Duration | None = None
     action: NackAction = "retry"
+    traceback: str | None = None
 
 
 class ExtendMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

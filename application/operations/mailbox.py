@@ -193,6 +193,7 @@ class Mailbox:
         reason: str | None = None,
         delay_ms: int | None = None,
         action: NackAction = "retry",
+        traceback: str | None = None,
     ) -> list[Rejected | None]:
         """Fail deliveries: each is retried after a backoff, or dead-lettered (svc-mailbox P-7).
 
@@ -202,6 +203,8 @@ class Mailbox:
             delay_ms: delay to use instead of the policy's backoff; with `release`, instead of none.
             action: `retry`; `reject` dead-letters them at once, as no attempt can succeed; `release` requeues
                 them and counts no attempt, as the consumer did not try.
+            traceback: of the error; a message that becomes a dead letter keeps it, up to the limit
+                `traceback_bytes`, for those who may read its payload.
 
         Returns: as `ack_messages`.
         """

@@ -109,6 +109,7 @@ class ReadDetail(msgspec.Struct, frozen=True, kw_only=True):
     stream_id: str = ""
     result: MessageResult | None = None
     copy_of: str | None = None
+    traceback: str | None = None
 
     def to_detail(self) -> MessageDetail:
         """Return it as `Mailbox.get_message` does; raises ValidationError for an invalid item."""

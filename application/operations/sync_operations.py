@@ -104,6 +104,7 @@ class SyncOperations(ABC):
         reason: str | None = None,
         delay_ms: int | None = None,
         action: NackAction = "retry",
+        traceback: str | None = None,
     ) -> list[Rejected | None]:
         """Fail deliveries: each is retried after a backoff, or dead-lettered (svc-mailbox P-7).
 
@@ -113,10 +114,16 @@ class SyncOperations(ABC):
             delay_ms: delay to use instead of the policy's backoff; with `release`, instead of none.
             action: `retry`; `reject` dead-letters them at once, as no attempt can succeed; `release` requeues
                 them and counts no attempt, as the consumer did not try.
+            traceback: of the error; a message that becomes a dead letter keeps it, up to the limit
+                `traceback_bytes`, for those who may read its payload.
 
         Returns: as `ack_messages`.
         """
-        return self._run(self._open.nack_messages(receipts, reason=reason, delay_ms=delay_ms, action=action))
+        return self._run(
+            self._open.nack_messages(
+                receipts, reason=reason, delay_ms=delay_ms, action=action, traceback=traceback
+            )
+        )
 
     def extend_visibility(self, receipts: Sequence[Receipt], visibility_ms: int, /) -> list[Rejected | None]:
         """Hide received messages for `visibility_ms` from now on (svc-mailbox P-9).

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from postroom.domain.errors import NotFound
 
-Part = Literal["payload", "headers", "result"]
+Part = Literal["payload", "headers", "result", "traceback"]
 """Part of a message; a ciphertext of one can't take the place of another."""
 
 

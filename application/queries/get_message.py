@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 from blake3 import blake3
 
-from postroom.application.erasure.protection import MessageEncryption, Unreadable
+from postroom.application.erasure.protection import ConsumerPart, MessageEncryption, Unreadable
 from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.stored_snapshots import fold_message, refuse_altered_records
 from postroom.application.messages import MessageResult, rfc3339
@@ -26,6 +26,7 @@ from postroom.domain.message import (
     READY,
     Message,
     MessageAcked,
+    MessageDeadLettered,
     MessageEvent,
     MessageSent,
     Status,
@@ -97,6 +98,7 @@ class GetMessage:
         is_whole = is_intact(records[0]) and has_intact_headers(sent)
         content = self._protection.read_message(sent) if self._protection and is_whole else sent
         result = self._read_result(sent, records[-1].event)
+        traceback = self._read_traceback(sent, [record.event for record in records])
         return MessageDetail(
             self._log.mailbox,
             message_id(sent.stream, sent.headers.message_id),
@@ -114,6 +116,7 @@ class GetMessage:
             message_id(sent.stream),
             result if isinstance(result, MessageResult) else None,
             self._original(sent) if is_whole and sent.copy_of is not None else sent.copy_of,
+            traceback,
         )
 
     def _original(self, sent: MessageSent) -> str | None:
@@ -169,8 +172,17 @@ class GetMessage:
         """Return the result in the latest event of a message, if it is an ack that has one."""
         if not isinstance(last, MessageAcked) or last.result is None:
             return None
-        payload = self._protection.read_result(sent, last.result) if self._protection else last.result
+        payload = self._read_content(sent, "result", last.result)
         return MessageResult(payload, last.result_type) if isinstance(payload, bytes) else payload
+
+    def _read_traceback(self, sent: MessageSent, events: Sequence[Event]) -> str | None:
+        """Return the traceback of the latest dead-lettering that has one, unless it can't be decrypted."""
+        dead = [each.traceback for each in events if isinstance(each, MessageDeadLettered) and each.traceback]
+        content = self._read_content(sent, "traceback", dead[-1]) if dead else None
+        return content.decode(errors="replace") if isinstance(content, bytes) else None
+
+    def _read_content(self, sent: MessageSent, part: ConsumerPart, content: bytes) -> bytes | Unreadable:
+        return self._protection.read_content(sent, part, content) if self._protection else content
 
 
 def status_name(message: Message, now: int) -> str:
@@ -190,7 +202,17 @@ def message_item(sent: MessageSent) -> MailboxItem:
 
 NEVER = ("expires_at", 0)
 """The field of a message that doesn't expire, as in an archive."""
-_HIDDEN = {"stream", "version", "at", "envelope", "headers", "payload_hash", "hash_chain", "result"}
+_HIDDEN = {
+    "stream",
+    "version",
+    "at",
+    "envelope",
+    "headers",
+    "payload_hash",
+    "hash_chain",
+    "result",
+    "traceback",
+}
 
 
 def _entry(record: Record, redrive: RedriveLink | None) -> HistoryEntry:

@@ -1,4 +1,4 @@
-"""Tracebacks of handlers for the log, in which values of payloads and headers are redacted."""
+"""Tracebacks of handlers for log and dead letters, in which values of payloads and headers are redacted."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def describe_failure(error: BaseException, messages: Sequence[ReceivedMessage]) 
         return None
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, REDACTED)
-    text = _INPUT.sub(REDACTED, text)
+    text = _INPUT.sub(REDACTED, text).encode(errors="backslashreplace").decode().replace("\0", "\\x00")
     half = MAX_CHARS // 2
     return text if len(text) <= MAX_CHARS else f"{text[:half]}\n...\n{text[-half:]}"
 

@@ -81,9 +81,9 @@ class HandlerCalls:
             )
             failure = Failure(wrong, summarize(wrong))
         if failure is not None:
-            self._log_failure(failure.error, handled)
+            traceback = self._log_failure(failure.error, handled)
             for message in handled:
-                self._nack(message, failure)
+                self._nack(message, failure, traceback)
             return
         for message, outcome in zip(handled, result or [None] * len(handled), strict=True):
             if isinstance(outcome, BaseException):
@@ -159,15 +159,14 @@ class HandlerCalls:
 
     def fail(self, message: ReceivedMessage, error: BaseException, reason: str) -> None:
         """Log why a message was not handled, and nack it with a reason."""
-        self._log_failure(error, [message])
-        self._nack(message, Failure(error, reason))
+        self._nack(message, Failure(error, reason), self._log_failure(error, [message]))
 
-    def _nack(self, message: ReceivedMessage, failure: Failure) -> None:
+    def _nack(self, message: ReceivedMessage, failure: Failure, traceback: str | None) -> None:
         self.failed += not isinstance(failure.error, RetryLater)
-        self._settlements.nack(message, self._consumer.retry.decide(message, *failure))
+        self._settlements.nack(message, self._consumer.retry.decide(message, *failure, traceback))
 
-    def _log_failure(self, error: BaseException, messages: Sequence[ReceivedMessage]) -> None:
-        """Log why a message, or a batch of them, was not handled."""
+    def _log_failure(self, error: BaseException, messages: Sequence[ReceivedMessage]) -> str | None:
+        """Log why a message, or a batch of them, was not handled; return its traceback, if any."""
         message = messages[0]
         facts: dict[str, object] = {
             "topic": message.topic,
@@ -180,8 +179,9 @@ class HandlerCalls:
             facts["count"] = len(messages)
         if isinstance(error, RetryLater):
             logger().info("worker.retry_later", **facts, after_ms=error.after_ms)
-            return
-        is_deliberate = isinstance(error, PoisonMessage)
-        if not is_deliberate and (exception := describe_failure(error, messages)) is not None:
-            facts["exception"] = exception
+            return None
+        traceback = None if isinstance(error, PoisonMessage) else describe_failure(error, messages)
+        if traceback is not None:
+            facts["exception"] = traceback
         logger().warning("worker.handler_failed", error=type(error).__qualname__, **facts)
+        return traceback

@@ -119,16 +119,19 @@ class Retry(msgspec.Struct, frozen=True):
                 raise InvalidRequest(f"never must be a tuple of exception classes; one was {each!r}.")
         return self
 
-    def decide(self, message: ReceivedMessage, error: BaseException, reason: str) -> NackOptions:
+    def decide(
+        self, message: ReceivedMessage, error: BaseException, reason: str, traceback: str | None = None
+    ) -> NackOptions:
         """Return how to nack a delivery whose handler raised an error."""
         is_last = self.attempts is not None and message.attempt >= self.attempts
         if isinstance(error, RetryLater) and not (is_last and error.count):
             return NackOptions(reason, error.after_ms, "retry" if error.count else "release")
         if is_last or isinstance(error, (PoisonMessage, *self.never)):
-            return NackOptions(reason, action="reject")
-        if self.backoff is None:
-            return NackOptions(reason)
-        return NackOptions(reason, self.backoff.pause_ms(message.attempt, random.random()))
+            return NackOptions(reason, action="reject", traceback=traceback)
+        pause_ms = None
+        if self.backoff is not None:
+            pause_ms = self.backoff.pause_ms(message.attempt, random.random())
+        return NackOptions(reason, pause_ms, traceback=traceback)
 
 
 def read_duration(name: str, value: object, least: int = 0, most: int = MAX_DURATION_MS) -> int:

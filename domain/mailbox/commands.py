@@ -202,6 +202,7 @@ class Nack(msgspec.Struct, frozen=True, gc=False):
         reason: the consumer's reason.
         delay_ms: time until the next delivery; None uses the policy's backoff, or no delay after a release.
         stored_message: see `Ack`.
+        traceback: see `MessageDeadLettered`; dropped if the message does not become a dead letter.
     """
 
     receipt: Receipt
@@ -210,6 +211,7 @@ class Nack(msgspec.Struct, frozen=True, gc=False):
     delay_ms: int | None = None
     stored_message: Message | None = None
     action: NackAction = "retry"
+    traceback: bytes | None = None
 
 
 class Extend(msgspec.Struct, frozen=True, gc=False):

@@ -333,6 +333,7 @@ def _nack(command: Nack, mailbox: Mailbox, now: int) -> list[MessageEvent]:
         delay_ms=command.delay_ms,
         jitter=command.jitter,
         action=command.action,
+        traceback=command.traceback,
     )
     if events and message.sticky_key is not None:
         events += _take_back(message, events[0], mailbox, now)

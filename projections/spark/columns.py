@@ -117,6 +117,12 @@ EVENTS = (
         default=False,
     ),
     SourceColumn("result_type", "text", "Media type of the result."),
+    SourceColumn(
+        "traceback",
+        "bytes",
+        "Traceback that a dead letter keeps, encrypted if the message is; read only if it is declared.",
+        default=False,
+    ),
     *HEADERS,
     SourceColumn("version", "number", "Number of the event in its message's history.", required=True),
     SourceColumn("epoch", "number", "Epoch of the mailbox's owner.", required=True),

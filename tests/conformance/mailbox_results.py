@@ -1,4 +1,4 @@
-"""Results of messages; a part of `MailboxConformance`."""
+"""What consumers give with their settlements: results and tracebacks; a part of `MailboxConformance`."""
 
 import asyncio
 from typing import Any
@@ -155,3 +155,50 @@ class MailboxResultConformance:
         answers = await mailbox.ack_messages(receipts, results=[result, result])
         assert answers[0] is None
         assert isinstance(answers[1], InvalidRequest)
+
+    async def test_a_dead_letter_keeps_the_traceback_of_the_delivery_that_made_it_one(
+        self, mailbox: Mailbox
+    ) -> None:
+        sent = await mailbox.send_message(message())
+        received = await receive_one(mailbox)
+        settle = mailbox.nack_messages
+        assert await settle([received.receipt], reason="first", traceback="of the first", delay_ms=0) == [
+            None
+        ]
+        assert (await mailbox.get_message(sent.message_id)).traceback is None  # it is delivered again
+        received = await receive_one(mailbox)
+        text = "Traceback (most recent call last):\n  Fílë\nValueError: \x01\u202e"
+        options: Any = {"reason": "boom", "traceback": text, "action": "reject"}
+        assert await settle([received.receipt], **options) == [None]
+        detail = await mailbox.get_message(sent.message_id)
+        assert (detail.status, detail.last_error, detail.traceback) == ("dead", "boom", text)
+        assert not any("traceback" in each.facts for each in detail.history)
+        assert await mailbox.redrive_dead_letters("orders") == 1
+        await (await receive_one(mailbox)).reject("no more")
+        assert (await mailbox.get_message(sent.message_id)).traceback == text
+
+    async def test_the_middle_of_a_traceback_above_the_limit_is_left_out(self, mailbox: Mailbox) -> None:
+        ids = [(await mailbox.send_message(message())).message_id for _ in range(4)]
+        receipts = {each.message_id: each.receipt for each in await mailbox.receive_messages("orders")}
+
+        async def keep(index: int, text: str) -> str | None:
+            await mailbox.nack_messages([receipts[ids[index]]], traceback=text, action="reject")
+            return (await mailbox.get_message(ids[index])).traceback
+
+        kept = await keep(0, "é" * 100_000) or ""
+        assert (kept[:2], kept[-2:], "\n...\n" in kept) == ("éé", "éé", True)
+        assert 16_000 < len(kept.encode()) <= 16_384
+        await mailbox.set_settings(SettingsChanges(limits={"traceback_bytes": 7}))
+        assert await keep(1, "0123456789") == "0\n...\n9"
+        await mailbox.set_settings(SettingsChanges(limits={"traceback_bytes": 3}))
+        assert await keep(2, "é€") == "é"
+        await mailbox.set_settings(SettingsChanges(limits={"traceback_bytes": 0}))
+        assert await keep(3, "text") is None
+
+    @pytest.mark.parametrize("wrong", [b"bytes", 1, ["line"], "\ud800"])
+    async def test_a_traceback_that_is_no_text_is_refused(self, mailbox: Mailbox, wrong: Any) -> None:
+        await mailbox.send_message(message())
+        received = await receive_one(mailbox)
+        with pytest.raises(InvalidRequest, match="traceback"):
+            await mailbox.nack_messages([received.receipt], traceback=wrong)
+        await received.ack()

@@ -84,7 +84,7 @@ def life(number: int, *, at: int = 1_000) -> list[Event]:
         received(number, at=at),
         MessageRequeued(stream(number), 3, at, 1, at + 2, "nacked", None),
         received(number, at=at, version=4),
-        MessageDeadLettered(stream(number), 5, at, 2, "max_attempts", "boom\n'\";--", at + 99),
+        MessageDeadLettered(stream(number), 5, at, 2, "max_attempts", "boom\n'\";--", at + 99, b"\x00\xff"),
     ]
 
 

@@ -24,7 +24,7 @@ from postroom.application.queries.read_events import ReadEvents
 from postroom.domain.capability.rights import Right, Topics
 from postroom.domain.capability.token import Token
 from postroom.domain.errors import Forbidden, NotFound, PostroomError, Unauthenticated, Unavailable
-from postroom.domain.message import MessageAcked
+from postroom.domain.message import MessageAcked, MessageDeadLettered
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from tests.support.access import Controlled, controlled_mailbox
 from tests.support.erasure import files_with, keys_of, new_erasure
@@ -91,6 +91,27 @@ async def test_a_destroyed_key_makes_results_unreadable(tmp_path: Path, erasure:
         assert (await mailbox.wait_for_result(late.message_id)).result is None
     with read_mailbox(str(tmp_path / "store.db"), erasure=erasure) as reader:
         assert reader.get_message(done.message_id).result is None
+
+
+async def test_the_traceback_of_an_encrypted_message_is_encrypted_and_destroyed_with_its_key(
+    tmp_path: Path, erasure: ErasureSettings
+) -> None:
+    store = tmp_path / "store" / "store.db"
+    store.parent.mkdir()
+    text = f"ValueError: {RESULT.decode()}"
+    async with open_mailbox(str(store), erasure=erasure) as mailbox:
+        dead, late = [await mailbox.send_message(order()) for _ in range(2)]
+        first, second = await mailbox.receive_messages("orders")
+        await mailbox.nack_messages([first.receipt], traceback=text, action="reject")
+        assert (await mailbox.get_message(dead.message_id)).traceback == text
+        assert files_with(store.parent, [RESULT.decode()]) == {}
+        keys = keys_of(erasure)
+        keys.destroy(keys.get([ALICE])[ALICE].pseudonym, 1)
+        await mailbox.nack_messages([second.receipt], traceback=text, action="reject")
+        for each in (dead, late):
+            detail = await mailbox.get_message(each.message_id)
+            assert (detail.status, detail.traceback, detail.erased) == ("dead", None, True)
+    assert files_with(store.parent, [RESULT.decode()]) == {}
 
 
 async def test_no_result_is_stored_in_the_clear_while_the_keys_can_not_be_used(
@@ -163,6 +184,15 @@ async def test_a_token_needs_the_right_to_read_payloads_for_results(place: Place
     assert detail.result is None
     assert RESULT not in msgspec.msgpack.encode(detail.history)
     assert RESULT.decode() not in repr(await session.mailbox.explain_message(sent.message_id))
+    dead = await place.mailbox.send_message(message())
+    received = await receive_one(place.mailbox)
+    await place.mailbox.nack_messages([received.receipt], traceback=RESULT.decode(), action="reject")
+    shown = [
+        await session.read_headers(dead.message_id),
+        await session.mailbox.explain_message(dead.message_id),
+    ]
+    assert RESULT.decode() not in repr(shown)
+    assert (await place.mailbox.get_message(dead.message_id)).traceback == RESULT.decode()
 
 
 async def test_a_token_that_is_revoked_during_the_wait_gets_no_result(place: Place) -> None:
@@ -186,9 +216,13 @@ async def test_the_events_of_the_log_are_shown_without_results(tmp_path: Path) -
     async with open_mailbox(str(tmp_path / "store.db")) as mailbox:
         await mailbox.send_message(message())
         await (await receive_one(mailbox)).ack(result=RESULT, content_type="text/plain")
+        await mailbox.send_message(message())
+        received = await receive_one(mailbox)
+        await mailbox.nack_messages([received.receipt], traceback=RESULT.decode(), action="reject")
         events = [each.fields() for each in ReadEvents(mailbox.engine.log)()]
-        assert events[-1]["event"] == "MessageAcked"
-        assert events[-1]["result_type"] == "text/plain"
+        assert events[-4]["event"] == "MessageAcked"
+        assert events[-4]["result_type"] == "text/plain"
+        assert events[-1]["event"] == "MessageDeadLettered"
         assert RESULT.hex() not in repr(events)
         assert RESULT.decode() not in repr(events)
 
@@ -210,6 +244,21 @@ async def test_in_amnesia_mode_a_result_reaches_those_who_wait_and_nobody_later(
             await mailbox.wait_for_result(sent.message_id)
         events = [event for commit in mailbox.engine.log.commits() for event in decode_events(commit)]
         assert [event.result for event in events if isinstance(event, MessageAcked)] == [None]
+
+
+async def test_in_amnesia_mode_a_dead_letter_has_its_traceback_until_it_is_settled() -> None:
+    async with open_mailbox("memory:", MAILBOX, amnesia=True) as mailbox:
+        assert isinstance(mailbox.engine.log, AmnesiaEventLog)
+        sent = await mailbox.send_message(message())
+        received, empty = await receive_one(mailbox), mailbox.engine.log.used_bytes
+        await mailbox.nack_messages([received.receipt], traceback="t" * 10_000, action="reject")
+        assert (await mailbox.get_message(sent.message_id)).traceback == "t" * 10_000
+        assert mailbox.engine.log.used_bytes > empty + 10_000
+        await mailbox.redrive_dead_letters("orders")
+        await (await receive_one(mailbox)).ack()
+        assert mailbox.engine.log.used_bytes < empty + 10_000
+        events = [event for commit in mailbox.engine.log.commits() for event in decode_events(commit)]
+        assert [each.traceback for each in events if isinstance(each, MessageDeadLettered)] == [None]
 
 
 async def test_results_outlast_the_owner(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ _FIELDS += (
     "note",
     "result",
     "result_type",
+    "traceback",
     "payload_hash",
     "hash_chain",
     "envelope",

@@ -104,6 +104,7 @@ async def _show(page: Page, id_: str) -> Response:
         result=result,
         result_type=None if detail.result is None else detail.result.content_type,
         is_erased=detail.erased,
+        traceback=detail.traceback if page.mask == NO_MASK else None,
         verification=verification if isinstance(verification, MessageVerification) else None,
         verification_error=verification if isinstance(verification, PostroomError) else None,
         hides_digests=view.is_masked or (preview is not None and preview.is_masked),

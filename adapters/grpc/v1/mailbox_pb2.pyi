@@ -219,16 +219,18 @@ class SettleResult(_message.Message):
     def __init__(self, error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class NackRequest(_message.Message):
-    __slots__ = ("receipts", "reason", "delay_ms", "action")
+    __slots__ = ("receipts", "reason", "delay_ms", "action", "traceback")
     RECEIPTS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DELAY_MS_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     receipts: _containers.RepeatedScalarFieldContainer[str]
     reason: str
     delay_ms: int
     action: str
-    def __init__(self, receipts: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., delay_ms: _Optional[int] = ..., action: _Optional[str] = ...) -> None: ...
+    traceback: str
+    def __init__(self, receipts: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., delay_ms: _Optional[int] = ..., action: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
 
 class NackResponse(_message.Message):
     __slots__ = ("results",)
@@ -324,7 +326,7 @@ class GetRequest(_message.Message):
     def __init__(self, message_id: _Optional[str] = ...) -> None: ...
 
 class GetResponse(_message.Message):
-    __slots__ = ("mailbox", "message_id", "topic", "shard", "status", "attempt", "redriven", "reason", "last_error", "intact", "item", "history", "erased", "stream_id", "result", "copy_of")
+    __slots__ = ("mailbox", "message_id", "topic", "shard", "status", "attempt", "redriven", "reason", "last_error", "intact", "item", "history", "erased", "stream_id", "result", "copy_of", "traceback")
     MAILBOX_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -341,6 +343,7 @@ class GetResponse(_message.Message):
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     COPY_OF_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     mailbox: str
     message_id: str
     topic: str
@@ -357,7 +360,8 @@ class GetResponse(_message.Message):
     stream_id: str
     result: MessageResult
     copy_of: str
-    def __init__(self, mailbox: _Optional[str] = ..., message_id: _Optional[str] = ..., topic: _Optional[str] = ..., shard: _Optional[int] = ..., status: _Optional[str] = ..., attempt: _Optional[int] = ..., redriven: _Optional[int] = ..., reason: _Optional[str] = ..., last_error: _Optional[str] = ..., intact: _Optional[bool] = ..., item: _Optional[_Union[MailboxItem, _Mapping]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., erased: _Optional[bool] = ..., stream_id: _Optional[str] = ..., result: _Optional[_Union[MessageResult, _Mapping]] = ..., copy_of: _Optional[str] = ...) -> None: ...
+    traceback: str
+    def __init__(self, mailbox: _Optional[str] = ..., message_id: _Optional[str] = ..., topic: _Optional[str] = ..., shard: _Optional[int] = ..., status: _Optional[str] = ..., attempt: _Optional[int] = ..., redriven: _Optional[int] = ..., reason: _Optional[str] = ..., last_error: _Optional[str] = ..., intact: _Optional[bool] = ..., item: _Optional[_Union[MailboxItem, _Mapping]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., erased: _Optional[bool] = ..., stream_id: _Optional[str] = ..., result: _Optional[_Union[MessageResult, _Mapping]] = ..., copy_of: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
 
 class WaitForResultRequest(_message.Message):
     __slots__ = ("message_id", "wait_ms")

@@ -278,6 +278,22 @@ async def test_a_hostile_result_is_shown_as_text_and_downloaded_as_a_file(
         assert (page.status, "alert(1)" in page.text) == (403, False)
 
 
+async def test_a_hostile_traceback_is_shown_as_text_to_those_who_may_read_payloads(
+    place: MemoryPlace, browser: Browser
+) -> None:
+    received = await receive_one(place.mailbox)
+    text = f"Traceback (most recent call last):\n  {SCRIPT}{RTL}\nValueError"
+    await place.mailbox.nack_messages([received.receipt], traceback=text, action="reject")
+    await browser.sign_in(place.issue())
+    page = await browser.get(f"/messages/{received.message_id}")
+    _, _, section = page.text.partition('aria-label="Traceback"')
+    assert "Traceback (most recent call last):\n  &lt;" in section
+    assert SCRIPT not in page.text
+    assert RTL not in page.text
+    await browser.sign_in(place.issue(operations=[READ_HEADERS]))
+    assert "most recent call" not in (await browser.get(f"/messages/{received.message_id}")).text
+
+
 async def test_a_message_without_a_result_has_none_to_download() -> None:
     async with open_memory_mailbox() as mailbox, served_console(mailbox) as browser:
         await mailbox.send_message(message(message_id="m"))

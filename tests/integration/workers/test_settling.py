@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import json
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -49,6 +50,35 @@ async def test_a_message_whose_handler_raises_is_retried_and_then_dead_lettered_
     assert await unsettled(mailbox) == {"dead": 1}
     (dead,) = (await mailbox.list_dead_letters()).items
     assert dead.last_error == "ValueError: no bad"
+
+
+async def test_a_dead_letter_keeps_the_traceback_without_values_of_the_payload_and_local_variables(
+    mailbox: OwnedMailbox,
+) -> None:
+    worker = Worker()
+
+    @worker.consumer("orders", batch=2, retry=Retry(attempts=1))
+    async def handle(orders: list[Order]) -> None:
+        try:
+            raise LookupError("no account")
+        except LookupError as error:
+            error.add_note("of the bank")
+            raise ValueError(f"{orders} can't be charged") from error
+
+    await send(mailbox, *(json.dumps({"id": each, "total": 31_415}).encode() for each in ("alice", "bertha")))
+    async with running(worker, mailbox):
+        await until_answer(lambda: _are_dead(mailbox, 2))
+    for letter in (await mailbox.list_dead_letters()).items:
+        text = (await mailbox.get_message(letter.message_id)).traceback or ""
+        assert text.startswith("Traceback (most recent call last):\n")
+        assert "LookupError: no account\nof the bank" in text
+        assert "in handle\n" in text
+        assert "[redacted]" in text.splitlines()[-1]
+        assert not any(secret in text for secret in ("alice", "bertha", "31415", "31_415"))
+
+
+async def _are_dead(mailbox: OwnedMailbox, count: int) -> bool:
+    return await unsettled(mailbox) == {"dead": count}
 
 
 async def test_a_message_that_its_handler_calls_poison_is_a_dead_letter_after_one_attempt(
@@ -213,13 +243,15 @@ async def test_an_error_whose_text_is_no_utf_8_is_kept(mailbox: OwnedMailbox) ->
 
     @worker.consumer("orders")
     async def handle(_: bytes) -> None:
-        raise ValueError("\ud800")
+        raise ValueError("\ud800\0")
 
     await send(mailbox, b"bad")
     async with running(worker, mailbox), asyncio.timeout(SECONDS):
         while not (dead := (await mailbox.list_dead_letters()).items):
             await asyncio.sleep(0.01)
-    assert dead[0].last_error == "ValueError: \\ud800"
+    assert dead[0].last_error == "ValueError: \\ud800\\x00"
+    traceback = (await mailbox.get_message(dead[0].message_id)).traceback or ""
+    assert traceback.endswith("ValueError: \\ud800\\x00")
 
 
 async def test_a_coroutine_function_that_a_decorator_wraps_is_awaited(mailbox: OwnedMailbox) -> None:

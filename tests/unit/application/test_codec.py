@@ -142,7 +142,9 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
         st.sampled_from(["nacked", "visibility_expired", "released"]),
         optional,
     ),
-    MessageDeadLettered: st.builds(MessageDeadLettered, *base, counts, dead_reasons, optional, times),
+    MessageDeadLettered: st.builds(
+        MessageDeadLettered, *base, counts, dead_reasons, optional, times, st.none() | st.binary()
+    ),
     MessageRedriven: st.builds(MessageRedriven, *base, times, times),
     MessageRescheduled: st.builds(MessageRescheduled, *base, times, times, optional),
     MessageExpired: st.builds(
