@@ -322,8 +322,8 @@ def check_nack(
         if action == "reject":
             raise InvalidRequest("delay_ms must be absent with the action reject, as nothing is retried.")
     stored = None if reason is None else check_any_text("reason", reason)[:MAX_REASON_CHARS]
-    kept = None if traceback is None else check_any_text("traceback", traceback)
-    return NackOptions(stored, delay_ms, action, kept)
+    text = None if traceback is None else check_any_text("traceback", traceback)
+    return NackOptions(stored, delay_ms, action, text)
 
 
 def limit_tracebacks(commands: Sequence[Command], most: int) -> Sequence[Command]:

@@ -20,6 +20,7 @@ from postroom.application.tracing import correlate
 from postroom.application.workers.consumer import REFRESH_SECONDS, Consumer, Topics
 from postroom.application.workers.handler import HandlerThread, Handling, correlation_id_of
 from postroom.application.workers.handler_calls import STOPPED, HandlerCalls
+from postroom.application.workers.sending import current_mailbox
 from postroom.application.workers.settlements import Settlements
 from postroom.domain.errors import Fenced, MailboxClosed, Saturated, Unavailable
 from postroom.domain.message import Receipt
@@ -129,6 +130,7 @@ class ConsumerRun:
         Raises: Fenced when the mailbox was taken over, MailboxClosed when it was closed, InvalidRequest for a
             name that it refuses.
         """
+        current_mailbox.set(self._mailbox)
         threads = [HandlerThread(f"{self._name} {n}") for n in range(self._consumer.concurrency)]
         for thread in threads:
             self._start_slot(thread)

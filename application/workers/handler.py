@@ -5,26 +5,27 @@ import inspect
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 import msgspec.inspect
 
 from postroom.application.messages import MessageResult, ReceivedMessage
 from postroom.application.telemetry import logger, summarize
-from postroom.domain.errors import (
-    InvalidRequest,
-)
+from postroom.domain.errors import InvalidRequest
 
 Handle = Callable[[ReceivedMessage], Awaitable[Any]]
 """Handle a message; an exception fails its delivery."""
 Middleware = Callable[[Any], Any]
 """Take a `Handle` and return one."""
 Decode = Callable[[ReceivedMessage], Any]
+Encode = Callable[[Any], MessageResult]
+JSON = "application/json"
 
 
 def _delivery(message: ReceivedMessage) -> ReceivedMessage:
@@ -38,12 +39,18 @@ class Handler(NamedTuple):
         call: calls it with the arguments that its annotations ask for, taken from a message; in a batch, from
             a list of what `decode` returned for each message.
         is_async: whether it is a coroutine function; others run in threads.
+        function: as the user wrote it.
+        encode: returns a payload as `call` decodes it; raises whatever the payload does not fit.
+        read: returns the value of a result, as the annotation of the function says.
         decode: returns the arguments that a message of a batch has.
     """
 
     name: str
     call: Callable[[Any], Any]
     is_async: bool
+    function: Any
+    encode: Encode
+    read: Callable[[MessageResult], Any]
     decode: Decode = _delivery
 
 
@@ -76,16 +83,20 @@ def make_handler(function: Any, *, is_batch: bool = False) -> Handler:
         raise InvalidRequest(f"Handler {name} can't be used: {error}; wrap it in a function.") from error
     bound = function.keywords if isinstance(function, partial) else {}
     free = [each for each in parameters if each.name not in bound]
-    decoders = [_decoder(name, parameter, hints, is_batch=is_batch) for parameter in free]
+    codecs = [_codec(name, parameter, hints, is_batch=is_batch) for parameter in free]
+    decoders = [decode for decode, _ in codecs]
     if not decoders or len(decoders) > 2 or sum(decode is not _delivery for decode in decoders) > 1:
         raise InvalidRequest(
             f"Handler {name} must have one parameter for the payload, one of type ReceivedMessage, or both."
         )
     names = [each.name for each in free if each.kind is each.KEYWORD_ONLY]
     is_async = inspect.iscoroutinefunction(target)
+    encode = next((encode for decode, encode in codecs if decode is not _delivery), _encoder(bytes))
+    read = _reader(hints.get("return"))
     if is_batch:
-        return Handler(name, _call_with_lists(function, names), is_async, _decode_all(decoders))
-    return Handler(name, _call(function, decoders, names), is_async)
+        call = _call_with_lists(function, names)
+        return Handler(name, call, is_async, function, encode, read, _decode_all(decoders))
+    return Handler(name, _call(function, decoders, names), is_async, function, encode, read)
 
 
 def _decode_all(decoders: Sequence[Decode]) -> Decode:
@@ -127,7 +138,10 @@ def _call(function: Any, decoders: list[Decode], names: list[str]) -> Callable[[
     return lambda message: function(first(message), second(message))
 
 
-def _decoder(name: str, parameter: inspect.Parameter, hints: dict[str, Any], *, is_batch: bool) -> Decode:
+def _codec(
+    name: str, parameter: inspect.Parameter, hints: dict[str, Any], *, is_batch: bool
+) -> tuple[Decode, Encode]:
+    """Return what decodes the argument for a parameter, and what encodes a payload so that it does."""
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         raise InvalidRequest(f"Handler {name}: the parameter {parameter.name} must take one argument.")
     if parameter.name not in hints:
@@ -144,34 +158,64 @@ def _decoder(name: str, parameter: inspect.Parameter, hints: dict[str, Any], *, 
             )
         (type_,) = get_args(type_)
     if type_ is ReceivedMessage:
-        return _delivery
+        return _delivery, _encoder(bytes)
     if type_ is bytes:
-        return lambda message: message.payload
+        return (lambda message: message.payload), _encoder(bytes)
     if type_ is str:
-        return lambda message: message.payload.decode()
+        return (lambda message: message.payload.decode()), _encoder(str)
     try:
-        decode = _json_decoder(type_)
+        decode, encode = _json_codec(type_)
     except Exception as error:  # of pydantic there are several
         raise InvalidRequest(
             f"Handler {name}: {parameter.name} has a type that JSON can't be decoded to: {summarize(error)}."
         ) from error
-    return lambda message: decode(message.payload)
+
+    def encode_valid(payload: Any) -> MessageResult:
+        data = encode(payload)
+        decode(data)
+        return MessageResult(data, JSON)
+
+    return (lambda message: decode(message.payload)), encode_valid
 
 
-def _json_decoder(type_: Any) -> Callable[[bytes], Any]:
-    """Return a function that parses and validates JSON: by msgspec, or by pydantic what msgspec can't.
+def _encoder(type_: type) -> Encode:
+    """Return a function that takes a payload of type `bytes` or `str` only."""
+
+    def encode(payload: object) -> MessageResult:
+        if not isinstance(payload, type_):
+            raise TypeError(f"the payload must be of type {type_.__name__}")
+        return cast(MessageResult, make_result(payload))
+
+    return encode
+
+
+def _reader(annotation: Any) -> Callable[[MessageResult], Any]:
+    """Return a function that reads results: JSON as an annotation says, if it does."""
+    decode: Callable[[bytes], Any] = msgspec.json.decode
+    with suppress(Exception):  # of a type that JSON can't be decoded to
+        decode, _ = _json_codec(Any if annotation is None else annotation)
+
+    def read(result: MessageResult) -> Any:
+        if result.content_type == JSON:
+            return decode(result.payload)
+        return result.payload.decode() if annotation is str else result.payload
+
+    return read
+
+
+def _json_codec(type_: Any) -> tuple[Callable[[bytes], Any], Callable[[Any], bytes]]:
+    """Return what parses and validates JSON, and what writes it: of msgspec, or of pydantic if it must be.
 
     Raises: TypeError, or an error of pydantic, when neither can.
     """
     custom = _custom_type(msgspec.inspect.type_info(type_), set())
     if custom is None:
-        decode: Callable[[bytes], Any] = msgspec.json.Decoder(type_).decode
-        return decode
+        return msgspec.json.Decoder(type_).decode, msgspec.json.encode
     pydantic = sys.modules.get("pydantic")  # not a dependency; without it, none of its models is in the type
     if pydantic is None:
         raise TypeError(f"{getattr(custom, '__qualname__', custom)} is a class that msgspec can't validate")
-    validate: Callable[[bytes], Any] = pydantic.TypeAdapter(type_).validate_json
-    return validate
+    adapter = pydantic.TypeAdapter(type_)
+    return adapter.validate_json, lambda value: adapter.dump_json(value, by_alias=True, warnings=False)
 
 
 def _custom_type(info: Any, seen: set[int]) -> Any:
@@ -270,7 +314,7 @@ def make_result(value: object) -> MessageResult | None:
         case str():
             return MessageResult(value.encode(), "text/plain; charset=utf-8")
     dump = getattr(value, "model_dump_json", None)  # of a model of pydantic
-    return MessageResult(msgspec.json.encode(value) if dump is None else dump().encode(), "application/json")
+    return MessageResult(msgspec.json.encode(value) if dump is None else dump(by_alias=True).encode(), JSON)
 
 
 CHECK_SECONDS = 0.25

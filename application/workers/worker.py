@@ -3,7 +3,6 @@
 import asyncio
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,6 +15,7 @@ from postroom.application.workers.consumer import Consumer, Topics
 from postroom.application.workers.consumer_run import MAX_MESSAGES, ConsumerRun, pause_after
 from postroom.application.workers.handler import Handling, LoopWatch, Middleware, make_handler
 from postroom.application.workers.retry import Duration, Retry, read_duration
+from postroom.application.workers.sending import Sender
 from postroom.domain.arguments import check_int, check_items, check_text, check_type
 from postroom.domain.errors import (
     Fenced,
@@ -73,7 +73,7 @@ class WorkerCounts(msgspec.Struct, frozen=True):
     failed: int = 0
 
 
-class Worker:
+class Worker(Sender):
     """Handlers of messages by topic; `postroom work module:worker` runs them.
 
         worker = Worker()
@@ -260,13 +260,6 @@ class Worker:
 
     def _find_handling(self, task: "asyncio.Task[Any]") -> Handling | None:
         return next((handling for each in self._runs if (handling := each.find_handling(task))), None)
-
-    def _consumer_of(self, topic: str) -> Consumer | None:
-        """Return the consumer of a topic."""
-        if (exact := self._consumers.get(topic)) is not None:
-            return exact
-        matches = (each for each in self._consumers.values() if fnmatchcase(topic, each.topic))
-        return next(matches, None)
 
 
 async def _subscribe(worker: str, mailbox: Mailbox, filters: Mapping[str, SubscriptionFilter]) -> None:

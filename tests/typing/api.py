@@ -231,6 +231,21 @@ async def place(message: ReceivedMessage, order: dict[str, str]) -> None:
 def report(text: str) -> None: ...
 
 
+@worker.consumer("invoices", batch=10, results=True)
+def invoice(ids: list[int], messages: list[ReceivedMessage]) -> list[str]:
+    return [str(each) for each in ids]
+
+
+async def send_to_handlers(mailbox: OwnedMailbox) -> None:
+    assert_type(await worker.send(report, "text", mailbox=mailbox, delay="1h", key="a"), Sent)
+    assert_type(worker.message(place, {"id": "1"}, topic="orders.eu", priority=9), NewMessage)
+    await worker.call(invoice, 3, timeout="10s")
+    await worker.send(report, b"data")  # type: ignore[arg-type]
+    await worker.send(place, {"id": 1}, topic="orders.eu")  # type: ignore[arg-type]
+    await worker.send(report, "text", delay=5)  # type: ignore[call-overload]
+    worker.message(invoice, "3")  # type: ignore[arg-type]
+
+
 async def work(mailbox: OwnedMailbox) -> int:
     assert_type(report("text"), None)
     counts = await worker.run(mailbox, once=True)
