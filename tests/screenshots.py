@@ -28,6 +28,7 @@ from postroom.adapters.system.clock import SystemClock
 from postroom.application.messages import NewMessage
 from postroom.domain.capability.rights import Right, Rights
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.subscription import SubscriptionFilter
 from tests.support.browser import Window, chromium
 from tests.support.servers.http import PostroomServer
 
@@ -40,6 +41,7 @@ PER_STEP: Final = 25
 LIVE_SECONDS: Final = 25.0
 POLICY: Final = TopicPolicy(visibility_ms=30_000, max_attempts=2, backoff_base_ms=50, backoff_max_ms=400)
 TOPICS: Final = ("orders.created", "orders.paid", "orders.shipped", "stock.changed", "mail.requested")
+SUBSCRIPTIONS: Final = {"audit": "*", "billing": "orders.paid", "mail": "orders.*"}
 SHOPS: Final = ("shop-berlin", "shop-lima", "shop-osaka")
 ERRORS: Final = (
     "amount is negative",
@@ -70,6 +72,7 @@ PICTURES: Final = (
     Picture("message", "/messages/{dead}"),
     Picture("dead-letters", "/dead-letters"),
     Picture("redrive-job", "/redrives/{job}"),
+    Picture("subscriptions", "/subscriptions"),
     Picture("log", "/log"),
     Picture("commit", "/log/commits/1000"),
     Picture("audit", "/audit", is_dark=True),
@@ -123,7 +126,7 @@ def generate(random: Random, start: int, count: int) -> Iterator[NewMessage]:
 
 async def consume(mailbox: OwnedMailbox, random: Random, share: float) -> None:
     """Receive messages of all topics; ack most, and fail some."""
-    for topic in TOPICS:
+    for topic in (*TOPICS, *SUBSCRIPTIONS):
         deliveries = await mailbox.receive_messages(
             topic, max_messages=100, consumer=f"worker-{random.randrange(3)}"
         )
@@ -141,6 +144,9 @@ async def fill(store: str) -> None:
     async with open_mailbox(store, MAILBOX) as mailbox:
         for topic in TOPICS:
             await mailbox.set_topic_policy(topic, POLICY)
+        for name, topic in SUBSCRIPTIONS.items():
+            await mailbox.set_topic_policy(name, POLICY)
+            await mailbox.set_subscription(name, SubscriptionFilter((topic,)))
         for step in range(STEPS):
             wave = 1 + 0.8 * random.random() * (step % 60) / 60
             await mailbox.send_batch(list(generate(random, step * 100, int(PER_STEP * wave))))
@@ -148,6 +154,9 @@ async def fill(store: str) -> None:
             is_bad = 100 <= step < 130
             await consume(mailbox, random, 0.5 if is_bad else 0.04)
             clock.behind_us -= HOURS * 3_600_000_000 // STEPS // 2
+        europe = SubscriptionFilter(("orders.*",), {"region": "eu"})
+        await mailbox.set_subscription("reports", europe, start=0)
+        await mailbox.pause_topic("billing")
     vars(compose).update(SystemClock=SystemClock)
 
 

@@ -191,6 +191,7 @@ class ConsumerRun:
         failures = 0
         loop = asyncio.get_running_loop()
         since, before = loop.time(), 0
+        is_idle = False
         while not self._stopping.is_set():
             ahead = min(int(self._rate * AHEAD_SECONDS), MAX_AHEAD)
             # The messages of an ordered key, which are handled one after the other, count as one.
@@ -219,12 +220,16 @@ class ConsumerRun:
                 if self._consumer.batch == 1:
                     self._behind.update(message.receipt for message in islice(group, 1, None))
                 self._queue.put_nowait(group)
-            if self._once and not received:
+            if not self._once or received:
+                is_idle = False
+            elif is_idle:
+                return
+            else:  # what is settled may let others of its key or limit follow
                 await self._settlements.wait_until_flushed()
-                if not self._held:
-                    return
-                self._room.clear()
-                await self._room.wait()
+                is_idle = not self._held
+                if not is_idle:
+                    self._room.clear()
+                    await self._room.wait()
 
     async def _receive(self, count: int) -> Sequence[ReceivedMessage]:
         topics = await self._topics.of(self._consumer)

@@ -4,10 +4,12 @@ import signal
 
 import pytest
 
-from tests.e2e.conftest import ROOT, TIMEOUT_SECONDS, Postroom
-from tests.support.console import Session, read_steps
+from tests.e2e.conftest import ROOT, SCRIPT, TIMEOUT_SECONDS, Postroom
+from tests.support.console import Session, read_files, read_steps
+from tests.support.fork_server import popen
 from tests.support.waiting import wait_until
 
+PAGE = (ROOT / "docs" / "order.md").read_text("utf-8")
 KEYS, MESSAGES = 6, 5
 HANDLERS = """
 import os
@@ -49,11 +51,37 @@ def test_a_message_that_fails_once_is_handled_again_before_later_ones_of_its_key
 
 
 def test_the_page_shows_what_happens(postroom: Postroom) -> None:
+    for name, content in read_files(PAGE).items():
+        (postroom.folder / name).write_text(content)
     session = Session(postroom.shell)
-    steps = list(read_steps((ROOT / "docs" / "order.md").read_text("utf-8")))
+    steps = list(read_steps(PAGE))
     for step in steps:
         session(step)
-    assert len(steps) >= 8
+    assert len(steps) >= 30
+
+
+@pytest.mark.parametrize("processes", [4, pytest.param(8, marks=pytest.mark.extended)])
+def test_the_worker_of_the_page_keeps_the_order_in_several_processes(
+    postroom: Postroom, processes: int
+) -> None:
+    (postroom.folder / "steps.py").write_text(read_files(PAGE)["steps.py"])
+    postroom.ok("topic", "policy", "steps", "ordered_keys=true")
+    handled = postroom.folder / "handled"
+    with handled.open("ab") as file:
+        workers = [
+            popen([SCRIPT, "work", "steps:worker"], postroom.folder, postroom.environment, stdout=file)
+            for _ in range(processes)
+        ]
+    try:
+        for payload in "12345":
+            postroom.ok("send", "steps", payload, "--key", "a")
+        wait_until(lambda: handled.read_text().endswith("5\n"))
+    finally:
+        for each in workers:
+            each.send_signal(signal.SIGTERM)
+            each.communicate(timeout=TIMEOUT_SECONDS)
+    lines = handled.read_text().splitlines()
+    assert [each for each in lines if "handled" not in each] == ["1", "2", "2", "3", "4", "5"]
 
 
 def test_a_topic_that_delivers_nothing_says_which_limit_or_key_its_messages_wait_for(

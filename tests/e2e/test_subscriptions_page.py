@@ -1,14 +1,12 @@
 """The page on subscriptions; workers of subscriptions in several processes."""
 
-import re
 import signal
 import subprocess
 
 from tests.e2e.conftest import ROOT, TIMEOUT_SECONDS, Postroom
-from tests.support.console import Session, read_steps
+from tests.support.console import Session, read_files, read_steps
 from tests.support.waiting import wait_until
 
-FILES = re.compile(r"^```python\n# (\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COUNT = 300
 HANDLERS = """
 import os, time
@@ -26,7 +24,7 @@ worker.consumer("orders.*", subscription=NAME, visibility="1s")(handle)
 
 def test_the_page_shows_what_happens(postroom: Postroom) -> None:
     text = (ROOT / "docs" / "subscriptions.md").read_text("utf-8")
-    for name, content in FILES.findall(text):
+    for name, content in read_files(text).items():
         (postroom.folder / name).write_text(content)
     session = Session(postroom.shell)
     steps = list(read_steps(text))

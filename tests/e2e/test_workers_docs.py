@@ -1,19 +1,17 @@
 """The modules and commands of docs/workers.md do what the page shows."""
 
 import json
-import re
 from base64 import b64decode
 
 from tests.e2e.conftest import ROOT, Postroom
-from tests.support.console import Session, read_steps
+from tests.support.console import Session, read_files, read_steps
 
 PAGE = ROOT / "docs" / "workers.md"
-FILES = re.compile(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def test_the_page_shows_what_happens(postroom: Postroom) -> None:
     text = PAGE.read_text("utf-8")
-    files = dict(FILES.findall(text))
+    files = read_files(text)
     for name, content in files.items():
         (postroom.folder / name).write_text(content)
     steps = list(read_steps(text))

@@ -24,6 +24,7 @@ _VARIABLE = (
     (re.compile(r"─+"), r"─+"),
     (re.compile(r"  +"), r" +"),
 )
+_FILE = re.compile(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _KINDS = ((_NAMES, f"({_NAMES.pattern})"), *_VARIABLE)
 
 
@@ -41,6 +42,11 @@ def read_steps(page: str) -> Iterator[Step]:
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, _, output = part.partition("\n")
             yield Step(command, output.strip("\n"))
+
+
+def read_files(page: str) -> dict[str, str]:
+    """Return the files that a page shows, each with its name in its first line."""
+    return dict(_FILE.findall(page))
 
 
 class Session:

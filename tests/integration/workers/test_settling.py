@@ -18,6 +18,7 @@ from postroom import (
     Reject,
     Retry,
     RetryLater,
+    TopicPolicy,
     Worker,
     exponential,
 )
@@ -369,3 +370,19 @@ async def test_no_more_handlers_run_at_once_than_the_concurrency(mailbox: OwnedM
     assert (await worker.run(mailbox, once=True)).handled == 100
     assert most == 7
     assert await unsettled(mailbox) == {}
+
+
+@pytest.mark.parametrize("policy", [{"ordered_keys": True}, {"max_in_flight": 1}])
+async def test_a_worker_that_handles_what_is_ready_goes_on_with_what_waited_for_it(
+    mailbox: OwnedMailbox, policy: dict[str, Any]
+) -> None:
+    worker, handled = Worker(), []
+
+    @worker.consumer("orders", concurrency=8)
+    async def handle(data: bytes) -> None:
+        handled.append(data)
+
+    await mailbox.set_topic_policy("orders", TopicPolicy(**policy))
+    await mailbox.send_batch([NewMessage("orders", b"%d" % number, sticky_key="a") for number in range(5)])
+    assert (await worker.run(mailbox, once=True)).handled == 5
+    assert handled == [b"0", b"1", b"2", b"3", b"4"]
