@@ -9,6 +9,7 @@ import msgspec
 
 from postroom.domain.arguments import check_text, check_type
 from postroom.domain.errors import Difference, InvalidRequest, SettingsConflict
+from postroom.domain.labels import LabelChanges, Labels, change_labels, check_labels
 from postroom.domain.names import check_topic_pattern
 from postroom.domain.policy import MailboxLimits, PolicyValue, TopicPolicy
 from postroom.domain.search import topic_matches
@@ -45,12 +46,14 @@ class MailboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         default_policy: of topics, unless a section changes it.
         topics: sections, by the name of a topic or a glob such as `payments.*` (see `topic_matches`).
         subject_policies: encryption of the messages of data subjects, by topic; see `SubjectPolicy`.
+        labels: text by name, by topic, which owners do not interpret.
     """
 
     limits: MailboxLimits = MailboxLimits()
     default_policy: TopicPolicy = TopicPolicy()
     topics: Mapping[str, Section] = {}
     subject_policies: Mapping[str, SubjectPolicy] = {}
+    labels: Labels = {}
 
     def validate(self) -> "MailboxSettings":
         """Return these settings.
@@ -68,6 +71,7 @@ class MailboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _check_sections(self)
         if self.subject_policies:
             check_subject_policies(self.subject_policies)
+        check_labels(self.labels, self.limits.topics)
         return self
 
 
@@ -79,12 +83,14 @@ class SettingsChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         topics: values by the name of the field, by topic or glob. None in place of a value removes the field
             from the section, and None in place of the fields removes the section.
         subject_policies: by topic; None removes one.
+        labels: by topic; None removes one label, or all of a topic.
     """
 
     limits: Mapping[str, int | None] = {}
     default_policy: Section = {}
     topics: Mapping[str, PolicyChanges | None] = {}
     subject_policies: Mapping[str, SubjectPolicy | None] = {}
+    labels: LabelChanges = {}
 
     @classmethod
     def of(
@@ -134,6 +140,7 @@ def change_settings(settings: MailboxSettings, changes: SettingsChanges) -> Mail
         _replace(settings.default_policy, checked.default_policy, "default_policy"),
         {pattern: section for pattern, section in topics.items() if section},
         {topic: policy for topic, policy in subjects.items() if policy is not None},
+        change_labels(settings.labels, checked.labels),
     ).validate()
 
 
@@ -160,6 +167,7 @@ def check_changes(changes: SettingsChanges) -> SettingsChanges:
             else check_type(f"The policy of topic {topic}", policy, SubjectPolicy).validate(topic)
             for topic, policy in _check_mapping("subject_policies", changes.subject_policies).items()
         },
+        check_labels(changes.labels),
     )
 
 
@@ -241,6 +249,8 @@ def list_settings(settings: MailboxSettings) -> dict[str, object]:
         values |= {f"{prefix}.{name}": value for name, value in msgspec.structs.asdict(fields).items()}
     for pattern, section in settings.topics.items():
         values |= {f"topics.{pattern}.{name}": value for name, value in section.items()}
+    for topic, labels in settings.labels.items():
+        values |= {f"labels.{topic}.{name}": value for name, value in labels.items()}
     return values | {
         f"erasure.topics.{topic}": _shown(policy) for topic, policy in settings.subject_policies.items()
     }

@@ -36,6 +36,7 @@ from postroom.adapters.compose.serve import (
     TlsFiles,
     open_grpc_surface,
     open_http_surface,
+    open_sqs_surface,
     serve_mailbox,
     unrestricted,
 )
@@ -92,6 +93,7 @@ class ServeSettings(HttpSettings, frozen=True, kw_only=True):
     Arguments:
         http: `host:port`, or `unix:path`; empty disables HTTP.
         grpc: the same for gRPC; None disables gRPC.
+        sqs: the same for clients of Amazon SQS; None disables it.
         amnesia: write nothing to disk, and forget messages when they settle.
         tls_certificate, tls_key: PEM files; `host:port` addresses are then served with TLS.
         tls_client_ca: PEM file of authorities; clients must then have a certificate of one of them.
@@ -102,6 +104,7 @@ class ServeSettings(HttpSettings, frozen=True, kw_only=True):
 
     http: str = DEFAULT_HTTP
     grpc: str | None = None
+    sqs: str | None = None
     amnesia: bool = False
     tls_certificate: str | None = None
     tls_key: str | None = None
@@ -127,13 +130,14 @@ class ServeSettings(HttpSettings, frozen=True, kw_only=True):
     ServeSettings,
     http=Option(metavar="ADDRESS", help="HTTP address: host:port or unix:path."),
     grpc=Option(metavar="ADDRESS", help="gRPC address; none by default."),
+    sqs=Option(metavar="ADDRESS", help="Address for clients of Amazon SQS; none by default."),
     max_connections=Option(metavar="N", min=1, help="Connections at a time."),
     amnesia=Option("--amnesia", help="Write nothing to disk; all messages are lost when the server stops."),
 )
 def serve(
     session: Session, options: SectionFlags[ServeSettings], dev: Dev = False, apply: Apply = False
 ) -> None:
-    """Serve the mailbox over HTTP and gRPC, until interrupted.
+    """Serve the mailbox over HTTP, gRPC and the protocol of Amazon SQS, until interrupted.
 
     Addresses beyond loopback need TLS, by tls_certificate and tls_key of [serve], or a proxy in front. The
     contract is at /openapi.json. Limits and timeouts are settings of [serve].
@@ -143,15 +147,17 @@ def serve(
         if type(value := getattr(settings, name)) is int and value < 1:
             raise InvalidSettings(f"[serve]: {name} must be at least 1; it was {value}.")
     if settings.amnesia:
-        session = enter_amnesia(session, settings.http, settings.grpc)
+        session = enter_amnesia(session, settings.http, settings.grpc, settings.sqs)
     opening: AbstractAsyncContextManager[Access] = (
         nullcontext(unrestricted) if dev else checked_access(session)
     )
     with explain_missing_extra("serve"):
         import uvloop
     protection = settings.protection()
-    if not settings.http and not settings.grpc:
-        raise InvalidSettings("[serve] has neither an http nor a grpc address; set one.")
+    if not settings.http and not settings.grpc and not settings.sqs:
+        raise InvalidSettings("[serve] has neither an http nor a grpc nor an sqs address; set one.")
+    if settings.sqs and not dev:
+        raise InvalidSettings("Clients of SQS can't be authenticated yet; add --dev, or leave --sqs out.")
     reloads = [tls_certificates(protection.tls)] if protection.tls is not None else []
     surfaces = _surfaces(session, settings, protection)
     uvloop.run(_serve(session, surfaces, opening, reloads, amnesia=settings.amnesia, apply=apply))
@@ -171,6 +177,8 @@ def _surfaces(session: Session, settings: ServeSettings, protection: SurfaceProt
         surfaces.append(open_http_surface(settings.http, settings, protection, mount))
     if settings.grpc:
         surfaces.append(open_grpc_surface(settings.grpc, protection, settings))
+    if settings.sqs:
+        surfaces.append(open_sqs_surface(settings.sqs, settings, protection))
     return surfaces
 
 

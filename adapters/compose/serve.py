@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from postroom.adapters.compose.store import MEMORY, open_store
 from postroom.adapters.http_server.settings import HttpSettings
@@ -30,6 +32,9 @@ from postroom.application.threads import in_query_thread
 if TYPE_CHECKING:  # uvicorn is an extra
     from postroom.adapters.http_server.mount import Mount
 
+SQS_FRAME_BYTES: Final = 4 << 20
+"""Largest request of SQS: 1 MiB of messages, as escaped JSON or percent-encoded."""
+
 __all__ = [
     "ConnectionLimits",
     "HttpSettings",
@@ -38,6 +43,7 @@ __all__ = [
     "TlsFiles",
     "open_grpc_surface",
     "open_http_surface",
+    "open_sqs_surface",
     "serve_mailbox",
     "unrestricted",
 ]
@@ -142,6 +148,23 @@ def open_http_surface(
     from postroom.adapters.http_server.server import http_surface
 
     return http_surface(address, settings, protection, mount)
+
+
+@explain_missing_extra("serve")
+def open_sqs_surface(
+    address: str, settings: HttpSettings, protection: SurfaceProtection | None = None
+) -> Surface:
+    """Return the surface that speaks the protocols of Amazon SQS, over HTTP; see `http_surface`."""
+    from postroom.adapters.http_server.mount import Mount
+    from postroom.adapters.http_server.server import http_surface
+    from postroom.adapters.sqs.app import SqsApp
+
+    @asynccontextmanager
+    async def open_app(service: Service, is_secure: bool) -> AsyncIterator[SqsApp]:
+        yield SqsApp(service, "https" if is_secure else "http")
+
+    limits = msgspec.structs.replace(settings, frame_bytes=max(settings.frame_bytes, SQS_FRAME_BYTES))
+    return http_surface(address, limits, protection, Mount("", open_app, is_alone=True))
 
 
 @explain_missing_extra("grpc")

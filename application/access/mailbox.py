@@ -285,7 +285,7 @@ def _fields_of(changes: SettingsChanges) -> dict[str, Sequence[str]]:
     own = [f"limits.{each}" for each in MailboxLimits.__struct_fields__ if each in changes.limits]
     own += [f"policy.{each}" for each in TopicPolicy.__struct_fields__ if each in changes.default_policy]
     sections: dict[str, Sequence[str]] = {"": own} if own else {}
-    sections |= {each: (f"topics.{each}",) for each in changes.topics}
+    sections |= {each: (f"topics.{each}",) for each in (*changes.topics, *changes.labels)}
     return sections | {each: (f"erasure.topics.{each}",) for each in changes.subject_policies}
 
 

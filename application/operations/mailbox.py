@@ -314,7 +314,8 @@ class Mailbox:
         lost. `preview_settings` tells what would expire at once.
 
         Arguments:
-            replace: everything that the changes leave out becomes the default.
+            replace: everything that the changes leave out becomes the default, but labels and the sections of
+                topics with labels.
 
         Returns: whether that changed anything.
         """

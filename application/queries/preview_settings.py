@@ -14,10 +14,11 @@ from postroom.domain.mailbox.topic_decisions import (
     Effect,
     SettingsEffect,
     SettingsPreview,
+    base_of,
     effects_on_topics,
 )
 from postroom.domain.message import MS
-from postroom.domain.settings import MailboxSettings, SettingsChanges, change_settings
+from postroom.domain.settings import SettingsChanges, change_settings
 
 _EFFECTS: dict[Effect, tuple[str, str]] = {
     "dead_letters_expired": ("expires now", "expire now"),
@@ -58,7 +59,7 @@ class PreviewSettings:
         Raises: InvalidRequest as `SetMailboxSettings`.
         """
         mailbox = self._state()
-        base = MailboxSettings() if check_type("replace", replace, bool) else mailbox.settings
+        base = base_of(mailbox.settings, replace=check_type("replace", replace, bool))
         after = change_settings(base, changes)
         oldest = next(iter(mailbox.messages.values()), None)
         last = mailbox.position if oldest is None else oldest.position - 1

@@ -38,11 +38,19 @@ def find_topic(name: str, mailbox: Mailbox) -> Topic:
 
 def set_settings(command: SetSettings, mailbox: Mailbox, now: int) -> list[MailboxSettingsChanged]:
     """Change the settings of the mailbox; no event if that changes nothing."""
-    base = MailboxSettings() if command.replace else mailbox.settings
+    base = base_of(mailbox.settings, replace=command.replace)
     settings = change_settings(base, command.changes)
     if settings == mailbox.settings:
         return []
     return [MailboxSettingsChanged(*_next_event(mailbox, now), settings)]
+
+
+def base_of(settings: MailboxSettings, *, replace: bool) -> MailboxSettings:
+    """Return the settings to be changed; a replacement keeps labels, and the sections of their topics."""
+    if not replace:
+        return settings
+    topics = {name: settings.topics[name] for name in settings.labels if name in settings.topics}
+    return MailboxSettings(topics=topics, labels=settings.labels)
 
 
 def set_policy(command: SetPolicy, mailbox: Mailbox, now: int) -> list[TopicPolicySet]:

@@ -1,0 +1,94 @@
+"""Clients of SQS: boto3 as it is, and with the query protocol, which its earlier versions spoke."""
+
+from typing import Any
+
+import boto3
+import botocore.session
+from botocore.config import Config
+
+PROTOCOLS = ("json", "query")
+_MEMBERS = {
+    "AttributeNameList": "AttributeName",
+    "MessageAttributeNameList": "MessageAttributeName",
+    "MessageSystemAttributeList": "MessageSystemAttributeName",
+    "TagKeyList": "TagKey",
+    "QueueUrlList": "QueueUrl",
+    "MessageList": "Message",
+    "BatchResultErrorEntryList": "BatchResultErrorEntry",
+    "ListMessageMoveTasksResultEntryList": "ListMessageMoveTasksResultEntry",
+    **{
+        f"{action}Batch{kind}EntryList": f"{action}Batch{kind}Entry"
+        for action in ("SendMessage", "DeleteMessage", "ChangeMessageVisibility")
+        for kind in ("Request", "Result")
+    },
+}
+_MAPS = {
+    "QueueAttributeMap": ("Attribute", "Name", "Value"),
+    "MessageSystemAttributeMap": ("Attribute", "Name", "Value"),
+    "MessageBodyAttributeMap": ("MessageAttribute", "Name", "Value"),
+    "MessageBodySystemAttributeMap": ("MessageSystemAttribute", "Name", "Value"),
+    "TagMap": ("Tag", "Key", "Value"),
+}
+
+
+def sqs_client(url: str, protocol: str = "json", key: str = "any", secret: str = "any") -> Any:
+    """Return a client that speaks a protocol with a server, and does not retry.
+
+    Arguments:
+        key, secret: its access key.
+    """
+    core = botocore.session.get_session()
+    if protocol == "query":
+        loader = core.get_component("data_loader")
+        load = loader.load_service_model
+
+        def load_service_model(service: str, kind: str, **options: Any) -> Any:
+            model = load(service, kind, **options)
+            return _as_query(model) if (service, kind) == ("sqs", "service-2") else model
+
+        loader.load_service_model = load_service_model
+    session = boto3.Session(
+        aws_access_key_id=key,
+        aws_secret_access_key=secret,
+        region_name="us-east-1",
+        botocore_session=core,
+    )
+    return session.client("sqs", endpoint_url=url, config=Config(retries={"total_max_attempts": 1}))
+
+
+def _as_query(model: Any) -> Any:
+    """Give the description of SQS the protocol and the element names that it had in earlier versions."""
+    metadata = {**model["metadata"], "protocol": "query", "protocols": ["query"]}
+    metadata["xmlNamespace"] = "http://queue.amazonaws.com/doc/2012-11-05/"
+    metadata.pop("awsQueryCompatible", None)
+    shapes = dict(model["shapes"])
+    for name, member in _MEMBERS.items():
+        if name in shapes:
+            shapes[name] = {
+                **shapes[name],
+                "flattened": True,
+                "member": {**shapes[name]["member"], "locationName": member},
+            }
+    for name, (_, key, value) in _MAPS.items():
+        shapes[name] = {
+            **shapes[name],
+            "flattened": True,
+            "key": {**shapes[name]["key"], "locationName": key},
+            "value": {**shapes[name]["value"], "locationName": value},
+        }
+    for name, shape in shapes.items():
+        if shape["type"] == "structure":
+            members = {
+                each: {**member, "locationName": _MAPS[member["shape"]][0]}
+                if member["shape"] in _MAPS
+                else member
+                for each, member in shape["members"].items()
+            }
+            shapes[name] = {**shape, "members": members}
+    operations = {
+        name: {**each, "output": {**each["output"], "resultWrapper": f"{name}Result"}}
+        if "output" in each
+        else each
+        for name, each in model["operations"].items()
+    }
+    return {**model, "metadata": metadata, "shapes": shapes, "operations": operations}
