@@ -155,6 +155,8 @@ class FairQueue(Generic[T]):
 GROUP_COST = 400
 """Cost per append: enough to amortise a sync, little enough to decide during the previous append."""
 PENDING_COST = 50_000
+COPIES_COST = 10 * GROUP_COST
+"""Maximum cost of the copies of a request, as it waits for so much of each other topic that is busy."""
 TOPIC_QUANTUM = 32
 """Cost of the commands of one topic that are decided before it is the next topic's turn."""
 
@@ -188,7 +190,7 @@ class PendingRequests:
             )
         mailbox = None if state is None else state.mailbox
         copies = copies_of(request.commands, mailbox) if mailbox and mailbox.subscriptions else 0
-        self._queue.push(topic, request, cost, copies)
+        self._queue.push(topic, request, cost, min(copies, COPIES_COST))
 
     def repeat(self, request: Request) -> None:
         """Add a request that was decided before, to be decided again."""

@@ -1,9 +1,17 @@
 """Keys of a fair queue are served in turns, in proportion to nothing but their own demand."""
 
+import asyncio
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.application.mailbox.command_queue import FairQueue
+from postroom.application.mailbox.command_queue import FairQueue, PendingRequests
+from postroom.application.mailbox.groups import LoadedMailbox, Request
+from postroom.application.ports.event_log import Answer
+from postroom.domain.commit import GENESIS
+from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.subscription import Subscription, SubscriptionFilter
+from tests.unit.domain.scenario import Life
 
 QUANTUM = 10
 KEYS = st.sampled_from("abc")
@@ -58,6 +66,24 @@ def test_what_an_item_costs_in_addition_delays_its_key_and_takes_no_room() -> No
     assert queue.cost == 3
     assert queue.take(50) == ["a1", "b1"]
     assert queue.take(50) == ["a2"]
+
+
+async def test_a_batch_with_very_many_copies_waits_for_few_commands_of_another_topic() -> None:
+    mailbox = Mailbox("main@local")
+    every = SubscriptionFilter(("orders",))
+    names = [f"s{number}" for number in range(256)]
+    mailbox.set_subscriptions({each: Subscription(each, b"", 1, every, "live", 0, 0, 0) for each in names})
+    state, queue = LoadedMailbox(mailbox, GENESIS), PendingRequests("main@local", lambda: 0)
+    answers: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+    other = Life("m", topic="others").send()
+    batch = Request([Life("m").send()] * 256, answers)
+    queue.add(batch, state)
+    for _ in range(20_000):
+        queue.add(Request([other], answers), state)
+    before = 0
+    while batch not in (group := queue.take()):
+        before += len(group)
+    assert before < 5_000
 
 
 @given(ITEMS)
