@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
@@ -89,14 +91,34 @@ def test_there_are_bracketed_texts_to_look_for() -> None:
     assert any("[POSTROOM_STORE]" in text for text in every)
 
 
-def test_the_help_names_every_command_and_group_with_its_purpose(show_help: Callable[..., str]) -> None:
-    shown = show_help(columns=200)
+@pytest.mark.parametrize(
+    "path", [path for path in EVERY_COMMAND if hasattr(find(path), "entries")], ids=" ".join
+)
+def test_a_group_lists_every_command_with_the_first_paragraph_of_its_help(
+    path: tuple[str, ...], show_help: Callable[..., str]
+) -> None:
+    shown = show_help(*path)
 
-    root = build()
-    names = root.list_commands(typer.Context(root))
-    assert {"send", "recv", "views"} <= set(names)
-    for name in names:
-        assert re.search(rf"│ {name}  +\S+", shown), name
+    for name in find(path).entries:
+        purpose = find((*path, name)).help.partition("\n\n")[0].replace("\\[", "[")
+        assert re.search(rf"│ {name} +{re.escape(purpose)} +│", shown), name
+
+
+def test_the_help_imports_no_module_of_a_command() -> None:
+    script = """
+import sys
+from postroom.adapters.cli.main import main
+try:
+    main()
+finally:
+    print(sorted(sys.modules))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, "--help"], capture_output=True, text=True, timeout=60
+    )
+
+    assert "Exit codes" in done.stdout
+    assert "postroom.adapters.cli.messages" not in done.stdout
 
 
 def test_the_former_name_of_a_group_works_and_is_not_listed(show_help: Callable[..., str]) -> None:
