@@ -46,6 +46,7 @@ EXTRAS = {
     "urllib3": "clickhouse",
     "uvicorn": "serve",
     "uvloop": "serve",
+    "watchfiles": "up",
     "yaml": "namespaces",
     "yarl": "http",
 }

@@ -16,6 +16,8 @@ MESSAGES, QUERIES, OPERATIONS = "Messages", "Queries", "Operations"
 
 COMMANDS: Entries = {
     "demo": Command("demo:demo"),
+    "init": Command("up:init"),
+    "up": Command("up:up"),
     "send": Command("messages:send", MESSAGES),
     "peek": Command("messages:peek", MESSAGES),
     "recv": Command("messages:recv", MESSAGES),

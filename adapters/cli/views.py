@@ -28,6 +28,8 @@ MAX_PARKED_LIMIT = 10_000
 """Maximum number of parked records that `--parked` lists."""
 DEFAULT_PARKED_LIMIT = 5
 ENGINES = ("spark", "local")
+FOLLOWED_RECORDS = 300_000
+"""Maximum number of log records in a batch of the follower."""
 
 Archive = Annotated[
     str | None,
@@ -298,7 +300,7 @@ async def follow(
     once: Annotated[bool, Option("--once", help="Catch up with the log, then exit.")] = False,
     batch: Annotated[
         int, Option(metavar="N", min=1, help="Maximum number of log records in a batch.")
-    ] = 300_000,
+    ] = FOLLOWED_RECORDS,
     into: Annotated[
         str | None,
         Option(metavar="TARGET", help="Update read models in clickhouse: or chdb: instead of the store's."),
@@ -312,7 +314,7 @@ async def follow(
     """
     from postroom.adapters.cli.running import monitoring, opened, running
 
-    async with opened(lambda: _open(session, batch, into), is_patient=not once) as follower:
+    async with opened(lambda: open_running_follower(session, batch, into), is_patient=not once) as follower:
         with monitoring(session, metrics_port, follower.monitor):
             if not once:
                 session.out.note(f"Following {session.shown_store}.")
@@ -328,7 +330,9 @@ async def follow(
 
 
 @asynccontextmanager
-async def _open(session: Session, batch: int, into: str | None) -> "AsyncIterator[RunningFollower]":
+async def open_running_follower(
+    session: Session, batch: int, into: str | None
+) -> "AsyncIterator[RunningFollower]":
     """Open the follower; raise Unavailable while the store, whose folder exists, is not created yet."""
     try:
         store = session.existing_store()

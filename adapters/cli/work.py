@@ -20,8 +20,9 @@ from postroom.application.threads import cancel_and_wait
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.connect import SharedMailbox
-    from postroom.adapters.compose.schedule import ScheduleSettings
     from postroom.application.metrics import Metric
+    from postroom.application.schedule import Schedule
+    from postroom.application.workers.worker import Worker
 
 
 STUCK_SECONDS = 1.0
@@ -43,12 +44,7 @@ async def work(
 
     On SIGTERM or Ctrl-C no more messages are received, and running handlers may finish.
     """
-    from postroom.application.workers.worker import Worker
-
-    module = app.partition(":")[0]
-    log_application(module, session.settings.log_level)
-    worker = load_object(app, Worker)
-    log_application(module, session.settings.log_level)
+    worker = load_worker(session, app)
     stop_ms = parse_duration(stop_within)
     async with opened(lambda: use_applied(session, apply=apply), is_patient=not once) as mailbox:
         if not once:
@@ -64,18 +60,29 @@ async def work(
         os._exit(DONE)  # asyncio.run would wait for them
 
 
+def load_worker(session: Session, app: str) -> "Worker":
+    """Import a worker by `module:name`, whose lines are logged."""
+    from postroom.application.workers.worker import Worker
+
+    module = app.partition(":")[0]
+    log_application(module, session.settings.log_level)
+    worker = load_object(app, Worker)
+    log_application(module, session.settings.log_level)  # its import may have configured logging
+    return worker
+
+
 async def schedule(session: Session, metrics_port: MetricsPort = None) -> None:
     """Send the messages of [schedules.NAME] in the settings file at their times, until interrupted.
 
     Each is sent once, however many processes run. Times while none runs are left out.
     """
-    from postroom.adapters.compose.schedule import make_scheduler, make_schedules
-
-    schedules = make_schedules(_schedules(session))
+    schedules = read_schedules(session)
     if not schedules:
         raise WrongUsage(
             "No schedules are configured; add [schedules.NAME] with cron and topic to postroom.toml."
         )
+    from postroom.adapters.compose.schedule import make_scheduler
+
     async with opened(lambda: session.use(create=True)) as mailbox:
         scheduler = make_scheduler(mailbox, schedules)
         session.out.note(f"Sending {pluralize(len(schedules), 'schedule')} to {session.mailbox}.")
@@ -86,8 +93,9 @@ async def schedule(session: Session, metrics_port: MetricsPort = None) -> None:
     session.out.result({"sent": scheduler.sent}, f"{pluralize(scheduler.sent, 'message')} sent")
 
 
-def _schedules(session: Session) -> "dict[str, ScheduleSettings]":
-    from postroom.adapters.compose.schedule import ScheduleSettings
+def read_schedules(session: Session) -> "list[Schedule]":
+    """Return the schedules of the settings file."""
+    from postroom.adapters.compose.schedule import ScheduleSettings, make_schedules
 
     file = session.settings.file or "postroom.toml"
     schedules = {}
@@ -96,7 +104,7 @@ def _schedules(session: Session) -> "dict[str, ScheduleSettings]":
             schedules[name] = msgspec.convert(values, ScheduleSettings)
         except msgspec.ValidationError as error:
             raise InvalidSettings(f"[schedules.{name}] in {file}: {error}.") from None
-    return schedules
+    return make_schedules(schedules)
 
 
 def _collect(

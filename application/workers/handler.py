@@ -220,6 +220,8 @@ def _json_codec(type_: Any) -> tuple[Callable[[bytes], Any], Callable[[Any], byt
 
 def _custom_type(info: Any, seen: set[int]) -> Any:
     """Return a class in a type that msgspec can't decode by itself, wherever in it; None without one."""
+    if getattr(info, "cls", None) is object:  # any value
+        return None
     if isinstance(info, msgspec.inspect.CustomType) or hasattr(
         getattr(info, "cls", None), "__pydantic_validator__"
     ):

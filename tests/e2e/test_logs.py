@@ -162,6 +162,7 @@ SHOWING = {
 """Commands whose output is what was sent, or who may send it."""
 
 COMMANDS = {
+    "init": "init new-project",
     "import": "import --deliver -",
     "send": f"send orders {PAYLOAD} --principal {PRINCIPAL} --attr note={PAYLOAD} --id own",
     "peek": "peek orders",
@@ -280,7 +281,7 @@ def command_names(entries: Entries = TREE, path: tuple[str, ...] = ()) -> Iterat
 def test_no_command_prints_a_token_or_logs_a_payload_or_principal(postroom: Postroom) -> None:
     missing = set(command_names()) - set(COMMANDS) - {"demo", "bench"}  # which send messages of their own
     # Those that run until a signal have the next test.
-    missing -= {"admin", "console", "proxy", "runner", "serve", "schedule"}
+    missing -= {"admin", "console", "proxy", "runner", "serve", "schedule", "up"}
     assert missing == set(), "a command is not covered"
     (postroom.folder / "archive").mkdir()
     (postroom.folder / "postroom.toml").write_text(SETTINGS)
@@ -309,12 +310,14 @@ def test_no_command_prints_a_token_or_logs_a_payload_or_principal(postroom: Post
 
 def test_no_service_prints_a_token_or_logs_a_payload_or_principal(postroom: Postroom) -> None:
     (postroom.folder / "postroom.toml").write_text(SETTINGS)
+    (postroom.folder / "tasks.py").write_text(TASKS)
     address = postroom.folder / "http"
     runner = f"runner --dev --runner-id r1 --proxy-id p1 --admin 127.0.0.1:1 --listen unix:{address}-grpc"
     words = {
         "schedule": b"schedule.sent",
         f"serve --dev --http unix:{address}": b"Serving",
         "console": b"The console",
+        "up tasks:worker --http 127.0.0.1:0": b"Console",
         "admin --standalone --listen 127.0.0.1:0": b"Admin at",
         "proxy --admin 127.0.0.1:1 --proxy-id one --listen 127.0.0.1:0": b"Proxy one at",
         runner: b"Runner",

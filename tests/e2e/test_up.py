@@ -1,0 +1,222 @@
+"""`postroom up` runs everything of a mailbox in one process, and `postroom init` writes a project for it."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import SCRIPT, TIMEOUT_SECONDS, Postroom
+from tests.support.servers.process import free_port
+
+HANDLERS = """
+import time
+from pathlib import Path
+
+from postroom import Worker
+
+worker, other, refused = Worker("first"), Worker("second"), Worker("third")
+
+
+@worker.consumer("computes")
+async def compute(message: bytes) -> None:
+    Path("computing").touch()
+    while not Path("release").exists():
+        pass
+
+
+@worker.consumer("slow")
+def handle_slowly(message: bytes) -> None:
+    Path("started").touch()
+    while not Path("release").exists():
+        time.sleep(0.005)
+    Path("finished").touch()
+
+
+@other.consumer("orders")
+async def handle(message: bytes) -> None:
+    with Path("handled").open("ab") as file:
+        file.write(message + b"\\n")
+
+
+@refused.consumer("some.*", subscription="mail")
+async def copy(message: bytes) -> None: ...
+"""
+WORKERS = ("handlers:worker", "handlers:other")
+
+
+def wait_until(is_true: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+class Up:
+    """A running `postroom up`; its output is in a file, as it starts itself again."""
+
+    def __init__(self, postroom: Postroom, *arguments: str) -> None:
+        self.folder = postroom.folder
+        self.log = self.folder / "up.log"
+        with self.log.open("ab") as file:
+            self.process = subprocess.Popen(
+                [SCRIPT, "up", "--http", "127.0.0.1:0", *arguments],
+                cwd=self.folder,
+                env=postroom.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+
+    def wait_for(self, text: str, count: int = 1) -> None:
+        def is_shown() -> bool:
+            assert self.process.poll() is None, self.log.read_text()
+            return self.log.read_text().count(text) >= count
+
+        wait_until(is_shown)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(TIMEOUT_SECONDS)
+
+
+@pytest.fixture
+def up(postroom: Postroom) -> Any:
+    (postroom.folder / "handlers.py").write_text(HANDLERS)
+    started: list[Up] = []
+
+    def start(*arguments: str) -> Up:
+        started.append(Up(postroom, *arguments))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.wait(TIMEOUT_SECONDS)
+
+
+def test_a_new_project_has_a_worker_that_runs_and_a_test_that_passes(postroom: Postroom) -> None:
+    assert postroom.ok("init", "shop").out == "Wrote postroom.toml, app.py, test_app.py.\n"
+    refused = postroom("init", "shop")
+    assert (refused.code, "app.py, test_app.py exist in" in refused.err) == (2, True)
+    shop = Postroom(postroom.folder / "shop")
+    assert "1 passed" in shop.shell(f"{sys.executable} -m pytest -q -p no:cacheprovider")
+    running = Up(shop, "app:worker", "--reload")
+    try:
+        running.wait_for("Console: http://127.0.0.1:")
+        shop.ok("send", "orders", '{"id": 1}')
+        running.wait_for("placed {'id': 1}")
+
+        source = (shop.folder / "app.py").read_text()
+        (shop.folder / "app.py").write_text("this is no Python")
+        running.wait_for("Waiting for a change of the code.")
+        (shop.folder / "app.py").write_text(source.replace("placed", "shipped"))
+        running.wait_for("Console: http://127.0.0.1:", 2)
+        shop.ok("send", "orders", '{"id": 2}')
+        running.wait_for("shipped {'id': 2}")
+        assert running.stop() == 0
+    finally:
+        running.process.kill()
+        running.process.wait(TIMEOUT_SECONDS)
+
+
+def test_a_handler_that_never_yields_delays_neither_the_owner_nor_other_workers(
+    postroom: Postroom, up: Callable[..., Up]
+) -> None:
+    running = up(*WORKERS)
+    running.wait_for("Console: ")
+    postroom.ok("send", "computes", "x")
+    wait_until((postroom.folder / "computing").exists)
+    for number in range(3):
+        postroom.ok("send", "orders", f"order {number}")
+    wait_until(lambda: len(lines(postroom.folder / "handled")) == 3)
+    (postroom.folder / "release").touch()
+    assert running.stop() == 0
+
+
+def test_a_handler_finishes_before_the_process_stops(postroom: Postroom, up: Callable[..., Up]) -> None:
+    running = up(*WORKERS, "--stop-within", "5m")
+    running.wait_for("Console: ")
+    id_ = postroom.ok("send", "slow", "x").out.strip()
+    wait_until((postroom.folder / "started").exists)
+    running.process.send_signal(signal.SIGTERM)
+    running.wait_for("Stopping.")
+    (postroom.folder / "release").touch()
+    assert running.process.wait(TIMEOUT_SECONDS) == 0
+    assert (postroom.folder / "finished").exists()
+    assert json.loads(postroom.ok("--json", "show", id_).out)["status"] == "acked"
+
+
+def test_no_message_is_lost_when_the_process_is_killed(postroom: Postroom, up: Callable[..., Up]) -> None:
+    sent = [f"order {number}" for number in range(12)]
+    first = up(*WORKERS)
+    first.wait_for("Console: ")
+    for each in sent[:4]:
+        postroom.ok("send", "orders", each)
+    first.process.kill()
+    for each in sent[4:8]:
+        postroom.ok("send", "orders", each)
+    second = up(*WORKERS)
+    for each in sent[8:]:
+        postroom.ok("send", "orders", each)
+    wait_until(lambda: {*lines(postroom.folder / "handled")} == {*sent})
+    assert second.stop() == 0
+
+
+def test_a_part_that_fails_starts_again_and_readiness_names_it(
+    postroom: Postroom, up: Callable[..., Up]
+) -> None:
+    postroom.ok("subscription", "set", "mail", "others.*")
+    port = free_port()
+    running = up("handlers:refused", "handlers:other", "--metrics-port", str(port))
+    running.wait_for('"event": "part.failed", "part": "worker handlers:refused"', 2)
+
+    def missing() -> list[str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=TIMEOUT_SECONDS):
+                return []
+        except urllib.error.HTTPError as error:
+            with error:
+                found: list[str] = json.load(error)["missing"]
+                return found
+
+    wait_until(lambda: missing() == ["worker handlers:refused"])
+    postroom.ok("send", "orders", "beside")
+    wait_until(lambda: lines(postroom.folder / "handled") == ["beside"])
+
+    postroom.ok("subscription", "set", "mail", "some.*")
+    wait_until(lambda: missing() == [])
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_SECONDS) as answer:
+        metrics = answer.read().decode()
+    assert 'postroom_part_running{part="worker handlers:refused"} 1.0' in metrics
+    assert (
+        'postroom_worker_jobs_total{consumer="orders",outcome="handled",worker="handlers:other"} 1.0'
+        in metrics
+    )
+    assert running.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing:worker"], "nothing:worker can't be imported"),
+        (["--http", "unix:/x"], "--http must be a host:port"),
+        (["--stop-within", "soon"], "soon"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_starts(
+    postroom: Postroom, arguments: list[str], said: str
+) -> None:
+    done = postroom("up", *arguments)
+    assert (done.code, said in done.err, postroom.store.exists()) == (2, True, False), done
