@@ -18,6 +18,7 @@ from postroom.application.ports.read_models import SearchQueries
 from postroom.application.query_results import DlqProfile, MessageDetail
 from postroom.domain.capability.access import Access
 from postroom.domain.capability.rights import Right
+from postroom.domain.capability.token import Token
 from postroom.domain.errors import PostroomError, Rejected, Saturated, Unavailable
 from postroom.domain.search import EventFilter, FoundMessage
 
@@ -157,6 +158,13 @@ Raises: Unauthenticated when the token is missing or invalid.
 """
 
 
+FindToken = Callable[[str], Awaitable[Token]]
+"""Return the token of the id of an access key, which is not a secret, unlike the token.
+
+Raises: Unauthenticated for an id that is malformed or of an unknown root key, Unavailable.
+"""
+
+
 class Service(NamedTuple):
     """What network surfaces serve.
 
@@ -171,6 +179,7 @@ class Service(NamedTuple):
         dlq_profile: whether dead letters survive a restart.
         groups: groups dead letters, of any topic and mailbox; None for a store without read models.
         outboxes: counts the messages that transactions recorded, also for other mailboxes; None for none.
+        find_token: returns the token of an access key; None if the service asks for no tokens.
     """
 
     mailbox: Mailbox
@@ -183,6 +192,7 @@ class Service(NamedTuple):
     dlq_profile: DlqProfile = "durable"
     groups: Groups | None = None
     outboxes: OutboxCounter | None = None
+    find_token: FindToken | None = None
 
 
 Surface = Callable[[Service], AbstractAsyncContextManager[str]]

@@ -39,8 +39,11 @@ def check_labels(labels: Any, most: int = MAX_COUNT) -> dict[str, dict[str, str 
         checked[topic] = None if values is None else dict(values)
         for name, value in (values or {}).items():
             check_text(f"A name in labels of {topic}", name, 1)
-            if value is not None and len(check_any_text(f"Label {name} of {topic}", value)) > MAX_LABEL_CHARS:
-                raise InvalidRequest(f"Label {name} of {topic} may have up to {MAX_LABEL_CHARS} characters.")
+            text = "" if value is None else check_any_text(f"Label {name} of {topic}", value)
+            if len(text) > MAX_LABEL_CHARS or "\0" in text:
+                raise InvalidRequest(
+                    f"Label {name} of {topic} may have up to {MAX_LABEL_CHARS} characters, none of them NUL."
+                )
     return checked
 
 

@@ -36,7 +36,7 @@ from postroom.domain.capability.rights import (
     Right,
     Topics,
 )
-from postroom.domain.capability.token import Token
+from postroom.domain.capability.token import Token, to_access_key
 
 if TYPE_CHECKING:
     from postroom.adapters.cli.output import Time
@@ -222,7 +222,12 @@ def writing_token(session: Session, file: str | None) -> Iterator[Callable[[str]
     existing one when it is complete.
     """
     if file is None:
-        yield lambda text: None if session.out.as_json else session.out.line(text)
+
+        def show(text: str) -> None:
+            for line in () if session.out.as_json else text.splitlines():
+                session.out.line(line)
+
+        yield show
         return
     path = Path(file)
     temporary = path.with_name(f".{path.name}.{token_hex(8)}")
@@ -242,8 +247,8 @@ def writing_token(session: Session, file: str | None) -> Iterator[Callable[[str]
             temporary.unlink()
 
 
-def report_token(session: Session, text: str, out: str | None) -> None:
-    """Report a new token: as JSON with its text, unless that is in a file."""
+def report_token(session: Session, text: str, out: str | None, *, access_key: bool = False) -> None:
+    """Report a new token: as JSON with its text, or its access key, unless that is in a file."""
     token = Token.decode(text)
     identifier = token.read_identifier()
     expires = combine(identifier, token.read_caveats()).expires
@@ -253,7 +258,10 @@ def report_token(session: Session, text: str, out: str | None) -> None:
             "principal": identifier.principal,
             "expires": str(show_time(expires)),
         }
-        session.out.json(facts | ({"token": text} if out is None else {"file": out}))
+        secrets = {"token": text}
+        if access_key:
+            secrets = {f"access_key_{name}": value for name, value in to_access_key(token)._asdict().items()}
+        session.out.json(facts | (secrets if out is None else {"file": out}))
     else:
         where = "" if out is None else f", in {out}"
         session.out.note(f"Nonce {identifier.nonce.hex()}, expires {show_time(expires).age}{where}.")

@@ -156,8 +156,6 @@ def serve(
     protection = settings.protection()
     if not settings.http and not settings.grpc and not settings.sqs:
         raise InvalidSettings("[serve] has neither an http nor a grpc nor an sqs address; set one.")
-    if settings.sqs and not dev:
-        raise InvalidSettings("Clients of SQS can't be authenticated yet; add --dev, or leave --sqs out.")
     reloads = [tls_certificates(protection.tls)] if protection.tls is not None else []
     surfaces = _surfaces(session, settings, protection)
     uvloop.run(_serve(session, surfaces, opening, reloads, amnesia=settings.amnesia, apply=apply))

@@ -45,7 +45,7 @@ from postroom.domain.capability.rights import (
     Rights,
     Topics,
 )
-from postroom.domain.capability.token import Token
+from postroom.domain.capability.token import Token, to_access_key
 from postroom.domain.capability.token import attenuate as add_caveat
 from postroom.domain.errors import InvalidRequest
 
@@ -83,6 +83,9 @@ def mint(
     quota: Quotas = None,
     max_messages: Messages = None,
     bind_principal: BindsPrincipal = False,
+    access_key: Annotated[
+        bool, Option("--access-key", help="Print it as an access key, in the form of ~/.aws/credentials.")
+    ] = False,
     out: Out = None,
     key_file: KeyFile = None,
 ) -> None:
@@ -107,8 +110,14 @@ def mint(
     keys = open_key_ring(store, _key_file(session, key_file))
     with writing_token(session, out) as write, open_capabilities(store, keys) as capabilities:
         text = capabilities.issue(principal, rights, caveats, lifetime_ms=lifetime_ms)
-        write(text)
-    report_token(session, text, out)
+        write(_credentials(text) if access_key else text)
+    report_token(session, text, out, access_key=access_key)
+
+
+def _credentials(text: str) -> str:
+    """Return a token as an access key for clients of SQS."""
+    key = to_access_key(Token.decode(text))
+    return f"[default]\naws_access_key_id = {key.id}\naws_secret_access_key = {key.secret}"
 
 
 def revoke(

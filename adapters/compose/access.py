@@ -35,7 +35,10 @@ from postroom.domain.capability.token import (
     SECRET_BYTES,
     Identifier,
     RootKey,
+    Token,
+    complete,
     mint,
+    read_access_key,
 )
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.names import AUDIT_LOG, CAPABILITY_LOG
@@ -203,6 +206,12 @@ class CheckedAccess:
         control = AccessControl(mailbox, search, self._authority, self._audit, SystemClock(), self._settings)
         self._controls.add(control)
         return control.open_session
+
+    async def find_token(self, access_key: str) -> Token:
+        """Return the token of the id of an access key; see `FindToken`."""
+        token = read_access_key(access_key)
+        key = await self._authority.find_key(token.read_identifier().key_id)
+        return complete(token, key.secret)
 
     def set_quotas(self, settings: AccessSettings) -> None:
         """Apply other quotas of principals; see `AccessControl.set_quotas`."""

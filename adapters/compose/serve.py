@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from postroom.adapters.compose.access import CheckedAccess
 from postroom.adapters.compose.store import MEMORY, open_store
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.adapters.sockets.address import SurfaceProtection
@@ -121,6 +122,7 @@ def make_service(
         dlq_profile="ephemeral" if store == MEMORY else "durable",
         groups=None if store == MEMORY else make_groups(store),
         outboxes=outboxes,
+        find_token=access.find_token if isinstance(access, CheckedAccess) else None,
     )
 
 

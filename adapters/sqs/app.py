@@ -1,13 +1,14 @@
 """ASGI application that speaks the protocols of Amazon SQS."""
 
 import asyncio
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
 
-from postroom.adapters.sqs import messages, query, queues
+from postroom.adapters.sqs import dead_letters, messages, query, queues
 from postroom.adapters.sqs.call import Action, Actions, Call
 from postroom.adapters.sqs.errors import SqsError, translate
 from postroom.adapters.sqs.requests import (
@@ -22,8 +23,11 @@ from postroom.adapters.sqs.requests import (
     UntagQueue,
     read,
 )
-from postroom.application.service import Service
+from postroom.adapters.sqs.signature import Request as SignedRequest
+from postroom.adapters.sqs.signature import read_signature, verify_signature
+from postroom.application.service import Service, Session
 from postroom.application.telemetry import logger
+from postroom.domain.capability.token import to_access_key
 from postroom.domain.errors import FrameTooLarge, PostroomError
 
 JSON: Final = b"application/x-amz-json-1.0"
@@ -31,9 +35,9 @@ _TARGET = "AmazonSQS."
 _REFUSAL: Final = "postroom.refusal"
 _ROUTE: Final = "postroom.route"
 _NOT_ACCESS = "Capabilities decide who may use a queue; see `postroom token issue`."
-_NO_TASKS = "Move tasks are not supported; use `postroom redrive start`."
 ACTIONS: Actions = {
     **messages.ACTIONS,
+    **dead_letters.ACTIONS,
     "CreateQueue": Action(CreateQueue, queues.create_queue),
     "GetQueueUrl": Action(GetQueueUrl, queues.get_queue_url),
     "ListQueues": Action(ListQueues, queues.list_all),
@@ -49,9 +53,6 @@ ACTIONS: Actions = {
 UNSUPPORTED: Mapping[str, str] = {
     "AddPermission": _NOT_ACCESS,
     "RemovePermission": _NOT_ACCESS,
-    "StartMessageMoveTask": _NO_TASKS,
-    "ListMessageMoveTasks": _NO_TASKS,
-    "CancelMessageMoveTask": _NO_TASKS,
 }
 """Actions that are refused, and the reasons."""
 _encode = msgspec.json.Encoder().encode
@@ -112,8 +113,7 @@ class SqsApp:
             if not name:
                 raise SqsError("MissingAction", "The request must contain the parameter Action.")
         scope[_ROUTE] = f"/{name}" if name in ACTIONS else "/other"
-        session = await self._service.open_session(None)
-        scope["state"]["connection"].set_authenticated(True)
+        session = await self._open_session(scope, body)
         if name in UNSUPPORTED:
             raise SqsError("UnsupportedOperation", UNSUPPORTED[name])
         action = ACTIONS.get(name)
@@ -130,8 +130,29 @@ class SqsApp:
             request = read(parameters, action.request, is_text=True)
         host = headers.get(b"host", b"localhost").decode("latin-1")
         closed: asyncio.Event = scope["state"]["connection"].closed
-        call = Call(session.mailbox, self._service, f"{self._scheme}://{host}", closed)
+        call = Call(session.mailbox, session.grant, self._service, f"{self._scheme}://{host}", closed)
         return name, await action.handler(call, request)
+
+    async def _open_session(self, scope: Any, body: bytes) -> Session:
+        """Return the session of the access key that signed a request; with `--dev`, nobody needs one."""
+        connection, find_token = scope["state"]["connection"], self._service.find_token
+        if find_token is None:
+            session = await self._service.open_session(None)
+        else:
+            connection.set_authenticated(False)
+            request = SignedRequest(
+                scope["method"],
+                scope["raw_path"].decode("latin-1"),
+                scope["query_string"].decode("latin-1"),
+                [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]],
+                body,
+            )
+            signature = read_signature(request, time.time())
+            token = await find_token(signature.key)
+            verify_signature(request, signature, to_access_key(token).secret)
+            session = await self._service.open_session(token.encode())
+        connection.set_authenticated(True)
+        return session
 
 
 def _parse(body: bytes) -> Any:

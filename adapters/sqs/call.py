@@ -5,11 +5,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from postroom.adapters.sqs.attributes import ACCOUNT, Queue, find_queue
+from postroom.adapters.sqs.attributes import ACCOUNT, Queue, find_queue, list_queues
 from postroom.adapters.sqs.errors import SqsError, invalid_value, missing
 from postroom.adapters.sqs.requests import Request
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.service import Service
+from postroom.application.service import Grant, Service
+from postroom.domain.capability.rights import Right
 
 
 class Call(NamedTuple):
@@ -17,12 +18,14 @@ class Call(NamedTuple):
 
     Arguments:
         mailbox: the mailbox as the caller may use it.
+        grant: rights of the caller.
         service: the server; its own mailbox looks up queues, as callers who may only send can't.
         base: URL of the server, as the client has it.
         closed: set when the client is gone.
     """
 
     mailbox: Mailbox
+    grant: Grant
     service: Service
     base: str
     closed: asyncio.Event
@@ -34,7 +37,29 @@ class Call(NamedTuple):
         name = unquote(urlsplit(url).path).rstrip("/").rpartition("/")[2]
         if not name:
             raise SqsError("InvalidAddress", f"The address {url[:200]} is not valid for this endpoint.")
+        return await self.find(name)
+
+    async def find(self, name: str) -> Queue:
+        """Return a queue; raise SqsError for one that does not exist or that the caller may not know."""
+        self.check_covered(name)
         return find_queue(await self.service.mailbox.get_settings(), name)
+
+    async def readable(self, url: str) -> Queue:
+        """Return the queue of a URL, whose attributes the caller may read."""
+        queue = await self.queue(url)
+        await self.grant.check(Right.READ_HEADERS)
+        return queue
+
+    async def list_all(self) -> list[Queue]:
+        """Return the queues that the caller may know, sorted by name."""
+        await self.grant.check(Right.READ_HEADERS)
+        queues = list_queues(await self.service.mailbox.get_settings())
+        return [each for each in queues if self.grant.covers(each.name)]
+
+    def check_covered(self, name: str) -> None:
+        """Raise SqsError for a queue that the capability does not cover, whether it exists or not."""
+        if not self.grant.covers(name):
+            raise SqsError("AccessDeniedException", f"The access key is not for the queue {name[:80]}.", 403)
 
     def url(self, name: str) -> str:
         """Return the URL of a queue."""

@@ -19,6 +19,8 @@ TYPES = OWN + "types"
 GROUP = OWN + "MessageGroupId"
 DEDUPLICATION = OWN + "MessageDeduplicationId"
 TRACE = "AWSTraceHeader"
+SOURCE = OWN + "deadLetterQueueSource"
+"""Header with the ARN of the queue from which a message came into its dead-letter queue."""
 MAX_ATTRIBUTES = 10
 SYSTEM = frozenset(
     {
@@ -113,7 +115,7 @@ def to_message(queue: Queue, new: NewMessage) -> messages.NewMessage:
             new.message_deduplication_id,
             "The request includes a parameter that is not valid for this queue type.",
         )
-    elif new.message_group_id is not None:
+    if new.message_group_id is not None:
         attrs[GROUP] = new.message_group_id
     if delay is not None and not 0 <= delay <= 900:
         raise invalid_value("DelaySeconds", delay, "DelaySeconds must be >= 0 and <= 900.")
@@ -140,9 +142,9 @@ def _deduplicate(queue: Queue, new: NewMessage, attrs: dict[str, str | bytes]) -
                 "provided explicitly",
             )
         id_ = hashlib.sha256(new.message_body.encode()).hexdigest()
+    attrs[DEDUPLICATION] = id_
     if queue.attribute("DeduplicationScope") == "queue":
         return id_
-    attrs[DEDUPLICATION] = id_
     return hashlib.sha256(f"{new.message_group_id} {id_}".encode()).hexdigest()
 
 
@@ -216,7 +218,7 @@ def to_received(
     attributes = {name: value for name, value in _attributes(message).items() if _is_asked_for(name, names)}
     body = _text(message.payload)
     return Received(
-        message_id=message.message_id,
+        message_id=original_id(message),
         receipt_handle=write_receipt(message.receipt),
         md5_of_body=md5(body),
         body=body,
@@ -224,6 +226,12 @@ def to_received(
         md5_of_message_attributes=md5_of_attributes(attributes),
         message_attributes=attributes,
     )
+
+
+def original_id(message: ReceivedMessage) -> str:
+    """Return the id of a message, or of the dead letter of which a dead-letter queue got this copy."""
+    is_copy = SOURCE in message.attrs and message.causality_parent
+    return message.causality_parent if is_copy and message.causality_parent else message.message_id
 
 
 def _attributes(message: ReceivedMessage) -> dict[str, Attribute]:
@@ -268,10 +276,9 @@ def _system(
         TRACE: attrs.get(OWN + TRACE),
     }
     if queue.is_fifo:
-        values["SequenceNumber"] = sequence_number(message.message_id)
+        values["SequenceNumber"] = sequence_number(original_id(message))
         values["MessageDeduplicationId"] = attrs.get(DEDUPLICATION) or message.idem_key
-    if source := attrs.get(OWN + "deadLetterQueueSource"):
-        values["DeadLetterQueueSourceArn"] = source
+    values["DeadLetterQueueSourceArn"] = attrs.get(SOURCE)
     is_all = "All" in names
     return {name: value for name, value in values.items() if value and (is_all or name in names)}
 

@@ -10,6 +10,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 from postroom.adapters.sqs.attributes import MAX_BYTES, MAX_VISIBILITY_SECONDS, Queue
 from postroom.adapters.sqs.call import Action, Call, check_range
+from postroom.adapters.sqs.dead_letters import fetch, sources_of
 from postroom.adapters.sqs.errors import SqsError, invalid_value, missing, translate
 from postroom.adapters.sqs.message import (
     SYSTEM,
@@ -55,6 +56,8 @@ T = TypeVar("T")
 E = TypeVar("E", bound=Any)
 MAX_BATCH: Final = 10
 MAX_RECEIVED_BYTES: Final = 16 << 20
+DEAD_LETTER_POLL_MS: Final = 1_000
+"""How often a long poll of a dead-letter queue looks for dead letters of its sources."""
 _ENTRY_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _FIRST_RECEIVED = "ApproximateFirstReceiveTimestamp"
 
@@ -129,28 +132,51 @@ async def receive_message(call: Call, request: ReceiveMessage) -> Messages:
     visibility_ms = queue.visibility_ms
     if request.visibility_timeout is not None:
         visibility_ms = max(MIN_VISIBILITY_MS, request.visibility_timeout * SECOND_MS)
-    receiving = call.mailbox.receive_messages(
-        queue.name,
-        max_messages=request.max_number_of_messages,
-        max_bytes=MAX_RECEIVED_BYTES,
-        visibility_ms=visibility_ms,
-        wait_ms=0 if call.service.stopping.is_set() else wait * SECOND_MS,
-    )
+    most, wait_ms = request.max_number_of_messages, wait * SECOND_MS
     try:
-        received = await _unless_ended(call, receiving) if wait else await receiving
+        received = await _receive(call, queue, most, visibility_ms, wait_ms)
     except Saturated as error:
         raise SqsError("OverLimit", str(error), 403) from error
     if call.closed.is_set() and received:
         await call.service.mailbox.nack_messages(
             [each.receipt for each in received], delay_ms=0, action="release", reason="client disconnected"
         )
-    first = [await _first_received(call, each, system) for each in received or ()]
+    first = [await _first_received(call, each, system) for each in received]
     return Messages(
         messages=[
             to_received(queue, message, request.message_attribute_names, system, at)
-            for message, at in zip(received or (), first, strict=True)
+            for message, at in zip(received, first, strict=True)
         ]
     )
+
+
+async def _receive(
+    call: Call, queue: Queue, most: int, visibility_ms: int, wait_ms: int
+) -> list[ReceivedMessage]:
+    """Receive messages; a dead-letter queue gets dead letters of its sources while it has no others."""
+
+    async def receive(milliseconds: int) -> list[ReceivedMessage]:
+        receiving = call.mailbox.receive_messages(
+            queue.name,
+            max_messages=most,
+            max_bytes=MAX_RECEIVED_BYTES,
+            visibility_ms=visibility_ms,
+            wait_ms=0 if call.service.stopping.is_set() else milliseconds,
+        )
+        return (await _unless_ended(call, receiving) if milliseconds else await receiving) or []
+
+    sources = await sources_of(call, queue)
+    if not sources:
+        return await receive(wait_ms)
+    until = asyncio.get_running_loop().time() + wait_ms / SECOND_MS
+    received = await receive(0)
+    while not received:
+        left_ms = int((until - asyncio.get_running_loop().time()) * SECOND_MS)
+        has_more = await fetch(call, queue.name, sources, most)
+        received = await receive(max(0, min(left_ms, DEAD_LETTER_POLL_MS)))
+        if (left_ms <= 0 and not has_more) or call.closed.is_set() or call.service.stopping.is_set():
+            break
+    return received
 
 
 async def _unless_ended(call: Call, receiving: Coroutine[Any, Any, T]) -> T | None:

@@ -1,6 +1,5 @@
 """Actions on queues: their existence, attributes, tags and content."""
 
-import asyncio
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,11 +13,11 @@ from postroom.adapters.sqs.attributes import (
     check_name,
     count_attributes,
     find_queue,
-    list_queues,
     new_queue,
     permits,
 )
 from postroom.adapters.sqs.call import Call, check_range
+from postroom.adapters.sqs.dead_letters import REASONS, count_dead, fetch, finish, sources_of
 from postroom.adapters.sqs.errors import SqsError, invalid_attribute, invalid_value, missing
 from postroom.adapters.sqs.requests import (
     Attributes,
@@ -37,14 +36,14 @@ from postroom.adapters.sqs.requests import (
     Tags,
     UntagQueue,
 )
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import NotFound
 from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.settings import MailboxSettings, SettingsChanges, change_settings
 
 MAX_LISTED: Final = 1_000
 MAX_TAGS: Final = 50
-CANCEL_SECONDS: Final = 5.0
-"""How long a purge waits for messages in flight to be removed, which goes on after it."""
+VISIBLE: Final = "ApproximateNumberOfMessages"
 
 
 async def create_queue(call: Call, request: CreateQueue) -> QueueUrl:
@@ -52,7 +51,9 @@ async def create_queue(call: Call, request: CreateQueue) -> QueueUrl:
     name = request.queue_name
     if not name:
         raise missing("QueueName")
-    settings = await call.mailbox.get_settings()
+    call.check_covered(name)
+    await call.grant.check(Right.READ_HEADERS)
+    settings = await call.service.mailbox.get_settings()
     try:
         queue = find_queue(settings, name)
     except SqsError:
@@ -100,14 +101,13 @@ async def get_queue_url(call: Call, request: GetQueueUrl) -> QueueUrl:
     """Return the URL of a queue."""
     if not request.queue_name:
         raise missing("QueueName")
-    queue = find_queue(await call.mailbox.get_settings(), request.queue_name)
+    queue = await call.find(request.queue_name)
     return QueueUrl(queue_url=call.url(queue.name))
 
 
 async def list_all(call: Call, request: ListQueues) -> QueueUrls:
     """Return a page of the queues whose names begin with a prefix, sorted by name."""
-    queues = list_queues(await call.mailbox.get_settings())
-    names = [each.name for each in queues if each.name.startswith(request.queue_name_prefix)]
+    names = [each.name for each in await call.list_all() if each.name.startswith(request.queue_name_prefix)]
     page, cursor = _page(names, request)
     return QueueUrls(queue_urls=list(map(call.url, page)), next_token=cursor)
 
@@ -115,8 +115,7 @@ async def list_all(call: Call, request: ListQueues) -> QueueUrls:
 async def list_sources(call: Call, request: ListSources) -> SourceUrls:
     """Return a page of the queues whose dead-letter queue this one is."""
     target = await call.queue(request.queue_url)
-    queues = list_queues(await call.mailbox.get_settings())
-    names = [each.name for each in queues if each.dead_letter_queue == target.name]
+    names = [each.name for each in await call.list_all() if each.dead_letter_queue == target.name]
     page, cursor = _page(names, request)
     return SourceUrls(queue_urls=list(map(call.url, page)), next_token=cursor)
 
@@ -136,7 +135,7 @@ def _page(names: Sequence[str], request: ListQueues | ListSources) -> tuple[list
 
 async def get_queue_attributes(call: Call, request: GetQueueAttributes) -> Attributes:
     """Return attributes of a queue."""
-    queue = await call.queue(request.queue_url)
+    queue = await call.readable(request.queue_url)
     names = set(request.attribute_names)
     if unknown := names - READABLE:
         raise SqsError("InvalidAttributeName", f"Unknown Attribute {min(unknown)}.")
@@ -144,6 +143,8 @@ async def get_queue_attributes(call: Call, request: GetQueueAttributes) -> Attri
     if "All" in names or any(each.startswith("Approximate") for each in names):
         topics = await call.mailbox.list_topics()
         values |= count_attributes(next((each for each in topics if each.topic == queue.name), None))
+        dead = await count_dead(call, await sources_of(call, queue))
+        values[VISIBLE] = str(int(values[VISIBLE]) + dead)
     return Attributes(
         attributes={name: value for name, value in values.items() if "All" in names or name in names}
     )
@@ -155,7 +156,7 @@ async def set_queue_attributes(call: Call, request: SetQueueAttributes) -> Empty
     if not request.attributes:
         raise missing("Attributes")
     changes = change_queue(queue, request.attributes)
-    settings = await call.mailbox.get_settings()
+    settings = await call.service.mailbox.get_settings()
     if "RedrivePolicy" in request.attributes:
         _check_target(settings, change_settings(settings, changes), queue.name)
     await call.mailbox.set_settings(changes)
@@ -197,7 +198,7 @@ async def untag_queue(call: Call, request: UntagQueue) -> Empty:
 
 async def list_queue_tags(call: Call, request: QueueRequest) -> Tags:
     """Return the tags of a queue."""
-    return Tags(tags=(await call.queue(request.queue_url)).tags)
+    return Tags(tags=(await call.readable(request.queue_url)).tags)
 
 
 def _check_tags(tags: dict[str, str]) -> None:
@@ -212,14 +213,21 @@ def _check_tags(tags: dict[str, str]) -> None:
 
 async def purge_queue(call: Call, request: QueueRequest) -> Empty:
     """Remove the messages of a queue, also those in flight."""
-    await _empty(call, (await call.queue(request.queue_url)).name)
+    queue = await call.queue(request.queue_url)
+    await _empty(call, queue.name)
+    if sources := await sources_of(call, queue):
+        spec = RedriveSpec(action="purge", topics=sources, reasons=REASONS)
+        await finish(call.mailbox, await call.mailbox.start_redrive(spec))
     return Empty()
 
 
 async def delete_queue(call: Call, request: QueueRequest) -> Empty:
     """Delete a queue with its messages."""
-    name = (await call.queue(request.queue_url)).name
+    queue = await call.queue(request.queue_url)
+    name = queue.name
     await _empty(call, name)
+    if queue.dead_letter_queue is not None:  # which keeps them
+        await fetch(call, queue.dead_letter_queue, [name])
     await call.mailbox.set_settings(SettingsChanges(topics={name: None}, labels={name: None}))
     return Empty()
 
@@ -232,7 +240,4 @@ async def _empty(call: Call, name: str) -> None:
         await call.mailbox.purge_topic(name, dead=False, ready=True)
     if topics[name].in_flight or topics[name].delayed:
         job = await call.mailbox.start_redrive(RedriveSpec(action="cancel", topics=(name,)))
-        async with asyncio.timeout(CANCEL_SECONDS):
-            while job.is_active:
-                await asyncio.sleep(0.02)
-                job = await call.mailbox.get_redrive(job.job_id)
+        await finish(call.mailbox, job)

@@ -168,6 +168,58 @@ class ChangeMessageVisibilityBatch(QueueRequest, frozen=True):
     entries: list[VisibilityEntry] = []
 
 
+class StartMessageMoveTask(Request, frozen=True):
+    """Dead-letter queue whose messages are moved."""
+
+    source_arn: str = ""
+    destination_arn: str | None = None
+    max_number_of_messages_per_second: int | None = None
+
+
+class ListMessageMoveTasks(Request, frozen=True):
+    """Dead-letter queue whose move tasks are listed."""
+
+    source_arn: str = ""
+    max_results: int | None = None
+
+
+class CancelMessageMoveTask(Request, frozen=True):
+    """Move task to be cancelled."""
+
+    task_handle: str = ""
+
+
+class TaskHandle(Answer, frozen=True):
+    """Handle of a move task."""
+
+    task_handle: str
+
+
+class MoveTask(Answer, frozen=True):
+    """A move task."""
+
+    task_handle: str | None = None
+    status: str = ""
+    source_arn: str = ""
+    destination_arn: str | None = None
+    max_number_of_messages_per_second: int | None = None
+    approximate_number_of_messages_moved: int = 0
+    approximate_number_of_messages_to_move: int = 0
+    started_timestamp: int = 0
+
+
+class MoveTasks(Answer, frozen=True):
+    """Move tasks, newest first."""
+
+    results: list[MoveTask] = []
+
+
+class CancelledTask(Answer, frozen=True, omit_defaults=False):
+    """Number of messages that a cancelled task moved."""
+
+    approximate_number_of_messages_moved: int
+
+
 class QueueUrl(Answer, frozen=True):
     """URL of a queue."""
 

@@ -10,7 +10,7 @@ can't change or remove earlier ones.
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable
 from hmac import compare_digest, digest
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -27,6 +27,8 @@ from postroom.domain.errors import InvalidRequest, Unauthenticated
 
 PREFIX = "prm1_"
 """Prefix of a token's text; 1 is the version of the format."""
+KEY_PREFIX = "PRK1"
+"""Prefix of the ids of access keys."""
 MAX_TOKEN_CHARS = 4_000
 MAX_CAVEATS = 32
 NONCE_BYTES = 16
@@ -159,7 +161,46 @@ class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
             raise Unauthenticated(f"{error} Attenuate the token again.", "caveat") from None
 
 
+class AccessKey(NamedTuple):
+    """A capability for clients that sign their requests: what names it, and its secret.
+
+    Arguments:
+        id: identifier and caveats of its token; no secret.
+        secret: the tag of its token.
+    """
+
+    id: str
+    secret: str
+
+
+def to_access_key(token: Token) -> AccessKey:
+    """Return a token as an access key."""
+    text = urlsafe_b64encode(_encode((token.identifier, token.caveats))).rstrip(b"=").decode()
+    return AccessKey(KEY_PREFIX + text, urlsafe_b64encode(token.tag).rstrip(b"=").decode())
+
+
+def read_access_key(id_: str) -> Token:
+    """Return the token of an access key with an empty tag; raise Unauthenticated when it is malformed."""
+    if not id_.startswith(KEY_PREFIX) or len(id_) > MAX_TOKEN_CHARS:
+        raise _malformed_token()
+    text = id_.removeprefix(KEY_PREFIX)
+    try:
+        identifier, caveats = _decode_key(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise _malformed_token() from None
+    token = Token(identifier, caveats, b"")
+    if len(caveats) > MAX_CAVEATS or to_access_key(token).id != id_:
+        raise _malformed_token()
+    return token
+
+
+def complete(token: Token, secret: bytes) -> Token:
+    """Return a token with the tag that a root key gives it."""
+    return Token(token.identifier, token.caveats, _tag(token, secret))
+
+
 _encode = msgspec.msgpack.encode
+_decode_key = msgspec.msgpack.Decoder(tuple[bytes, tuple[bytes, ...]]).decode
 _decode_token = msgspec.msgpack.Decoder(Token).decode
 _decode_identifier = msgspec.msgpack.Decoder(Identifier).decode
 
@@ -202,11 +243,15 @@ def verify_tag(token: Token, secret: bytes) -> None:
     Arguments:
         secret: of the root key that the identifier names.
     """
+    if not compare_digest(_tag(token, secret), token.tag):
+        raise not_issued_here()
+
+
+def _tag(token: Token, secret: bytes) -> bytes:
     tag = digest(secret, _CONTEXT + token.identifier, _SHA256)
     for caveat in token.caveats:
         tag = digest(tag, caveat, _SHA256)
-    if not compare_digest(tag, token.tag):
-        raise not_issued_here()
+    return tag
 
 
 def not_issued_here() -> Unauthenticated:

@@ -294,6 +294,19 @@ class MailboxConformance(
         assert (settings.limits.in_flight_ceiling, settings.topics) == (100, {})
         assert settings.default_policy == TopicPolicy()
 
+    async def test_labels_are_changed_one_by_one_and_outlast_a_replacement(self, mailbox: Mailbox) -> None:
+        labels = {"orders": {"team": "shop", "cost": "7 €"}, "pay.eu": {"x": ""}}
+        topics = {"orders": {"max_attempts": 3}, "pay.eu": {"shards": 2}, "other": {"shards": 2}}
+        await mailbox.set_settings(SettingsChanges(topics=topics, labels=labels))
+        assert (await mailbox.get_settings()).labels == labels
+        await mailbox.set_settings(
+            SettingsChanges(labels={"orders": {"cost": None, "b": "1"}, "pay.eu": None})
+        )
+        assert await mailbox.set_settings(SettingsChanges(), replace=True)
+        settings = await mailbox.get_settings()
+        assert settings.labels == {"orders": {"team": "shop", "b": "1"}}
+        assert settings.topics == {"orders": {"max_attempts": 3}}
+
     async def test_a_policy_of_some_fields_leaves_the_others_to_the_globs_and_the_default(
         self, mailbox: Mailbox
     ) -> None:

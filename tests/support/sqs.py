@@ -1,12 +1,23 @@
 """Clients of SQS: boto3 as it is, and with the query protocol, which its earlier versions spoke."""
 
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import boto3
 import botocore.session
+import pytest
 from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from tests.support.servers.http import PostroomServer
 
 PROTOCOLS = ("json", "query")
+SQS = "127.0.0.1:0"
+"""Address of the server, at any free port."""
 _MEMBERS = {
     "AttributeNameList": "AttributeName",
     "MessageAttributeNameList": "MessageAttributeName",
@@ -92,3 +103,68 @@ def _as_query(model: Any) -> Any:
         for name, each in model["operations"].items()
     }
     return {**model, "metadata": metadata, "shapes": shapes, "operations": operations}
+
+
+def new_queue(client: Any, suffix: str = "", **attributes: str) -> str:
+    """Create a queue, and return its URL."""
+    if suffix == ".fifo":
+        attributes["FifoQueue"] = "true"
+    name = f"q{uuid4().hex}{suffix}"
+    return str(client.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"])
+
+
+def receive(client: Any, url: str, most: int = 10, **options: Any) -> list[Any]:
+    """Receive messages with all their attributes."""
+    answer = client.receive_message(
+        QueueUrl=url,
+        MaxNumberOfMessages=most,
+        AttributeNames=["All"],
+        MessageAttributeNames=["All"],
+        **options,
+    )
+    return list(answer.get("Messages", []))
+
+
+def refused(call: Any, **arguments: Any) -> tuple[str, int]:
+    """Return the code and the status with which a call is refused."""
+    with pytest.raises(ClientError) as refusal:
+        call(**arguments)
+    response: Any = refusal.value.response
+    return response["Error"]["Code"], response["ResponseMetadata"]["HTTPStatusCode"]
+
+
+def is_refused(call: Any, **arguments: Any) -> bool:
+    """Return whether a call is refused."""
+    try:
+        call(**arguments)
+    except ClientError:
+        return True
+    return False
+
+
+def raw(server: PostroomServer, body: bytes, headers: dict[str, str], path: str = "/") -> tuple[int, str]:
+    """Make a request by hand, and return its status and its answer."""
+    connection = server.connect()
+    connection.port = int(server.addresses[1].rpartition(":")[2])
+    try:
+        connection.request("POST", path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def token(folder: Path, *arguments: str) -> str:
+    """Run a command on tokens of the store in a folder, and return what it prints."""
+    script = Path(sys.executable).parent / "postroom"
+    command = [str(script), "token", *arguments, "--store", str(folder / "store.db")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def access_key(folder: Path, *arguments: str) -> tuple[str, str]:
+    """Return a new access key: its id, and its secret."""
+    printed = token(folder, "mint", "shop", "--access-key", *arguments)
+    key, secret = re.findall(r"= (\S+)", printed)
+    return key, secret

@@ -241,6 +241,34 @@ def test_a_topic_of_an_old_log_keeps_at_least_the_shards_that_it_used() -> None:
     assert again.shard == sent[0].shard
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [
+        None,
+        "x",
+        [],
+        {1: {}},
+        {"a b": {}},
+        {"a": []},
+        {"a": {1: "x"}},
+        {"a": {"": "x"}},
+        {"a": {"x": 1}},
+        {"a": {"x": "\0"}},
+        {"a": {"x": "y" * 4_097}},
+        {"a": {str(i): "" for i in range(201)}},
+    ],
+)
+def test_labels_out_of_bounds_are_refused(labels: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        change_settings(MailboxSettings(), SettingsChanges(labels=labels))
+
+
+def test_more_topics_with_labels_than_topics_are_refused() -> None:
+    labels = {f"topic-{i}": {"a": "b"} for i in range(3)}
+    with pytest.raises(InvalidRequest, match="3 topics have labels, and the limit is 2"):
+        change_settings(MailboxSettings(MailboxLimits(topics=2)), SettingsChanges(labels=labels))
+
+
 def test_settings_outlive_a_snapshot() -> None:
     a = Life("a")
     settings = settings_of({"ord*": {"shards": 3}}, max_attempts=9)

@@ -1,78 +1,25 @@
 """Clients of Amazon SQS use a mailbox: boto3, in both protocols."""
 
 import hashlib
-import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import pytest
-from botocore.exceptions import ClientError
-
 from tests.support.console import read_steps
 from tests.support.servers.http import PostroomServer
-from tests.support.sqs import PROTOCOLS, sqs_client
+from tests.support.sqs import (
+    SQS,
+    new_queue,
+    receive,
+    refused,
+    sqs_client,
+)
 
-SQS = "127.0.0.1:0"
-PAGE = Path(__file__).parents[2] / "docs" / "sqs.md"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostroomServer]:
-    """A server of a mailbox for HTTP and for clients of SQS."""
-    with PostroomServer(tmp_path_factory.mktemp("sqs"), sqs=SQS, console=False) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def clients(server: PostroomServer) -> dict[str, Any]:
-    """A client of each protocol."""
-    return {protocol: sqs_client(server.addresses[1], protocol) for protocol in PROTOCOLS}
-
-
-@pytest.fixture(params=PROTOCOLS)
-def client(request: pytest.FixtureRequest, clients: dict[str, Any]) -> Any:
-    """A client of one protocol."""
-    return clients[request.param]
-
-
-@pytest.fixture
-def url(client: Any) -> str:
-    """URL of a new queue."""
-    return new_queue(client)
-
-
-def new_queue(client: Any, suffix: str = "", **attributes: str) -> str:
-    """Create a queue, and return its URL."""
-    if suffix == ".fifo":
-        attributes["FifoQueue"] = "true"
-    name = f"q{uuid4().hex}{suffix}"
-    return str(client.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"])
-
-
-def receive(client: Any, url: str, most: int = 10, **options: Any) -> list[Any]:
-    """Receive messages with all their attributes."""
-    answer = client.receive_message(
-        QueueUrl=url,
-        MaxNumberOfMessages=most,
-        AttributeNames=["All"],
-        MessageAttributeNames=["All"],
-        **options,
-    )
-    return list(answer.get("Messages", []))
-
-
-def refused(call: Any, **arguments: Any) -> tuple[str, int]:
-    """Return the code and the status with which a call is refused."""
-    with pytest.raises(ClientError) as refusal:
-        call(**arguments)
-    response: Any = refusal.value.response
-    return response["Error"]["Code"], response["ResponseMetadata"]["HTTPStatusCode"]
+PAGE = Path(__file__).parents[3] / "docs" / "sqs.md"
 
 
 def test_a_message_arrives_with_its_attributes_and_digests(client: Any, url: str) -> None:
@@ -262,119 +209,6 @@ def test_groups_of_a_standard_queue_take_turns(client: Any, url: str) -> None:
     received = receive(client, url)
     assert [each["Body"] for each in received] == ["loud", "quiet", "loud", "loud"]
     assert received[1]["Attributes"]["MessageGroupId"] == "quiet"
-
-
-def test_each_error_has_the_documented_code(client: Any, url: str) -> None:
-    """Codes are the same in both protocols."""
-    missing = url + "-missing"
-    own = "AWS.SimpleQueueService."
-    two = [{"Id": "a", "MessageBody": "x"}, {"Id": "a", "MessageBody": "x"}]
-    many = [{"Id": f"e{i}", "MessageBody": "x"} for i in range(11)]
-    large = [{"Id": f"e{i}", "MessageBody": "x" * 600_000} for i in range(2)]
-    receive_, send, batch = client.receive_message, client.send_message, client.send_message_batch
-    visibility, set_ = client.change_message_visibility, client.set_queue_attributes
-    client.send_message(QueueUrl=url, MessageBody="x")
-    (message,) = receive(client, url)
-    handle = message["ReceiptHandle"]
-    client.delete_message(QueueUrl=url, ReceiptHandle=handle)
-    fifo = f"{uuid4().hex}.fifo"
-    expected: list[tuple[str, Any, dict[str, Any]]] = [
-        (own + "NonExistentQueue", send, {"QueueUrl": missing, "MessageBody": "x"}),
-        (own + "NonExistentQueue", client.get_queue_url, {"QueueName": "missing"}),
-        ("ReceiptHandleIsInvalid", client.delete_message, {"QueueUrl": url, "ReceiptHandle": "x"}),
-        (
-            own + "MessageNotInflight",
-            visibility,
-            {"QueueUrl": url, "ReceiptHandle": handle, "VisibilityTimeout": 1},
-        ),
-        (own + "EmptyBatchRequest", batch, {"QueueUrl": url, "Entries": []}),
-        (own + "TooManyEntriesInBatchRequest", batch, {"QueueUrl": url, "Entries": many}),
-        (own + "BatchEntryIdsNotDistinct", batch, {"QueueUrl": url, "Entries": two}),
-        (own + "InvalidBatchEntryId", batch, {"QueueUrl": url, "Entries": [{"Id": "ä", "MessageBody": "x"}]}),
-        (own + "BatchRequestTooLong", batch, {"QueueUrl": url, "Entries": large}),
-        ("InvalidMessageContents", send, {"QueueUrl": url, "MessageBody": "\x01"}),
-        ("InvalidParameterValue", send, {"QueueUrl": url, "MessageBody": "x" * ((1 << 20) + 1)}),
-        ("InvalidParameterValue", send, {"QueueUrl": url, "MessageBody": "x", "DelaySeconds": 901}),
-        ("InvalidParameterValue", receive_, {"QueueUrl": url, "MaxNumberOfMessages": 11}),
-        ("InvalidParameterValue", receive_, {"QueueUrl": url, "WaitTimeSeconds": 21}),
-        ("InvalidParameterValue", client.create_queue, {"QueueName": "a b"}),
-        ("InvalidAttributeName", client.get_queue_attributes, {"QueueUrl": url, "AttributeNames": ["No"]}),
-        ("InvalidAttributeName", set_, {"QueueUrl": url, "Attributes": {"No": "1"}}),
-        ("InvalidAttributeValue", set_, {"QueueUrl": url, "Attributes": {"DelaySeconds": "901"}}),
-        ("InvalidAttributeValue", client.create_queue, {"QueueName": fifo}),
-        (own + "UnsupportedOperation", set_, {"QueueUrl": url, "Attributes": {"KmsMasterKeyId": "x"}}),
-        (
-            own + "UnsupportedOperation",
-            client.add_permission,
-            {"QueueUrl": url, "Label": "x", "AWSAccountIds": ["1"], "Actions": ["*"]},
-        ),
-    ]
-    for code, call, arguments in expected:
-        assert refused(call, **arguments) == (code, 400), arguments
-
-
-def raw(server: PostroomServer, body: bytes, headers: dict[str, str], path: str = "/") -> tuple[int, str]:
-    """Make a request by hand, and return its status and its answer."""
-    connection = server.connect()
-    connection.port = int(server.addresses[1].rpartition(":")[2])
-    try:
-        connection.request("POST", path, body, headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-    finally:
-        connection.close()
-
-
-@pytest.mark.parametrize(
-    ("target", "body", "error"),
-    [
-        (
-            "SendMessage",
-            b'{"QueueUrl": "x", "MessageBody": "x", "Unknown": 1}',
-            "InvalidParameterValueException",
-        ),
-        ("SendMessage", b'{"QueueUrl": 1}', "SerializationException"),
-        ("SendMessage", b"[]", "SerializationException"),
-        ("SendMessage", b"{", "SerializationException"),
-        ("SendMessage", b'{"MessageBody": "\\ud800"}', "SerializationException"),
-        ("SendMessage", b"{}", "MissingRequiredParameterException"),
-        ("GetQueueUrl", b"{}", "MissingRequiredParameterException"),
-        ("Explode", b"{}", "UnknownOperationException"),
-    ],
-)
-def test_malformed_json_is_refused(server: PostroomServer, target: str, body: bytes, error: str) -> None:
-    """Each answer is one of SQS."""
-    headers = {"X-Amz-Target": f"AmazonSQS.{target}", "Content-Type": "application/x-amz-json-1.0"}
-    status, answer = raw(server, body, headers)
-    assert (status, json.loads(answer)["__type"]) == (400, f"com.amazonaws.sqs#{error}")
-
-
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [
-        (b"", "MissingAction"),
-        (b"Action=Explode", "InvalidAction"),
-        (b"Action=SendMessage&Action=SendMessage", "InvalidQueryParameter"),
-        (b"Action=SendMessage&Unknown=1", "InvalidParameterValue"),
-        (b"Action=SendMessage&MessageBody", "MalformedQueryString"),
-        (b"Action=SendMessage&MessageAttribute.x.Name=a", "InvalidQueryParameter"),
-        (b"Action=SendMessage&MessageAttribute.1.Name=a", "MissingParameter"),
-        (b"Action=ReceiveMessage&MaxNumberOfMessages=x", "SerializationException"),
-        (b"Action=CreateQueue&Attribute=1", "InvalidParameterValue"),
-    ],
-)
-def test_malformed_forms_are_refused(server: PostroomServer, body: bytes, code: str) -> None:
-    """Each answer is one of SQS."""
-    status, answer = raw(server, body, {"Content-Type": "application/x-www-form-urlencoded"})
-    assert status == 400
-    assert f"<Code>{code}</Code>" in answer
-
-
-def test_requests_are_bounded_and_not_of_web_pages(server: PostroomServer) -> None:
-    """A browser names the page that sends a form."""
-    assert raw(server, b"x" * (5 << 20), {})[0] == 413
-    assert raw(server, b"Action=ListQueues", {"Sec-Fetch-Site": "cross-site"})[0] == 403
-    assert raw(server, b"Action=ListQueues", {"Host": "evil.example"})[0] == 421
 
 
 def test_other_clients_of_the_mailbox_see_messages_and_send_them(

@@ -1,0 +1,153 @@
+"""Requests that are refused, with the codes of Amazon SQS."""
+
+import json
+from typing import Any
+from urllib.parse import urlencode
+from uuid import uuid4
+
+import pytest
+
+from postroom.adapters.sqs.app import ACTIONS
+from tests.support.servers.http import PostroomServer
+from tests.support.sqs import (
+    new_queue,
+    raw,
+    receive,
+    refused,
+)
+
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    1.5,
+    "",
+    "x",
+    "\0",
+    "é" * 5_000,
+    [],
+    ["x"],
+    [1],
+    {},
+    {"x": "x"},
+    {"x": {}},
+    [{"Id": "x"}],
+)
+
+
+def test_each_error_has_the_documented_code(client: Any, url: str) -> None:
+    """Codes are the same in both protocols."""
+    missing = url + "-missing"
+    own = "AWS.SimpleQueueService."
+    two = [{"Id": "a", "MessageBody": "x"}, {"Id": "a", "MessageBody": "x"}]
+    many = [{"Id": f"e{i}", "MessageBody": "x"} for i in range(11)]
+    large = [{"Id": f"e{i}", "MessageBody": "x" * 600_000} for i in range(2)]
+    receive_, send, batch = client.receive_message, client.send_message, client.send_message_batch
+    visibility, set_ = client.change_message_visibility, client.set_queue_attributes
+    client.send_message(QueueUrl=url, MessageBody="x")
+    (message,) = receive(client, url)
+    handle = message["ReceiptHandle"]
+    client.delete_message(QueueUrl=url, ReceiptHandle=handle)
+    fifo = f"{uuid4().hex}.fifo"
+    expected: list[tuple[str, Any, dict[str, Any]]] = [
+        (own + "NonExistentQueue", send, {"QueueUrl": missing, "MessageBody": "x"}),
+        (own + "NonExistentQueue", client.get_queue_url, {"QueueName": "missing"}),
+        ("ReceiptHandleIsInvalid", client.delete_message, {"QueueUrl": url, "ReceiptHandle": "x"}),
+        (
+            own + "MessageNotInflight",
+            visibility,
+            {"QueueUrl": url, "ReceiptHandle": handle, "VisibilityTimeout": 1},
+        ),
+        (own + "EmptyBatchRequest", batch, {"QueueUrl": url, "Entries": []}),
+        (own + "TooManyEntriesInBatchRequest", batch, {"QueueUrl": url, "Entries": many}),
+        (own + "BatchEntryIdsNotDistinct", batch, {"QueueUrl": url, "Entries": two}),
+        (own + "InvalidBatchEntryId", batch, {"QueueUrl": url, "Entries": [{"Id": "ä", "MessageBody": "x"}]}),
+        (own + "BatchRequestTooLong", batch, {"QueueUrl": url, "Entries": large}),
+        ("InvalidMessageContents", send, {"QueueUrl": url, "MessageBody": "\x01"}),
+        ("InvalidParameterValue", send, {"QueueUrl": url, "MessageBody": "x" * ((1 << 20) + 1)}),
+        ("InvalidParameterValue", send, {"QueueUrl": url, "MessageBody": "x", "DelaySeconds": 901}),
+        ("InvalidParameterValue", receive_, {"QueueUrl": url, "MaxNumberOfMessages": 11}),
+        ("InvalidParameterValue", receive_, {"QueueUrl": url, "WaitTimeSeconds": 21}),
+        ("InvalidParameterValue", client.create_queue, {"QueueName": "a b"}),
+        ("InvalidAttributeName", client.get_queue_attributes, {"QueueUrl": url, "AttributeNames": ["No"]}),
+        ("InvalidAttributeName", set_, {"QueueUrl": url, "Attributes": {"No": "1"}}),
+        ("InvalidAttributeValue", set_, {"QueueUrl": url, "Attributes": {"DelaySeconds": "901"}}),
+        ("InvalidAttributeValue", client.create_queue, {"QueueName": fifo}),
+        (own + "UnsupportedOperation", set_, {"QueueUrl": url, "Attributes": {"KmsMasterKeyId": "x"}}),
+        (
+            own + "UnsupportedOperation",
+            client.add_permission,
+            {"QueueUrl": url, "Label": "x", "AWSAccountIds": ["1"], "Actions": ["*"]},
+        ),
+    ]
+    for code, call, arguments in expected:
+        assert refused(call, **arguments) == (code, 400), arguments
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "error"),
+    [
+        (
+            "SendMessage",
+            b'{"QueueUrl": "x", "MessageBody": "x", "Unknown": 1}',
+            "InvalidParameterValueException",
+        ),
+        ("SendMessage", b'{"QueueUrl": 1}', "SerializationException"),
+        ("SendMessage", b"[]", "SerializationException"),
+        ("SendMessage", b"{", "SerializationException"),
+        ("SendMessage", b'{"MessageBody": "\\ud800"}', "SerializationException"),
+        ("SendMessage", b"{}", "MissingRequiredParameterException"),
+        ("GetQueueUrl", b"{}", "MissingRequiredParameterException"),
+        ("Explode", b"{}", "UnknownOperationException"),
+    ],
+)
+def test_malformed_json_is_refused(server: PostroomServer, target: str, body: bytes, error: str) -> None:
+    """Each answer is one of SQS."""
+    headers = {"X-Amz-Target": f"AmazonSQS.{target}", "Content-Type": "application/x-amz-json-1.0"}
+    status, answer = raw(server, body, headers)
+    assert (status, json.loads(answer)["__type"]) == (400, f"com.amazonaws.sqs#{error}")
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", "MissingAction"),
+        (b"Action=Explode", "InvalidAction"),
+        (b"Action=SendMessage&Action=SendMessage", "InvalidQueryParameter"),
+        (b"Action=SendMessage&Unknown=1", "InvalidParameterValue"),
+        (b"Action=SendMessage&MessageBody", "MalformedQueryString"),
+        (b"Action=SendMessage&MessageAttribute.x.Name=a", "InvalidQueryParameter"),
+        (b"Action=SendMessage&MessageAttribute.1.Name=a", "MissingParameter"),
+        (b"Action=ReceiveMessage&MaxNumberOfMessages=x", "SerializationException"),
+        (b"Action=CreateQueue&Attribute=1", "InvalidParameterValue"),
+    ],
+)
+def test_malformed_forms_are_refused(server: PostroomServer, body: bytes, code: str) -> None:
+    """Each answer is one of SQS."""
+    status, answer = raw(server, body, {"Content-Type": "application/x-www-form-urlencoded"})
+    assert status == 400
+    assert f"<Code>{code}</Code>" in answer
+
+
+@pytest.mark.parametrize("action", sorted(ACTIONS))
+def test_no_value_of_a_parameter_is_a_defect(server: PostroomServer, action: str, clients: Any) -> None:
+    """Each type in each parameter is accepted or refused."""
+    headers = {"X-Amz-Target": f"AmazonSQS.{action}", "Content-Type": "application/x-amz-json-1.0"}
+    url = new_queue(clients["json"])
+    name = url.rpartition("/")[2]
+    valid = {"QueueUrl": url, "QueueName": name, "SourceArn": f"arn:aws:sqs:us-east-1:000000000000:{name}"}
+    names = ACTIONS[action].request.__struct_encode_fields__
+    for field in names:
+        for value in VALUES:
+            body = {each: text for each, text in valid.items() if each in names} | {field: value}
+            status, answer = raw(server, json.dumps(body).encode(), headers)
+            assert status < 500, (body, answer)
+            form = urlencode({"Action": action, field: str(value), f"{field}.1": "x", f"{field}.1.Name": "x"})
+            assert raw(server, form.encode(), {})[0] < 500, form
+
+
+def test_requests_are_bounded_and_not_of_web_pages(server: PostroomServer) -> None:
+    """A browser names the page that sends a form."""
+    assert raw(server, b"x" * (5 << 20), {})[0] == 413
+    assert raw(server, b"Action=ListQueues", {"Sec-Fetch-Site": "cross-site"})[0] == 403
+    assert raw(server, b"Action=ListQueues", {"Host": "evil.example"})[0] == 421
