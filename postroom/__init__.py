@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from postroom.adapters.postgres.messaging.outbox import AsyncOutbox, Outbox
     from postroom.adapters.postgres.messaging.settings import MessagingSettings, Tables
     from postroom.adapters.rabbitmq.settings import RabbitmqSettings
+    from postroom.adapters.sentry import sentry
     from postroom.adapters.sql.mailbox_outbox import AsyncMailboxOutbox, MailboxOutbox
     from postroom.adapters.sync_mailbox import SyncMailbox, SyncMessageStream, SyncReceivedMessage
     from postroom.application.erasure.erase_subject import ErasureSettings
@@ -276,6 +277,7 @@ __all__ = [
     "read_receipt",
     "rebuild_projections",
     "roll_back_projections",
+    "sentry",
     "transaction",
     "verify_projections",
     "verify_signature",
@@ -310,6 +312,7 @@ _NAMES = {
     "adapters.postgres.messaging.outbox": "AsyncOutbox Outbox",
     "adapters.postgres.messaging.settings": "MessagingSettings Tables",
     "adapters.rabbitmq.settings": "RabbitmqSettings",
+    "adapters.sentry": "sentry",
     "adapters.sql.mailbox_outbox": "AsyncMailboxOutbox MailboxOutbox",
     "adapters.sync_mailbox": "SyncMailbox SyncMessageStream SyncReceivedMessage",
     "application.erasure.erase_subject": "ErasureSettings",

@@ -227,6 +227,16 @@ class Worker(Sender):
             await cancel_and_wait(running, stopping)
         return WorkerCounts(sum(each.handled for each in runs), sum(each.failed for each in runs))
 
+    async def run_once(self, mailbox: Mailbox) -> WorkerCounts:
+        """Handle the messages that are ready, and those that handlers send, until none is ready.
+
+        Raises: as `run`.
+        """
+        total = WorkerCounts()
+        while (counts := await self.run(mailbox, once=True)) != WorkerCounts():
+            total = WorkerCounts(total.handled + counts.handled, total.failed + counts.failed)
+        return total
+
     def collect_metrics(self) -> list[Metric]:
         """Return the metrics of the latest run."""
         return worker_metrics(self._runs)

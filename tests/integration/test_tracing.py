@@ -4,13 +4,18 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
+from typing import Any
 
 import aiohttp
 import psycopg
 import pytest
+import sentry_sdk
 from opentelemetry import baggage, context
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
+from sentry_sdk.envelope import Envelope
+from sentry_sdk.transport import Transport
 
 from postroom import (
     MessagingSettings,
@@ -19,12 +24,16 @@ from postroom import (
     NotFound,
     OutboxSettings,
     ReceivedMessage,
+    Reject,
+    Retry,
+    RetryLater,
     TopicPolicy,
     Worker,
     connect,
     open_mailbox,
     open_relay,
     outbox,
+    sentry,
     transaction,
 )
 from postroom.adapters.compose.process import export_traces
@@ -304,3 +313,59 @@ def test_opentelemetrys_environment_names_the_collector_or_turns_tracing_off(
         assert not is_recording()
     finally:
         use_tracer(former)
+
+
+class Envelopes(Transport):
+    """Collect what the SDK of Sentry would send."""
+
+    def __init__(self, options: Any = None) -> None:
+        super().__init__(options)
+        self.events: list[Any] = []
+
+    def capture_envelope(self, envelope: Envelope) -> None:
+        self.events += filter(None, (each.get_event() for each in envelope.items))
+
+
+async def test_sentry_gets_the_errors_of_handlers_each_with_its_message() -> None:
+    worker, transport = Worker(middlewares=[sentry]), Envelopes()
+
+    @worker.consumer("orders", concurrency=3, retry=Retry(attempts=1))
+    async def confirm(message: ReceivedMessage) -> None:
+        sentry_sdk.set_tag("customer", message.payload.decode())
+        await asyncio.sleep(0)
+        match message.payload:
+            case b"reject":
+                raise Reject("no account")
+            case b"later":
+                raise RetryLater("1h")
+            case b"fail":
+                raise LookupError("no such customer")
+
+    @worker.consumer("reports", retry=Retry(attempts=1))
+    def report(numbers: list[int]) -> None:
+        sentry_sdk.set_tag("thread", threading.current_thread().name)
+        raise ZeroDivisionError
+
+    options: Any = {"include_local_variables": False, "default_integrations": False}
+    sentry_sdk.init("http://key@127.0.0.1/1", transport=transport, **options)
+    try:
+        async with open_mailbox("memory:") as mailbox:
+            for payload in (b"reject", b"later", b"fail", b"fine"):
+                sent = await mailbox.send_message(NewMessage("orders", payload, message_id=payload.decode()))
+            for payload in (b"[1]", b"no numbers"):
+                await mailbox.send_message(NewMessage("reports", payload))
+            await worker.run(mailbox, once=True)
+            assert (await mailbox.get_message(sent.message_id)).status == "acked"
+    finally:
+        sentry_sdk.get_client().close()
+        sentry_sdk.get_global_scope().set_client(None)
+    by_type = {event["exception"]["values"][-1]["type"]: event for event in transport.events}
+    assert sorted(by_type) == ["DecodeError", "LookupError", "ZeroDivisionError"]
+    event = by_type["LookupError"]
+    assert event["tags"] == {"topic": "orders", "customer": "fail"}
+    assert event["transaction"] == "process orders"
+    assert event["contexts"]["message"] == {"id": "fail", "attempt": 1}
+    frames = event["exception"]["values"][-1]["stacktrace"]["frames"]
+    assert frames[-1]["function"] == "confirm"
+    assert not any("vars" in frame for frame in frames)
+    assert by_type["ZeroDivisionError"]["tags"]["thread"] != threading.current_thread().name
