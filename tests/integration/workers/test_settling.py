@@ -3,9 +3,13 @@
 import asyncio
 import functools
 import json
+import re
+import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,6 +29,8 @@ from postroom import (
 from postroom.adapters.compose import OwnedMailbox
 from tests.support.waiting import SECONDS, until, until_answer
 from tests.support.worker_runs import running, send, unsettled
+
+PAGE = (Path(__file__).parents[3] / "docs" / "workers.md").read_text("utf-8")
 
 
 class Order(msgspec.Struct):
@@ -386,3 +392,41 @@ async def test_a_worker_that_handles_what_is_ready_goes_on_with_what_waited_for_
     await mailbox.send_batch([NewMessage("orders", b"%d" % number, sticky_key="a") for number in range(5)])
     assert (await worker.run(mailbox, once=True)).handled == 5
     assert handled == [b"0", b"1", b"2", b"3", b"4"]
+
+
+ROWS = re.findall(r"^\| (`def`|`async def`|`def`, `async def`) \| `(.+?)` \| (.+) \|$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "end"), [(kind, body, end) for kinds, body, end in ROWS for kind in kinds.split(", ")]
+)
+async def test_a_delivery_ends_as_the_table_of_the_page_says_and_the_next_is_handled(
+    mailbox: OwnedMailbox, kind: str, body: str, end: str
+) -> None:
+    worker, names = Worker(), {"asyncio": asyncio, "sys": sys, "time": time, "Reject": Reject}
+    exec(f"{kind.strip('`')} handle(message):\n    if message.payload != b'bad': return\n    {body}", names)
+    handle: Any = names["handle"]
+    handle.__annotations__ = {"message": ReceivedMessage}
+    worker.consumer("orders", timeout="200ms", retry=Retry(attempts=1))(handle)
+    await send(mailbox, b"bad")
+    await send(mailbox, b"good")
+    is_generator = "yield" in body  # of each message
+    async with running(worker, mailbox) as task:
+        await until_answer(lambda: _is_over(mailbox))
+    dead = (await mailbox.list_dead_letters()).items
+    errors = [each.last_error or "" for each in dead]
+    if match := re.match("fails: `(.+?)`", end):
+        assert [each.startswith(match[1].removesuffix("...")) for each in errors] == [True] * (
+            1 + is_generator
+        )
+    else:
+        assert (end.partition(";")[0], errors) == ("is acked", [])
+    assert task.result().handled == 2 - len(dead)
+
+
+async def _is_over(mailbox: OwnedMailbox) -> bool:
+    return (await unsettled(mailbox)).keys() <= {"dead"}
+
+
+def test_the_page_has_a_table_of_what_handlers_do() -> None:
+    assert len(ROWS) == 8
