@@ -33,6 +33,8 @@ MAX_BYTES = 4 << 20
 AHEAD_SECONDS = 0.1
 """Time, at the current rate, for which messages are received ahead."""
 MAX_AHEAD = 2_000
+LOOK_SECONDS = 0.05
+"""Pause of a run without messages that ends with the others, while they handle theirs."""
 EXTENSIONS_PER_VISIBILITY = 3
 BACKOFF = OutageBackoff(50, 5_000)
 """Backoff while the mailbox can't be used."""
@@ -58,16 +60,40 @@ def _group_by_key(messages: Sequence[ReceivedMessage]) -> list[deque[ReceivedMes
     return list(groups.values())
 
 
+class Once:
+    """The end of runs that end when no message is ready for any of them: handlers of one send to others.
+
+    Arguments:
+        count: number of the runs.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._idle: set[object] = set()
+        self.is_over = asyncio.Event()
+
+    def look_again(self) -> None:
+        """Have all runs receive again, as one of them has handled messages."""
+        self._idle.clear()
+
+    async def wait_for_others(self, run: object) -> None:
+        """Note that a run received nothing, and return when it should receive again, or all are over."""
+        self._idle.add(run)
+        if len(self._idle) == self._count:
+            self.is_over.set()
+        await wait_at_most(LOOK_SECONDS, self.is_over.wait())
+
+
 class ConsumerRun:
     """One run of a consumer.
 
     Arguments:
         name: recorded as the consumer of its deliveries.
-        once: end when no message is ready.
+        once: of the runs that end when no message is ready; None to go on until stopped.
     """
 
     def __init__(
-        self, consumer: Consumer, mailbox: Mailbox, topics: Topics, name: str, *, once: bool
+        self, consumer: Consumer, mailbox: Mailbox, topics: Topics, name: str, *, once: Once | None
     ) -> None:
         self._consumer = consumer
         self._mailbox = mailbox
@@ -191,8 +217,8 @@ class ConsumerRun:
         failures = 0
         loop = asyncio.get_running_loop()
         since, before = loop.time(), 0
-        is_idle = False
-        while not self._stopping.is_set():
+        is_idle = True
+        while not self._stopping.is_set() and not (self._once and self._once.is_over.is_set()):
             ahead = min(int(self._rate * AHEAD_SECONDS), MAX_AHEAD)
             # The messages of an ordered key, which are handled one after the other, count as one.
             busy = self._consumer.concurrency * self._consumer.batch
@@ -223,11 +249,13 @@ class ConsumerRun:
             if not self._once or received:
                 is_idle = False
             elif is_idle:
-                return
-            else:  # what is settled may let others of its key or limit follow
+                await self._once.wait_for_others(self)
+            else:  # what was settled lets others of its key follow, and handlers send others
                 await self._settlements.wait_until_flushed()
                 is_idle = not self._held
-                if not is_idle:
+                if is_idle:
+                    self._once.look_again()
+                else:
                     self._room.clear()
                     await self._room.wait()
 

@@ -12,7 +12,7 @@ from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import logger
 from postroom.application.threads import cancel_and_wait
 from postroom.application.workers.consumer import Consumer, Topics
-from postroom.application.workers.consumer_run import MAX_MESSAGES, ConsumerRun, pause_after
+from postroom.application.workers.consumer_run import MAX_MESSAGES, ConsumerRun, Once, pause_after
 from postroom.application.workers.handler import Handling, LoopWatch, Middleware, make_handler
 from postroom.application.workers.retry import Duration, Retry, read_duration
 from postroom.application.workers.sending import Sender
@@ -178,7 +178,7 @@ class Worker(Sender):
         """Handle messages of a mailbox until `stop` is called.
 
         Arguments:
-            once: return when no message is ready.
+            once: return when no message is ready, and none that handlers send.
             stop_ms: how long handlers may continue after `stop`; then they are cancelled, and their messages
                 released, which counts no attempt.
 
@@ -200,8 +200,9 @@ class Worker(Sender):
             raise InvalidRequest(f"Worker {self.name} is running; use another Worker for another mailbox.")
         self._stop = asyncio.Event()
         topics = Topics(mailbox, self._consumer_of)
+        end = Once(len(self._consumers)) if once else None
         runs = [
-            ConsumerRun(each, mailbox, topics, f"{self.name}/{each.handler.name}"[:255], once=once)
+            ConsumerRun(each, mailbox, topics, f"{self.name}/{each.handler.name}"[:255], once=end)
             for each in self._consumers.values()
         ]
         self._runs = runs

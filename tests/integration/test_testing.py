@@ -168,3 +168,27 @@ async def test_the_clock_of_the_application_may_be_frozen(
     assert moments == [day]
     (id_,) = memory_mailbox.assert_handled("jobs", b"")
     assert (await memory_mailbox.get_message(id_)).history[0].at.startswith("2030-01-01")
+
+
+async def test_a_run_that_ends_by_itself_handles_calls_and_chains_over_several_handlers(
+    memory_mailbox: MemoryMailbox,
+) -> None:
+    worker = Worker()
+
+    @worker.consumer("double", results=True)
+    def double(number: int) -> int:
+        return 2 * number
+
+    @worker.consumer("steps")
+    async def step(number: int) -> None:
+        if number < 40:
+            await worker.send(step, await worker.call(double, number + 1, timeout="1m"))
+
+    @worker.consumer("idle.*")
+    def idle(data: bytes) -> None: ...
+
+    await worker.send(step, 1, mailbox=memory_mailbox)
+    async with asyncio.timeout(WAIT_SECONDS):
+        counts = await worker.run(memory_mailbox, once=True)
+    assert counts.handled == 9  # 1, 4, 10, 22, 46 and four doubles
+    assert not (await memory_mailbox.get_backlog()).shards
