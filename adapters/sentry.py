@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import sentry_sdk
+
 from postroom.application.messages import ReceivedMessage
 from postroom.application.workers.handler import Handle
 from postroom.application.workers.retry import RetryLater
@@ -13,10 +15,7 @@ def sentry(next_: Handle) -> Handle:
 
     `Reject`, `PoisonMessage` and `RetryLater` are no errors. The application calls `sentry_sdk.init`, which
     decides what is sent: values of local variables, too, unless it has `include_local_variables=False`.
-
-    Raises: ModuleNotFoundError without `sentry-sdk`.
     """
-    import sentry_sdk
 
     async def handle(message: ReceivedMessage) -> Any:
         with sentry_sdk.isolation_scope() as scope:

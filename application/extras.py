@@ -40,6 +40,7 @@ EXTRAS = {
     "python_multipart": "console",
     "redis": "redis",
     "rfc3161_client": "anchors",
+    "sentry_sdk": "sentry",
     "sqlalchemy": "views",
     "standardwebhooks": "http",
     "starlette": "console",
