@@ -14,6 +14,7 @@ from postroom.domain.mailbox.counts import TopicCount
 from postroom.domain.names import message_id
 from postroom.domain.redrive.job import RedriveJob
 from postroom.domain.redrive.spec import RedriveSpec
+from postroom.domain.schedule import Missed, ScheduleSpec
 from postroom.domain.subscription import SubscriptionFilter, SubscriptionStatus
 
 Moment = int | datetime
@@ -365,6 +366,48 @@ class DeletionReport(msgspec.Struct, frozen=True):
     in_flight: int
     dead: int
     behind: int
+
+
+class ScheduleReport(msgspec.Struct, frozen=True):
+    """A schedule with its last and its next run.
+
+    Arguments:
+        topic, cron, timezone, every_ms, missed, headers, content_type, sticky_key, priority: see
+            `ScheduleSpec`.
+        payload_bytes: size of its payload.
+        runs: number of messages that it sent.
+        last_run, next_run: log time. There is no next run while it is paused, if no time matches, or if the
+            process that reads the mailbox can't compute it: it lacks the extra `schedule`.
+        last_message_id: id of the last message that it sent.
+        from_code: whether a worker registered it.
+        overridden: whether an operator changed it since; a worker changes it again when its code changes.
+        created_at, changed_at: log time.
+    """
+
+    name: str
+    topic: str
+    cron: str | None
+    timezone: str
+    every_ms: int | None
+    missed: Missed
+    payload_bytes: int
+    headers: dict[str, str]
+    content_type: str | None
+    sticky_key: str | None
+    priority: int
+    paused: bool
+    runs: int
+    last_run: str | None
+    last_message_id: str | None
+    next_run: str | None
+    from_code: bool
+    overridden: bool
+    created_at: str
+    changed_at: str
+
+    def describe(self) -> str:
+        """Return when it sends; see `ScheduleSpec.describe`."""
+        return ScheduleSpec(self.topic, self.cron, self.timezone, self.every_ms).describe()
 
 
 class RedriveMessage(msgspec.Struct, frozen=True):

@@ -231,6 +231,16 @@ def copy_stream(subscription: bytes, rewinds: int, stream: bytes) -> bytes:
     return _name_based(f"{subscription.hex()} {rewinds} {stream.hex()}")
 
 
+def tick_stream(schedule: bytes, tick: int) -> bytes:
+    """Return the stream id of the message that a schedule sends at a tick.
+
+    Arguments:
+        schedule: stream id of the schedule, which senders can't guess, so that none takes the id.
+        tick: log time, µs.
+    """
+    return _name_based(f"{schedule.hex()} at {tick}")
+
+
 def b3(digest: bytes) -> str:
     """Return a digest in its text form, `b3:<hex>` (svc-mailbox I-7)."""
     return f"b3:{digest.hex()}"

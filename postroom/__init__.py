@@ -89,9 +89,11 @@ if TYPE_CHECKING:
         RedrivePreview,
         RedriveReport,
         RewindReport,
+        ScheduleReport,
         SubscriptionReport,
     )
     from postroom.application.workers.retry import Reject, Retry, RetryLater, exponential
+    from postroom.application.workers.schedules import every
     from postroom.application.workers.worker import Worker, WorkerCounts
     from postroom.domain.envelope.validation import EnvelopeProblem, ValidationMode
     from postroom.domain.errors import (
@@ -125,6 +127,7 @@ if TYPE_CHECKING:
     from postroom.domain.policy import MailboxLimits, TopicPolicy
     from postroom.domain.policy_simulation import Changes
     from postroom.domain.redrive.spec import RedriveSpec
+    from postroom.domain.schedule import ScheduleSpec
     from postroom.domain.search import EventFilter, FoundMessage
     from postroom.domain.settings import MailboxSettings, SettingsChanges
     from postroom.domain.subject import SubjectPolicy
@@ -224,6 +227,8 @@ __all__ = [
     "RetryLater",
     "RewindReport",
     "Saturated",
+    "ScheduleReport",
+    "ScheduleSpec",
     "SendBatch",
     "SendEnvelopes",
     "SendMessage",
@@ -252,6 +257,7 @@ __all__ = [
     "acknowledge",
     "connect",
     "current_transaction",
+    "every",
     "exponential",
     "export_messages",
     "find_namespace",
@@ -336,9 +342,11 @@ _NAMES = {
     "application.queries.verify": "Verification",
     "application.query_results": (
         "Backlog DeadLetter DeletionReport Explanation HistoryEntry MessageDetail MessageOutcome "
-        "PeekedMessage RedriveMessage RedrivePreview RedriveReport RewindReport SubscriptionReport"
+        "PeekedMessage RedriveMessage RedrivePreview RedriveReport RewindReport ScheduleReport "
+        "SubscriptionReport"
     ),
     "application.workers.retry": "Reject Retry RetryLater exponential",
+    "application.workers.schedules": "every",
     "application.workers.worker": "Worker WorkerCounts",
     "domain.envelope.validation": "EnvelopeProblem ValidationMode",
     "domain.errors": (
@@ -354,6 +362,7 @@ _NAMES = {
     "domain.search": "EventFilter FoundMessage",
     "domain.settings": "MailboxSettings SettingsChanges",
     "domain.subject": "SubjectPolicy",
+    "domain.schedule": "ScheduleSpec",
     "domain.subscription": "SubscriptionFilter",
     "projections.projection": "Column EventProjection MessageProjection",
     "projections.reports.report": "Chart Report",

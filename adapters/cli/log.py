@@ -146,7 +146,10 @@ def _follow(session: Session, each: "LoggedEvent") -> None:
 
 def _details(each: "LoggedEvent") -> str:
     facts = each.fields()
-    names = ("attempt", "reason", "last_error", "consumer", "owner", "through", "status", "after", "skipped")
+    names = (
+        *("attempt", "reason", "last_error", "consumer", "owner", "through", "status", "after", "skipped"),
+        *("schedule", "tick"),
+    )
     texts = [f"{name.replace('_', ' ')} {facts[name]}" for name in names if name in facts]
     if "filter" in facts:
         texts.append(f"topics {' '.join(facts['filter']['topics'])}")

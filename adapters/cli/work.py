@@ -72,9 +72,11 @@ def load_worker(session: Session, app: str) -> "Worker":
 
 
 async def schedule(session: Session, metrics_port: MetricsPort = None) -> None:
-    """Send the messages of [schedules.NAME] in the settings file at their times, until interrupted.
+    """Set schedules of a mailbox; without a command, send those of the settings file until interrupted.
 
-    Each is sent once, however many processes run. Times while none runs are left out.
+    Schedules that are set in a mailbox are sent by its owner, without another process. Those of
+    [schedules.NAME] in the settings file are sent by this command, each once, however many processes run it;
+    times while none runs are left out.
     """
     schedules = read_schedules(session)
     if not schedules:

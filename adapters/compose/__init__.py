@@ -36,6 +36,7 @@ from postroom.application.ports.event_log import Clock, EventLog, LogArchive
 from postroom.application.queries.owner_queries import OwnerQueries
 from postroom.application.redrive.jobs import RedriveJobs
 from postroom.application.redrive.message_changes import MessageChanges
+from postroom.application.schedules import Schedules
 from postroom.application.service import Search
 from postroom.application.subscriptions import Subscriptions
 from postroom.application.threads import DaemonExecutor, background_task, in_query_thread
@@ -57,7 +58,7 @@ from postroom.domain.settings import UNCHANGED, SettingsChanges
 OWNERSHIP_WAIT_MS = 2_000
 
 
-class OwnerHandlers(CommandHandlers, MessageChanges, Subscriptions, OwnerQueries):
+class OwnerHandlers(CommandHandlers, MessageChanges, Subscriptions, Schedules, OwnerQueries):
     """The handlers of all operations of a mailbox that this process owns."""
 
     def __init__(
@@ -286,6 +287,8 @@ async def own_mailbox(
         await opened.enter_async_context(background_task(postroom.redrives.worker.run()))
         if engine.mailbox.subscriptions:
             postroom.run_copier()
+        if engine.mailbox.schedules:
+            postroom.run_schedules()
         relays = OutboxRelays(mailbox, postroom.send_batch)
         opened.push_async_callback(relays.close)
         relays.add_store(store)

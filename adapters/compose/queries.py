@@ -25,6 +25,7 @@ from postroom.application.queries.measure_mailbox import (
     ListSubscriptions,
     ListTopics,
     MailboxSummary,
+    report_schedules,
 )
 from postroom.application.queries.message_lists import (
     GetProjectionStatus,
@@ -38,6 +39,7 @@ from postroom.application.queries.message_lists import (
 from postroom.application.queries.preview_settings import PreviewSettings
 from postroom.application.queries.simulate_policy import SimulatePolicy
 from postroom.application.queries.verify import VerifyLog
+from postroom.application.query_results import ScheduleReport
 from postroom.domain.arguments import check_path
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.topic_decisions import SettingsPreview
@@ -69,6 +71,7 @@ class Reader:
         self.list_dead_letters = ListDeadLetters(state_at, log)
         self.list_topics = ListTopics(state_at)
         self.list_subscriptions = ListSubscriptions(state_at, log)
+        self._state_at = state_at
         self.peek_messages = PeekMessages(state_at, log, protection)
         self.why_empty = WhyEmpty(state_at)
         self.verify_log = VerifyLog(log)
@@ -77,6 +80,10 @@ class Reader:
     def get_settings(self) -> MailboxSettings:
         """Return the settings of the mailbox; see `Settings.get_settings`."""
         return read_settings(self.log)
+
+    def list_schedules(self) -> list[ScheduleReport]:
+        """Return the schedules as they are now; see `Mailbox.list_schedules`."""
+        return report_schedules(self._state_at(None)[0])
 
     def get_topic_policy(self, topic: str) -> TopicPolicy:
         """Return the policy of a topic; see `Mailbox.get_topic_policy`."""

@@ -54,7 +54,7 @@ def make_schedules(schedules: Mapping[str, ScheduleSettings]) -> list[Schedule]:
     Raises: InvalidRequest naming the schedule that is invalid, MissingExtra when cronsim is not installed.
     """
     with explain_missing_extra():
-        from postroom.adapters.cron import cron_ticks
+        from postroom.application.cron import cron_ticks
 
     factory = MessageFactory(DEFAULT_MAILBOX, SystemClock().wall, uuid7)
     made = []

@@ -38,7 +38,7 @@ class ManualClock:
 
     def __init__(self) -> None:
         self._elapsed_us = 0
-        self._engines: list[MailboxEngine] = []
+        self._mailboxes: list[MemoryMailbox] = []
 
     def wall(self) -> int:
         """Return the time, µs since 1970 UTC."""
@@ -53,7 +53,7 @@ class ManualClock:
         return "test"
 
     async def advance(self, seconds: float | Duration) -> None:
-        """Move the clock, and return when its mailboxes have delivered, timed out and expired what was due.
+        """Move the clock, and return when its mailboxes have done what was due: timeouts, expiry, schedules.
 
         Arguments:
             seconds: a number, or a duration such as `1h` or a timedelta.
@@ -70,8 +70,9 @@ class ManualClock:
         if not seconds <= _MAX_SECONDS:  # nan is not
             raise InvalidRequest(f"seconds must be at most {_MAX_SECONDS:,} (100 years); it was {seconds}.")
         self._elapsed_us += round(seconds * _SECOND_US)
-        for engine in self._engines:
-            while (await engine.submit([Sweep()]))[0]:
+        for mailbox in self._mailboxes:
+            await mailbox.send_due_ticks()
+            while (await mailbox.engine.submit([Sweep()]))[0]:
                 pass
 
 
@@ -178,11 +179,11 @@ async def open_memory_mailbox(
     clock = clock or ManualClock()
     engine = MailboxEngine(MemoryEventLog(check_mailbox(name)), clock)
     await engine.open("test", mode, make_settings(limits, default_policy))
-    clock._engines.append(engine)
     mailbox = MemoryMailbox(engine, clock)
+    clock._mailboxes.append(mailbox)
     try:
         async with background_task(mailbox.redrives.worker.run()):
             yield mailbox
     finally:
-        clock._engines.remove(engine)
+        clock._mailboxes.remove(mailbox)
         await engine.close()

@@ -16,6 +16,7 @@ from postroom.application.operations.operation import Arguments, Operation, Para
 from postroom.application.page import Page, read_position
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
+from postroom.domain.schedule import ScheduleSpec
 from postroom.domain.search import FoundMessage
 from postroom.domain.settings import PolicyChanges, SettingsChanges
 from postroom.domain.subscription import SubscriptionFilter
@@ -91,6 +92,7 @@ _CODECS = {
     "ids": _Codec(lambda ids, request: request.ids.extend(ids), list),
     "message_ids": _Codec(_write_ids, lambda field: list(field.message_ids)),
     "policy": _Codec(_write_policy, messages.set_fields),
+    "schedule": _struct("schedule", ScheduleSpec),
     "spec": _struct("spec", RedriveSpec),
 }
 """Arguments that are messages of the contract."""
@@ -186,7 +188,7 @@ def _field(parameter: Parameter) -> str:
 
 def _answer_field(operation: Operation, response: Any) -> str:
     """Return the field with the result; "" if the response has its fields."""
-    for field in ("job", "subscription", _DEAD_LETTERS):
+    for field in ("job", "subscription", "schedule", _DEAD_LETTERS):
         if field in response.DESCRIPTOR.fields_by_name:
             return field
     return _FIELDS.get(operation.answer, operation.answer)

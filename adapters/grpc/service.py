@@ -79,6 +79,7 @@ FENCED = (
     "set_subscription",
     "rewind_subscription",
     "delete_subscription",
+    "set_schedule",
 )
 """Methods that are refused to a caller who does not know all members of the namespace."""
 ANSWER_MS = 100

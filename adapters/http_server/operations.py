@@ -63,6 +63,12 @@ _EXAMPLES: dict[str, tuple[Any, Any]] = {
         None,
         {"name": "mail", "left": 3, "ready": 1, "in_flight": 0, "dead": 2, "behind": 0},
     ),
+    "set_schedule": (
+        {"schedule": {"topic": "reports", "cron": "0 3 * * *", "timezone": "Europe/Madrid"}},
+        None,
+    ),
+    "run_schedule": (None, {"message_id": _JOB, "duplicate": False}),
+    "delete_schedule": (None, _OK),
     "purge_topic": ({"dead": True}, {"removed": 3}),
     "delete_old_events": ({"older_than_us": 1_700_000_000_000_000}, {"removed": 1_200}),
     "cancel_messages": ({"ids": [_JOB], "reason": "ordered twice"}, _CHANGED),

@@ -43,6 +43,7 @@ from postroom.domain.message import MAX_PRIORITY, check_receipt
 from postroom.domain.names import STREAM_BYTES, check_topic
 from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, check_visibility
 from postroom.domain.redrive.spec import RedriveSpec
+from postroom.domain.schedule import ScheduleSpec
 from postroom.domain.search import EventFilter, FoundMessage
 from postroom.domain.settings import SettingsChanges
 from postroom.domain.subscription import SubscriptionFilter
@@ -306,6 +307,7 @@ _STRUCTS = {
     RedriveSpec: "The redrive specification",
     SettingsChanges: "The change of settings",
     SubscriptionFilter: "The filter of a subscription",
+    ScheduleSpec: "The schedule",
 }
 """Arguments that are structs, as errors name them."""
 

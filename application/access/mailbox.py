@@ -188,7 +188,7 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
         fields: Mapping[str, Sequence[str]] | None = None
         if "changes" in arguments:
             fields = _fields_of(arguments["changes"])
-        elif "name" in arguments:  # of a subscription
+        elif "name" in arguments:  # of a subscription or schedule
             fields = {arguments["name"]: ("dry_run",) if arguments.get("dry_run") else ()}
         return await self._change_mailbox(change, name, fields, is_whole=arguments.get("replace", False))
 

@@ -21,6 +21,7 @@ from postroom.application.query_results import (
     MessageDetail,
     Moment,
     PeekedMessage,
+    ScheduleReport,
     SubscriptionReport,
 )
 from postroom.application.service import Search
@@ -174,6 +175,11 @@ class AuthorizedReads(Mailbox):
     async def list_subscriptions(self) -> list[SubscriptionReport]:
         await self._begin_read(None)
         return [each for each in await self._mailbox.list_subscriptions() if self._guard.covers(each.name)]
+
+    @audit_refusals(READ_HEADERS)
+    async def list_schedules(self) -> list[ScheduleReport]:
+        await self._begin_read(None)
+        return [each for each in await self._mailbox.list_schedules() if self._guard.covers(each.topic)]
 
     async def _begin_read(self, topic: str | None, right: Right = READ_HEADERS) -> None:
         await self._guard.check(right)

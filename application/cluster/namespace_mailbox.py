@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
+from itertools import chain
 from typing import Any, TypeVar
 
 from postroom.application.cluster.namespace_members import (
@@ -35,7 +36,7 @@ from postroom.application.messages import MessageResult, NewMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation, derive
 from postroom.application.ports.control_plane import NamespaceDirectory
-from postroom.application.query_results import MessageChange
+from postroom.application.query_results import MessageChange, ScheduleReport
 from postroom.domain.arguments import check_items
 from postroom.domain.errors import (
     InvalidRequest,
@@ -63,16 +64,29 @@ def merge_changes(answers: Sequence[Sequence[MessageChange]]) -> list[MessageCha
     ]
 
 
+def merge_schedules(answers: Sequence[Sequence[ScheduleReport]]) -> list[ScheduleReport]:
+    """Return the schedules of all mailboxes, by name; each is in one of them."""
+    return sorted(chain.from_iterable(answers), key=lambda each: each.name)
+
+
 READS_OF_MESSAGES = ("get_message", "wait_for_result", "explain_message")
 """Operations that the mailbox with the message answers."""
-CHANGES_OF_TOPICS = ("purge_topic", "resume_topic")
-"""Operations of the mailboxes that have the topic, one after the other."""
+CHANGES_OF_TOPICS = (
+    "purge_topic",
+    "resume_topic",
+    "pause_schedule",
+    "resume_schedule",
+    "run_schedule",
+    "delete_schedule",
+)
+"""Operations of the mailboxes that have the topic or schedule, one after the other."""
 CHANGES_OF_SETTINGS = ("set_topic_policy", "set_settings")
 """Operations of all mailboxes, also of mailboxes that are added meanwhile."""
 MERGES: dict[str, Callable[[list[Any]], Any]] = {
     "list_topics": merge_topics,
     "preview_settings": merge_settings,
     "set_settings": any,
+    "list_schedules": merge_schedules,
     "cancel_messages": merge_changes,
     "reschedule_messages": merge_changes,
 }
@@ -348,6 +362,32 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
         return merge_subscription([*reports.values()])
 
     _set_subscription = _rewind_subscription = _delete_subscription = _change_subscription
+
+    async def _set_schedule(self, operation: Operation, arguments: Arguments) -> ScheduleReport:
+        """Set a schedule in the mailbox that has it: a new one, in the one that its name hashes to.
+
+        One mailbox has it, so that each tick is sent once.
+        """
+        name = arguments["name"]
+        deadline = asyncio.get_running_loop().time() + self._timeout
+        while True:
+            members = await self._get_members()
+            pages = [await self._directory.mailbox(each).list_schedules() for each in members.names]
+            homes = (
+                mailbox
+                for mailbox, page in zip(members.names, pages, strict=True)
+                if any(each.name == name for each in page)
+            )
+            home = next(homes, None) or home_of(name, members.names)
+            try:
+                with use_generation(members.generation):
+                    report: ScheduleReport = await operation.ask(self._directory.mailbox(home), arguments)
+                return report
+            except StaleMembers:
+                self._members.invalidate()
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise
+                await asyncio.sleep(STALE_PAUSE_SECONDS)
 
     async def _call(self, operation: Operation, arguments: Arguments) -> Any:
         def ask(mailbox: Mailbox) -> Awaitable[Any]:

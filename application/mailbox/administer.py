@@ -246,6 +246,7 @@ class CommandHandlers:
         """Initialise with the owner, the wall clock in µs, and a generator of UUIDv7s."""
         factory = MessageFactory(owner.name, wall, new_id)
         self._name = owner.name
+        self._factory = factory
         self.send_message = SendMessage(owner, factory)
         self.send_batch = SendBatch(owner, factory)
         self.send_envelopes = SendEnvelopes(owner, factory)

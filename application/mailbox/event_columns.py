@@ -49,6 +49,14 @@ from postroom.domain.message import (
 )
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Event, StoredEvent
+from postroom.domain.schedule import (
+    ScheduleDeleted,
+    SchedulePaused,
+    ScheduleRan,
+    ScheduleResumed,
+    ScheduleSet,
+    ScheduleSpec,
+)
 from postroom.domain.settings import MailboxSettings
 from postroom.domain.subscription import (
     SubscriptionAdvanced,
@@ -345,6 +353,55 @@ class SubscriptionDeletedRun(Run, frozen=True, tag="SubscriptionDeleted.1"):
     operators: OptionalTexts
 
 
+class ScheduleSetRun(Run, frozen=True, tag="ScheduleSet.1"):
+    """Schedules that were created or changed."""
+
+    event = ScheduleSet
+
+    schedules: Texts
+    specs: ScheduleSpec | list[ScheduleSpec]
+    from_code: bool | list[bool]
+    operators: OptionalTexts
+
+
+class SchedulePausedRun(Run, frozen=True, tag="SchedulePaused.1"):
+    """Schedules that operators paused."""
+
+    event = SchedulePaused
+
+    schedules: Texts
+    operators: OptionalTexts
+
+
+class ScheduleResumedRun(Run, frozen=True, tag="ScheduleResumed.1"):
+    """Schedules that operators resumed."""
+
+    event = ScheduleResumed
+
+    schedules: Texts
+    operators: OptionalTexts
+
+
+class ScheduleRanRun(Run, frozen=True, tag="ScheduleRan.1"):
+    """Messages that schedules sent, and ticks that they left out."""
+
+    event = ScheduleRan
+
+    schedules: Texts
+    ticks: Ints
+    messages: OptionalBytes
+    operators: OptionalTexts
+
+
+class ScheduleDeletedRun(Run, frozen=True, tag="ScheduleDeleted.1"):
+    """Schedules that operators deleted."""
+
+    event = ScheduleDeleted
+
+    schedules: Texts
+    operators: OptionalTexts
+
+
 class StoredRun(Run, frozen=True, tag="StoredEvent.1"):
     """Events of a log that is not a mailbox's."""
 
@@ -376,6 +433,11 @@ AnyRun = (
     | SubscriptionRewoundRun
     | SubscriptionAdvancedRun
     | SubscriptionDeletedRun
+    | ScheduleSetRun
+    | SchedulePausedRun
+    | ScheduleResumedRun
+    | ScheduleRanRun
+    | ScheduleDeletedRun
     | StoredRun
     | RedriveRun
 )

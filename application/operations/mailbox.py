@@ -38,6 +38,7 @@ from postroom.application.query_results import (
     RedrivePreview,
     RedriveReport,
     RewindReport,
+    ScheduleReport,
     SubscriptionReport,
     check_due,
     check_moment,
@@ -51,6 +52,7 @@ from postroom.domain.message import NackAction, Receipt
 from postroom.domain.names import TOPIC_TEXT, UUID_TEXT, check_topic, check_uuid
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, MAX_DURATION_MS, TopicPolicy
 from postroom.domain.redrive.spec import JobAction, RedriveSpec, check_action, check_spec
+from postroom.domain.schedule import ScheduleSpec, check_schedule, check_schedule_name
 from postroom.domain.search import EventFilter, FoundMessage
 from postroom.domain.settings import (
     MailboxSettings,
@@ -82,6 +84,10 @@ Spec = Annotated[RedriveSpec, Check(check_spec)]
 Changes = Annotated[SettingsChanges, Check(check_changes)]
 Policy = Annotated[TopicPolicy | PolicyChanges, Check(check_policy_changes)]
 Filter = Annotated[SubscriptionFilter, Check(check_filter), SentAs("filter")]
+ScheduleName = Annotated[
+    str, Meta(min_length=1, max_length=MAX_TEXT_CHARS), Check(check_schedule_name, TOPIC_TEXT)
+]
+Scheduled = Annotated[ScheduleSpec, Check(check_schedule)]
 Action = Annotated[JobAction, Check(check_action)]
 Principal = Annotated[Text | None, BY_SERVER]
 
@@ -92,8 +98,8 @@ class Mailbox:
     All of them raise InvalidRequest for an argument of a wrong type or out of range, Saturated when a limit
     is reached, and Unavailable, with a retry time, when the mailbox can't be used now. The outcome of a
     command that ends with Unavailable is unknown: it may have taken effect. Repeating it is safe for
-    everything but `redrive_dead_letters`, `purge_topic`, `rewind_subscription` and `delete_subscription`, and
-    for sends that carry an `idem_key` or a `message_id`.
+    everything but `redrive_dead_letters`, `purge_topic`, `rewind_subscription`, `delete_subscription`,
+    `run_schedule` and `delete_schedule`, and for sends that carry an `idem_key` or a `message_id`.
     """
 
     @property
@@ -399,6 +405,74 @@ class Mailbox:
 
         Returns: the messages in its topic, to be received or purged.
         Raises: NotFound for an unknown subscription.
+        """
+
+    @operation(Right.ADMIN, "PUT /v1/schedules/{name}")
+    async def set_schedule(
+        self,
+        name: ScheduleName,
+        schedule: Scheduled,
+        /,
+        *,
+        from_code: bool = False,
+        principal: Principal = None,
+    ) -> ScheduleReport:
+        """Create a schedule, or change it from now on; idempotent.
+
+        The owner sends a message to its topic at each tick, in the commit that marks the tick as done, so
+        each is sent once. Another time counts from now on; other changes keep the ticks as they are.
+
+        Arguments:
+            from_code: it is what the code of a worker says: nothing changes unless another code was set last,
+                so that what an operator changed stays until the code changes.
+            principal: who sets it, for the record; a server enters that of the caller's capability.
+
+        Raises: InvalidRequest for an invalid expression or time zone, for the topic of a subscription, and
+            for one whose messages are encrypted; FrameTooLarge; Saturated when there are too many schedules.
+        """
+
+    @operation(Right.READ_HEADERS, "GET /v1/schedules", answer="schedules")
+    async def list_schedules(self) -> list[ScheduleReport]:
+        """Return the schedules with their last and next runs, sorted by name."""
+
+    @operation(Right.ADMIN, "PUT /v1/schedules/{name}/pause")
+    async def pause_schedule(self, name: ScheduleName, /, *, principal: Principal = None) -> ScheduleReport:
+        """Send no more ticks of a schedule until it is resumed; idempotent.
+
+        Arguments:
+            principal: as of `set_schedule`.
+
+        Raises: NotFound for an unknown schedule.
+        """
+
+    @operation(Right.ADMIN, "PUT /v1/schedules/{name}/resume")
+    async def resume_schedule(self, name: ScheduleName, /, *, principal: Principal = None) -> ScheduleReport:
+        """Send the ticks of a schedule again, those from now on; idempotent.
+
+        Arguments:
+            principal: as of `set_schedule`.
+
+        Raises: NotFound for an unknown schedule.
+        """
+
+    @operation(Right.ADMIN, "POST /v1/schedules/{name}/run", is_repeatable=False)
+    async def run_schedule(self, name: ScheduleName, /, *, principal: Principal = None) -> Sent:
+        """Send the message of a schedule now, besides its ticks; also of one that is paused.
+
+        Arguments:
+            principal: as of `set_schedule`.
+
+        Raises: NotFound for an unknown schedule.
+        """
+
+    @operation(Right.ADMIN, "DELETE /v1/schedules/{name}", is_repeatable=False)
+    async def delete_schedule(self, name: ScheduleName, /, *, principal: Principal = None) -> None:
+        """Delete a schedule; the messages that it sent stay.
+
+        Arguments:
+            principal: as of `set_schedule`.
+
+        Raises: NotFound for an unknown schedule.
         """
 
     @operation(Right.ADMIN, "POST /v1/log/delete", answer="removed")

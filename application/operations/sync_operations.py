@@ -23,6 +23,8 @@ from postroom.application.operations.mailbox import (
     MessageIds,
     Policy,
     Principal,
+    Scheduled,
+    ScheduleName,
     Spec,
     Start,
     Text,
@@ -44,6 +46,7 @@ from postroom.application.query_results import (
     RedrivePreview,
     RedriveReport,
     RewindReport,
+    ScheduleReport,
     SubscriptionReport,
 )
 from postroom.domain.errors import Rejected
@@ -322,6 +325,74 @@ class SyncOperations(ABC):
         Raises: NotFound for an unknown subscription.
         """
         return self._run(self._open.delete_subscription(name, dry_run=dry_run, principal=principal))
+
+    def set_schedule(
+        self,
+        name: ScheduleName,
+        schedule: Scheduled,
+        /,
+        *,
+        from_code: bool = False,
+        principal: Principal = None,
+    ) -> ScheduleReport:
+        """Create a schedule, or change it from now on; idempotent.
+
+        The owner sends a message to its topic at each tick, in the commit that marks the tick as done, so
+        each is sent once. Another time counts from now on; other changes keep the ticks as they are.
+
+        Arguments:
+            from_code: it is what the code of a worker says: nothing changes unless another code was set last,
+                so that what an operator changed stays until the code changes.
+            principal: who sets it, for the record; a server enters that of the caller's capability.
+
+        Raises: InvalidRequest for an invalid expression or time zone, for the topic of a subscription, and
+            for one whose messages are encrypted; FrameTooLarge; Saturated when there are too many schedules.
+        """
+        return self._run(self._open.set_schedule(name, schedule, from_code=from_code, principal=principal))
+
+    def list_schedules(self) -> list[ScheduleReport]:
+        """Return the schedules with their last and next runs, sorted by name."""
+        return self._run(self._open.list_schedules())
+
+    def pause_schedule(self, name: ScheduleName, /, *, principal: Principal = None) -> ScheduleReport:
+        """Send no more ticks of a schedule until it is resumed; idempotent.
+
+        Arguments:
+            principal: as of `set_schedule`.
+
+        Raises: NotFound for an unknown schedule.
+        """
+        return self._run(self._open.pause_schedule(name, principal=principal))
+
+    def resume_schedule(self, name: ScheduleName, /, *, principal: Principal = None) -> ScheduleReport:
+        """Send the ticks of a schedule again, those from now on; idempotent.
+
+        Arguments:
+            principal: as of `set_schedule`.
+
+        Raises: NotFound for an unknown schedule.
+        """
+        return self._run(self._open.resume_schedule(name, principal=principal))
+
+    def run_schedule(self, name: ScheduleName, /, *, principal: Principal = None) -> Sent:
+        """Send the message of a schedule now, besides its ticks; also of one that is paused.
+
+        Arguments:
+            principal: as of `set_schedule`.
+
+        Raises: NotFound for an unknown schedule.
+        """
+        return self._run(self._open.run_schedule(name, principal=principal))
+
+    def delete_schedule(self, name: ScheduleName, /, *, principal: Principal = None) -> None:
+        """Delete a schedule; the messages that it sent stay.
+
+        Arguments:
+            principal: as of `set_schedule`.
+
+        Raises: NotFound for an unknown schedule.
+        """
+        self._run(self._open.delete_schedule(name, principal=principal))
 
     def delete_old_events(self, older_than: Before, /) -> int:
         """Remove the settled records written before log time `older_than` (µs); return how many."""

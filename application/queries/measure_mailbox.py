@@ -2,10 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from heapq import nlargest
 
 import msgspec
 
+from postroom.application.cron import ticks_of
+from postroom.application.extras import MissingExtra
 from postroom.application.mailbox.metrics import MailboxMetrics
 from postroom.application.mailbox.stored_snapshots import fold, refuse_altered_records
 from postroom.application.messages import rfc3339
@@ -13,16 +16,17 @@ from postroom.application.metrics import OTHERS, Metric, counter, gauge
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.lease_store import Ownership
 from postroom.application.queries.mailbox_past import StateAt
-from postroom.application.query_results import Backlog, DlqProfile, Moment, SubscriptionReport
+from postroom.application.query_results import Backlog, DlqProfile, Moment, ScheduleReport, SubscriptionReport
 from postroom.domain.arguments import check_optional_text
-from postroom.domain.errors import BrokenLog
+from postroom.domain.errors import BrokenLog, InvalidRequest
 from postroom.domain.mailbox.commands import MailboxCreated, MailboxMode
 from postroom.domain.mailbox.counts import TopicSummary, count, summarize_topics
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.mailbox.topic import Topic
-from postroom.domain.names import mailbox_stream
+from postroom.domain.names import mailbox_stream, message_id
 from postroom.domain.policy import MIN_VISIBILITY_MS, SECOND_MS, TopicPolicy
 from postroom.domain.redrive.job import ENDED, JobStatus
+from postroom.domain.schedule import Schedule
 from postroom.domain.subscription import Subscription
 
 MAX_TOPICS = 100
@@ -340,6 +344,42 @@ def with_problem(report: SubscriptionReport, log: EventLogReader) -> Subscriptio
         except BrokenLog as error:
             return msgspec.structs.replace(report, problem=str(error))
     return report
+
+
+def report_schedule(schedule: Schedule) -> ScheduleReport:
+    """Return the report of a schedule."""
+    spec, next_run = schedule.spec, None
+    if not schedule.is_paused:
+        # A process that reads may lack cronsim, or know other time zones than the owner.
+        with suppress(MissingExtra, InvalidRequest):
+            next_run = ticks_of(spec, schedule.anchor)(schedule.through)
+    return ScheduleReport(
+        schedule.name,
+        spec.topic,
+        spec.cron,
+        spec.timezone,
+        spec.every_ms,
+        spec.missed,
+        len(spec.payload),
+        spec.headers,
+        spec.content_type,
+        spec.sticky_key,
+        spec.priority,
+        schedule.is_paused,
+        schedule.runs,
+        rfc3339(schedule.last_run or None),
+        message_id(schedule.last_message) if schedule.last_message else None,
+        rfc3339(next_run),
+        schedule.code_spec is not None,
+        schedule.code_spec is not None and schedule.code_spec != spec,
+        rfc3339(schedule.created_at) or "",
+        rfc3339(schedule.changed_at) or "",
+    )
+
+
+def report_schedules(mailbox: Mailbox) -> list[ScheduleReport]:
+    """Return the reports of all schedules, sorted by name."""
+    return [report_schedule(each) for _, each in sorted(mailbox.schedules.items())]
 
 
 class ListTopics:

@@ -18,13 +18,14 @@ from postroom.domain.message import Headers, MessageAcked, MessageExpired, Messa
 from postroom.domain.names import may_have_id, message_id, message_stream
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Event, Record
+from postroom.domain.schedule import ScheduleSpec
 from postroom.domain.search import topic_matches
 from postroom.domain.settings import MailboxSettings, compare_settings
 from postroom.domain.subscription import SubscriptionFilter
 
 POSITIONS_PER_STEP = 1_000
 """Positions of the first step backwards from the end of the log; each step is twice the one before."""
-_TIMES = ("at", "due", "expires_at")
+_TIMES = ("at", "due", "expires_at", "tick")
 
 
 class EventFilter(NamedTuple):
@@ -199,6 +200,9 @@ def _value(name: str, value: Any) -> Any:
             return rfc3339(value)
         case MailboxSettings():
             return msgspec.to_builtins(value)
+        case ScheduleSpec():
+            facts = msgspec.to_builtins(value) | {"payload": f"{len(value.payload)} bytes"}
+            return {key: each for key, each in facts.items() if each is not None}
         case Headers() | SubscriptionFilter() | TopicPolicy():
             facts = msgspec.to_builtins(value)
             return {key: each for key, each in facts.items() if each is not None}

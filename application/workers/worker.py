@@ -15,6 +15,12 @@ from postroom.application.workers.consumer import Consumer, Topics
 from postroom.application.workers.consumer_run import MAX_MESSAGES, ConsumerRun, Once, pause_after
 from postroom.application.workers.handler import Handling, LoopWatch, Middleware, make_handler
 from postroom.application.workers.retry import Duration, Retry, read_duration
+from postroom.application.workers.schedules import (
+    Interval,
+    as_handler,
+    read_times,
+    register_schedules,
+)
 from postroom.application.workers.sending import Sender
 from postroom.domain.arguments import check_int, check_items, check_text, check_type
 from postroom.domain.errors import (
@@ -27,6 +33,7 @@ from postroom.domain.errors import (
 )
 from postroom.domain.names import check_topic
 from postroom.domain.policy import MAX_DURATION_MS, MAX_VISIBILITY_MS, MIN_VISIBILITY_MS
+from postroom.domain.schedule import Missed, ScheduleSpec, check_schedule_name
 from postroom.domain.subscription import SubscriptionFilter, check_filter
 
 
@@ -90,6 +97,7 @@ class Worker(Sender):
         self.name = check_text("name", name, 1)
         self._middlewares = _check_middlewares(middlewares)
         self._consumers: dict[str, Consumer] = {}
+        self._schedules: dict[str, ScheduleSpec] = {}
         self._stop: asyncio.Event | None = None
         self._runs: Sequence[ConsumerRun] = ()
 
@@ -174,6 +182,57 @@ class Worker(Sender):
 
         return register
 
+    def schedule(
+        self,
+        when: str | Interval,
+        *,
+        tz: str = "UTC",
+        name: str | None = None,
+        topic: str | None = None,
+        missed: Missed = "last",
+        payload: bytes = b"",
+        headers: dict[str, str] | None = None,
+        **options: Any,
+    ) -> Callable[[_Function], _Function]:
+        """Register the decorated function as the handler of a schedule's messages; it may have no parameters.
+
+        A run sets the schedule in the mailbox, which sends each tick once, whatever number of workers run. A
+        schedule that an operator changed stays as it is until the code changes, and so does a pause.
+
+            @worker.schedule("0 3 * * *", tz="Europe/Madrid")
+            async def report() -> None: ...
+
+        Arguments:
+            when: a cron expression, or `every("30s")`.
+            tz: IANA name of the time zone of the expression.
+            name: of the schedule; by default the worker's name, a dot and the function's name.
+            topic: to which its messages are sent; by default the name of the schedule.
+            missed, payload, headers: see `ScheduleSpec`.
+            options: of `consumer`, such as `timeout` and `retry`.
+
+        Raises: InvalidRequest as `consumer`, and for an argument that is malformed. An expression or time
+            zone that does not exist is refused when the worker runs.
+        """
+        times = read_times(when)
+
+        def register(function: _Function) -> _Function:
+            own = check_schedule_name(name or f"{self.name}.{getattr(function, '__name__', 'handler')}")
+            spec = ScheduleSpec(
+                own if topic is None else topic,
+                timezone=tz,
+                missed=missed,
+                payload=payload,
+                headers={} if headers is None else headers,
+                **times,  # type: ignore[arg-type] # cron is text, and every_ms is a number
+            ).validate()
+            if own in self._schedules:
+                raise InvalidRequest(f"Worker {self.name} has a schedule {own} already.")
+            self.consumer(spec.topic, **options)(as_handler(function))
+            self._schedules[own] = spec
+            return function
+
+        return register
+
     async def run(self, mailbox: Mailbox, *, once: bool = False, stop_ms: int = STOP_MS) -> WorkerCounts:
         """Handle messages of a mailbox until `stop` is called.
 
@@ -186,7 +245,7 @@ class Worker(Sender):
 
         Raises: InvalidRequest without handlers, without a mailbox, while it runs, and when a subscription has
             another filter than its consumer names, Forbidden when the token may not create one that is
-            missing, Fenced when the mailbox was taken over, MailboxClosed when it was closed.
+            missing, or a schedule, Fenced when the mailbox was taken over, MailboxClosed when it was closed.
         """
         if not callable(getattr(mailbox, "receive_messages", None)):
             raise InvalidRequest(
@@ -252,9 +311,11 @@ class Worker(Sender):
             name: each.subscription for name, each in self._consumers.items() if each.subscription is not None
         }
         failures = 0
-        while filters:
+        while filters or self._schedules:
             try:
-                await _subscribe(self.name, mailbox, filters)
+                if filters:
+                    await _subscribe(self.name, mailbox, filters)
+                await register_schedules(self.name, mailbox, self._schedules)
                 break
             except (Fenced, MailboxClosed):
                 raise

@@ -8,6 +8,7 @@ from postroom.domain.message import DEFAULT_PRIORITY, Headers, Message, NackActi
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Event
 from postroom.domain.redrive.job import RedriveCommand
+from postroom.domain.schedule import ScheduleSpec
 from postroom.domain.settings import UNCHANGED, MailboxSettings, SettingsChanges, settings_before
 from postroom.domain.subscription import SubscriptionCommand
 
@@ -347,6 +348,66 @@ class Truncate(msgspec.Struct, frozen=True, gc=False):
     link: bytes
 
 
+class SetSchedule(msgspec.Struct, frozen=True, gc=False):
+    """Command to create a schedule, or to change one.
+
+    Arguments:
+        stream: id of the events of a new one, 16 random bytes.
+        from_code: whether it is what the code of a worker says: it changes a schedule only if another code
+            was set last, so that a change by an operator stays until the code changes.
+        principal: see `ScheduleSet`.
+    """
+
+    schedule: str
+    spec: ScheduleSpec
+    stream: bytes
+    from_code: bool = False
+    principal: str | None = None
+
+
+class PauseSchedule(msgspec.Struct, frozen=True, gc=False):
+    """Command to pause a schedule."""
+
+    schedule: str
+    principal: str | None = None
+
+
+class ResumeSchedule(msgspec.Struct, frozen=True, gc=False):
+    """Command to resume a schedule; ticks that passed meanwhile are left out."""
+
+    schedule: str
+    principal: str | None = None
+
+
+class RunSchedule(msgspec.Struct, frozen=True, gc=False):
+    """Command to send the message of a tick of a schedule, to leave ticks out, or to run it besides them.
+
+    Arguments:
+        send: the message; None to leave ticks out.
+        stream, version: of the schedule for which it was made; it has no effect on any other one. A version
+            of None runs it besides its ticks.
+        through: log time (µs) of the tick, through which ticks are done then.
+        principal: who runs it besides its ticks.
+    """
+
+    schedule: str
+    send: Send | None
+    stream: bytes = b""
+    version: int | None = None
+    through: int = 0
+    principal: str | None = None
+
+
+class DeleteSchedule(msgspec.Struct, frozen=True, gc=False):
+    """Command to delete a schedule; the messages that it sent stay."""
+
+    schedule: str
+    principal: str | None = None
+
+
+ScheduleCommand = SetSchedule | PauseSchedule | ResumeSchedule | RunSchedule | DeleteSchedule
+
+
 Command = (
     Send
     | Receive
@@ -367,4 +428,5 @@ Command = (
     | Truncate
     | RedriveCommand
     | SubscriptionCommand
+    | ScheduleCommand
 )

@@ -26,6 +26,8 @@ from postroom.domain.mailbox.commands import (
     Redrive,
     Reschedule,
     Resume,
+    RunSchedule,
+    ScheduleCommand,
     Send,
     SetPolicy,
     SetSettings,
@@ -36,6 +38,7 @@ from postroom.domain.mailbox.commands import (
 from postroom.domain.mailbox.key_ring import SharedLimits
 from postroom.domain.mailbox.ownership import take_ownership, truncate
 from postroom.domain.mailbox.redrive_decisions import decide_redrive
+from postroom.domain.mailbox.schedule_decisions import decide_schedule
 from postroom.domain.mailbox.state import Mailbox, shard_of
 from postroom.domain.mailbox.subscription_decisions import decide_subscription, fan_out, refuse_send
 from postroom.domain.mailbox.topic import Topic
@@ -450,6 +453,12 @@ def _sweep(command: Sweep, mailbox: Mailbox, now: int) -> list[MessageEvent]:
     return events
 
 
+def _run_schedule(command: RunSchedule, mailbox: Mailbox, now: int) -> Sequence[Event]:
+    """Send the message of a schedule, and mark its tick as done."""
+    events = decide_schedule(command, mailbox, now)
+    return events if not events or command.send is None else [*_send(command.send, mailbox, now), *events]
+
+
 def _expiry_reason(message: Message, policy: TopicPolicy) -> DeadReason:
     by_retention = message.expires_at - message.sent_at >= policy.ready_retention_ms * MS
     return "retention_expired" if by_retention else "ttl_expired"
@@ -475,4 +484,6 @@ _DECIDE: dict[type, Callable[[Any, Mailbox, int], Sequence[Event]]] = {
     Truncate: truncate,
     **dict.fromkeys(RedriveCommand.__args__, decide_redrive),
     **dict.fromkeys(SubscriptionCommand.__args__, decide_subscription),
+    **dict.fromkeys(ScheduleCommand.__args__, decide_schedule),
+    RunSchedule: _run_schedule,
 }

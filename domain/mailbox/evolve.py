@@ -38,6 +38,8 @@ from postroom.domain.message import evolve as evolve_message
 from postroom.domain.record import Event
 from postroom.domain.redrive.job import RedriveEvent
 from postroom.domain.redrive.job import evolve as evolve_redrives
+from postroom.domain.schedule import ScheduleEvent
+from postroom.domain.schedule import evolve as evolve_schedules
 from postroom.domain.subscription import SubscriptionEvent
 from postroom.domain.subscription import evolve as evolve_subscriptions
 
@@ -192,6 +194,10 @@ def _subscription_changed(mailbox: Mailbox, event: SubscriptionEvent) -> None:
     mailbox.set_subscriptions(mailbox.subscriptions)
 
 
+def _schedule_changed(mailbox: Mailbox, event: ScheduleEvent) -> None:
+    evolve_schedules(mailbox.schedules, event)
+
+
 _EVOLVE: dict[type[Event], Callable[[Mailbox, Any], None]] = {
     MessageSent: _sent,
     MessageReceived: _received,
@@ -211,4 +217,5 @@ _EVOLVE: dict[type[Event], Callable[[Mailbox, Any], None]] = {
     LogTruncated: truncated,
     **dict.fromkeys(RedriveEvent.__args__, _redrive_changed),
     **dict.fromkeys(SubscriptionEvent.__args__, _subscription_changed),
+    **dict.fromkeys(ScheduleEvent.__args__, _schedule_changed),
 }

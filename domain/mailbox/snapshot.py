@@ -17,6 +17,7 @@ from postroom.domain.mailbox.topic import Topic
 from postroom.domain.message import DEAD, IN_FLIGHT, MS, READY, Message
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.job import RedriveJob
+from postroom.domain.schedule import Schedule
 from postroom.domain.settings import settings_before
 from postroom.domain.subscription import Subscription
 
@@ -77,6 +78,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     redrives: list[RedriveJob] = []
     stored_settings: StoredSettings | None = None
     subscriptions: list[Subscription] = []
+    schedules: list[Schedule] = []
 
     @classmethod
     def of(cls, mailbox: Mailbox) -> "Head":
@@ -108,6 +110,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
             list(mailbox.redrives.values()),
             mailbox.stored_settings,
             list(mailbox.subscriptions.values()),
+            list(mailbox.schedules.values()),
         )
 
     @property
@@ -221,6 +224,7 @@ def _restore_head(mailbox: Mailbox, head: Head, windows: dict[str, dict[str, Rep
     mailbox.configure(head.settings, head.at)
     mailbox.paused_topics = set(head.paused_topics)
     mailbox.set_subscriptions({each.name: each for each in head.subscriptions})
+    mailbox.schedules = {each.name: each for each in head.schedules}
     mailbox.redrives = {job.job: job for job in head.redrives}
     for name, saved in head.topics.items():
         policy = mailbox.policy(name)

@@ -25,6 +25,7 @@ from postroom.domain.message import (
 )
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.job import RedriveJob
+from postroom.domain.schedule import Schedule
 from postroom.domain.settings import is_glob, resolve_policy, sections_of, shared_limits_of
 from postroom.domain.subscription import Subscription
 
@@ -160,6 +161,7 @@ class Mailbox:
             subscriptions that a rewind empties.
         redrives: redrive jobs by id.
         subscriptions: by name, which is also that of the topic to which their messages are copied.
+        schedules: by name.
         stored_settings: its `settings`, of which `limits` are a part, and whether the log has them.
     """
 
@@ -189,6 +191,7 @@ class Mailbox:
         self.redrives: dict[bytes, RedriveJob] = {}
         self.subscriptions: dict[str, Subscription] = {}
         self._subscriptions_of: dict[str, tuple[Subscription, ...]] = {}
+        self.schedules: dict[str, Schedule] = {}
         self._is_replaying = False
         self.changes = Changes()
         self._until_rebuild = TIMERS_BETWEEN_REBUILDS

@@ -24,6 +24,7 @@ from postroom.domain.settings import SettingsChanges
 from tests.conformance.mailbox_changes import MailboxChangeConformance
 from tests.conformance.mailbox_refusals import MailboxRefusalConformance
 from tests.conformance.mailbox_results import MailboxResultConformance
+from tests.conformance.mailbox_schedules import MailboxScheduleConformance
 from tests.conformance.mailbox_streams import MailboxStreamConformance
 from tests.conformance.mailbox_subscriptions import MailboxSubscriptionConformance
 from tests.conformance.redrives import check_redrive_jobs
@@ -38,6 +39,7 @@ class MailboxConformance(
     MailboxChangeConformance,
     MailboxResultConformance,
     MailboxSubscriptionConformance,
+    MailboxScheduleConformance,
 ):
     def test_a_mailbox_has_its_name(self, mailbox: Mailbox) -> None:
         assert mailbox.name == MAILBOX

@@ -20,6 +20,14 @@ from postroom.domain.message import (
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Event, Record, StoredEvent
+from postroom.domain.schedule import (
+    ScheduleDeleted,
+    SchedulePaused,
+    ScheduleRan,
+    ScheduleResumed,
+    ScheduleSet,
+    ScheduleSpec,
+)
 from postroom.domain.subscription import (
     SubscriptionAdvanced,
     SubscriptionDeleted,
@@ -31,6 +39,7 @@ from postroom.domain.subscription import (
 FIRST_EVENTS = (
     *(MessageSent, MailboxCreated, OwnershipTaken, TopicPolicySet, LogTruncated, StoredEvent),
     SubscriptionSet,
+    ScheduleSet,
 )
 """Events that the index has."""
 
@@ -97,6 +106,19 @@ def subscribed(number: int, *, at: int = 1_000) -> list[Event]:
         SubscriptionAdvanced(*place, "copying", 7, 1),
         SubscriptionRewound(*place, 0, "me"),
         SubscriptionDeleted(*place, "me"),
+        *_scheduled(number + 2, at),
+    ]
+
+
+def _scheduled(number: int, at: int) -> list[Event]:
+    """Return the life of a schedule."""
+    place, spec = (stream(number), 2, at, "nightly"), ScheduleSpec("orders", "0 3 * * *", payload=b"\xff")
+    return [
+        ScheduleSet(stream(number), 1, at, "nightly", spec, True, None),
+        SchedulePaused(*place, "me"),
+        ScheduleResumed(*place, None),
+        ScheduleRan(*place, at, stream(number - 1), None),
+        ScheduleDeleted(*place, "me"),
     ]
 
 

@@ -24,6 +24,7 @@ from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.subject import SubjectPolicy
 from tests.conformance.mailbox import MailboxConformance
+from tests.conformance.mailbox_schedules import DAILY
 from tests.conformance.mailbox_search import MailboxSearchConformance
 from tests.support.access import Controlled
 from tests.support.erasure import new_erasure
@@ -63,7 +64,16 @@ class Encrypted:
 
 
 class TestEncryptedMailbox(Encrypted, MailboxConformance):
-    pass
+    """All topics are encrypted, so no schedule may send to them."""
+
+    async def test_a_schedule_is_refused(self, mailbox: Mailbox) -> None:
+        with pytest.raises(InvalidRequest, match="the payload of a schedule in the clear"):
+            await mailbox.set_schedule("daily", DAILY)
+
+    test_a_schedule_sends_its_message = test_a_schedule_is_refused
+    test_a_schedule_is_set_again_without_effect_and_changed = test_a_schedule_is_refused
+    test_a_schedule_is_paused_resumed_and_run_now = test_a_schedule_is_refused
+    test_a_worker_leaves_what_an_operator_changed_until_its_code_changes = test_a_schedule_is_refused
 
 
 class TestEncryptedMailboxInPostgres(Encrypted):

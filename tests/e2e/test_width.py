@@ -13,6 +13,7 @@ from postroom.adapters.compose.store import open_store
 from postroom.application.access.audit import ALLOWED, AuditEntry
 from postroom.application.messages import NewMessage
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.schedule import ScheduleSpec
 from postroom.domain.settings import SettingsChanges
 from postroom.domain.subscription import SubscriptionFilter
 from tests.e2e.conftest import Postroom
@@ -53,6 +54,8 @@ COMMANDS = [
     "topic policy {topic}",
     "subscription list",
     "subscription show {subscription}",
+    "schedule list",
+    "schedule show {schedule}",
     "mailbox list",
     "mailbox show",
     "backlog",
@@ -115,6 +118,10 @@ async def _fill(store: str, archive: str) -> None:
             await mailbox.set_subscription(
                 SUBSCRIPTION + "x" * len(headers), SubscriptionFilter((TOPIC, "*"), headers)
             )
+        spec = ScheduleSpec(
+            TOPIC, "0 3 * * *", "America/Argentina/ComodRivadavia", headers={"h" * LONG: "v" * LONG}
+        )
+        await mailbox.set_schedule(SUBSCRIPTION, spec)
         changes = SettingsChanges({"history_retention_ms": 1}, {}, {TOPIC[:-2] + "*": {"max_attempts": 3}})
         await mailbox.set_settings(changes)
         async with asyncio.timeout(SECONDS):
@@ -138,7 +145,7 @@ def test_output_fits_the_terminal_but_for_longer_ids(postroom: Postroom) -> None
     postroom.ok("token", "mint", "p" * LONG, "--operation", "send,recv", "--topic", TOPIC, "--out", "token")
     started = postroom.ok("redrive", "start", "--topic", TOPIC, "--id", WIDE, "--yes", "--json")
     values = {"topic": TOPIC, "ready": READY, "dead": DEAD, "job": started.json["job_id"]}
-    values["subscription"] = SUBSCRIPTION + "x"
+    values |= {"subscription": SUBSCRIPTION + "x", "schedule": SUBSCRIPTION}
 
     for command in COMMANDS:
         if command in {"config show", "apply --dry-run"}:

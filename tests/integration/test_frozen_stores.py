@@ -57,6 +57,7 @@ EVENTS = {
     3: MESSAGE_EVENTS
     | MAILBOX_EVENTS
     | {"MailboxCreated.2", "MailboxSettingsChanged.1", "MessageRescheduled.1"}
+    | {f"Schedule{each}.1" for each in ("Set", "Paused", "Resumed", "Ran", "Deleted")}
     | {f"Subscription{each}.1" for each in ("Set", "Rewound", "Advanced", "Deleted")},
 }
 """Types and versions of the events that a version may write, by its format."""

@@ -41,11 +41,15 @@ from postroom.adapters.local.protocol import FRAME_BYTES, frame
 from postroom.domain.mailbox.commands import Ack, Extend, Nack, Purge, Receive, Redrive, Send, SetPolicy
 from postroom.domain.message import Headers, Message, Receipt
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.schedule import ScheduleSpec
 from postroom.domain.settings import SettingsChanges
 from postroom.domain.subscription import SubscriptionFilter
 
 MAILBOX = "main@local"
 JOB_ID = "0189b2d6-7c1e-7abc-8def-0123456789ab"
+NIGHTLY = ScheduleSpec(
+    "reports", "0 3 * * *", "Europe/Madrid", payload=b"\xff", headers={"a": "b"}, priority=0
+)
 FILTER = SubscriptionFilter(("orders",), {"region": "eu"})
 BEFORE = datetime(2026, 1, 31, 12, 0, 0, 5, tzinfo=UTC)
 RECEIPT = Receipt(b"m" * 16, 1, 1)
@@ -215,6 +219,12 @@ QUERIES: dict[str, Callable[[Any, str], Any]] = {
     "list_subscriptions": lambda mailbox, _: mailbox.list_subscriptions(),
     "rewind_subscription": lambda mailbox, _: mailbox.rewind_subscription("mail", BEFORE, dry_run=True),
     "delete_subscription": lambda mailbox, _: mailbox.delete_subscription("mail", dry_run=True),
+    "set_schedule": lambda mailbox, _: mailbox.set_schedule("nightly", NIGHTLY),
+    "list_schedules": lambda mailbox, _: mailbox.list_schedules(),
+    "pause_schedule": lambda mailbox, _: mailbox.pause_schedule("nightly"),
+    "resume_schedule": lambda mailbox, _: mailbox.resume_schedule("nightly"),
+    "run_schedule": lambda mailbox, _: mailbox.run_schedule("nightly"),
+    "delete_schedule": lambda mailbox, _: mailbox.delete_schedule("nightly"),
     "get_settings": lambda mailbox, _: mailbox.get_settings(),
     "preview_settings": lambda mailbox, _: mailbox.preview_settings(SettingsChanges()),
     "delete_old_events": lambda mailbox, _: mailbox.delete_old_events(1),
@@ -262,6 +272,26 @@ async def test_every_query_is_answered_over_every_transport(tmp_path: Path, tran
                     assert (answer.name, answer.position, answer.copied) == ("mail", 0, 0)
                 case "delete_subscription":
                     assert (answer.name, answer.left) == ("mail", 0)
+                case "set_schedule":
+                    assert (answer.cron, answer.timezone, answer.headers) == (
+                        "0 3 * * *",
+                        "Europe/Madrid",
+                        {"a": "b"},
+                    )
+                    assert (answer.payload_bytes, answer.priority, answer.every_ms) == (1, 0, None)
+                case "list_schedules":
+                    assert [(each.name, each.runs, each.last_run) for each in answer] == [
+                        ("nightly", 0, None)
+                    ]
+                case "pause_schedule" | "resume_schedule":
+                    assert (answer.paused, answer.next_run is None) == (name == "pause_schedule",) * 2
+                case "run_schedule":
+                    assert not answer.duplicate
+                    detail = await ask(partial(mailbox.get_message, answer.message_id))
+                    assert detail.topic == "reports"
+                    await ask(partial(mailbox.cancel_messages, [answer.message_id]))
+                case "delete_schedule":
+                    assert answer is None
                 case "search_unsettled":
                     assert [each.message_id for each in answer.items] == [sent.message_id]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from trustme import CA
 
-from postroom.adapters.cli import dlq, inspect, messages, search, settlements, subscriptions, topic
+from postroom.adapters.cli import dlq, inspect, messages, schedules, search, settlements, subscriptions, topic
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.remote import VARIABLE
 from postroom.adapters.cli.session import Session
@@ -100,6 +100,28 @@ async def test_subscriptions_are_managed_and_topics_purged(
     await subscriptions.delete(session(), "mail", yes=True)
     with pytest.raises(NotFound):
         await subscriptions.delete(session(), "mail", yes=True)
+
+
+async def test_schedules_are_managed(
+    session: Open, controlled: Controlled[Any, Any], monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv(VARIABLE, controlled.issue())
+    await schedules.set_schedule(
+        session(), "nightly", "reports", "hello", cron="0 3 * * *", attr=["country=de"]
+    )
+    await schedules.pause(session(), "nightly")
+    await schedules.run_now(session(), "nightly")
+    capsys.readouterr()
+    await schedules.show(session(as_json=True), "nightly")
+    report = json.loads(capsys.readouterr().out)
+    assert (report["paused"], report["runs"], report["headers"]) == (True, 1, {"country": "de"})
+    await schedules.resume(session(), "nightly")
+    capsys.readouterr()
+    await schedules.list_schedules(session())
+    assert "0 3 * * *" in capsys.readouterr().out
+    await schedules.delete(session(), "nightly", yes=True)
+    with pytest.raises(NotFound):
+        await schedules.delete(session(), "nightly", yes=True)
 
 
 async def test_a_token_that_may_only_receive_is_enough_to_receive(

@@ -9,7 +9,7 @@ import pytest
 
 from postroom.adapters.compose.schedule import ScheduleSettings, make_scheduler, make_schedules
 from postroom.adapters.compose.testing import open_memory_mailbox
-from postroom.adapters.cron import cron_ticks
+from postroom.application.cron import cron_ticks
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.schedule import Missed, Schedule, Scheduler
 from postroom.domain.errors import IdempotencyConflict, InvalidRequest, Unavailable

@@ -138,6 +138,13 @@ def http_cases(known: dict[str, Known]) -> Sequence[Case]:
     add("POST /v1/subscriptions/{name}/rewind", ADMIN, [EVERYTHING], {"start": 0}, path=place)
     add("DELETE /v1/subscriptions/{name}", ADMIN, [EVERYTHING], path=place)
     add("GET /v1/subscriptions", HEADERS, [])
+    nightly, daily = {"name": "nightly"}, {"schedule": {"topic": OWN, "every_ms": 86_400_000}}
+    add("PUT /v1/schedules/{name}", ADMIN, [EVERYTHING], daily, path=nightly)
+    add("PUT /v1/schedules/{name}/pause", ADMIN, [EVERYTHING], path=nightly)
+    add("PUT /v1/schedules/{name}/resume", ADMIN, [EVERYTHING], path=nightly)
+    add("POST /v1/schedules/{name}/run", ADMIN, [EVERYTHING], path=nightly)
+    add("DELETE /v1/schedules/{name}", ADMIN, [EVERYTHING], path=nightly)
+    add("GET /v1/schedules", HEADERS, [])
     foreign_dead = {"topic": OWN, "message_ids": [known[FOREIGN].dead_id, UNKNOWN]}
     add("POST /v1/dlq/reprocess", REDRIVE, [OWN], foreign_dead)  # there is none of this topic with these ids
     for topics in ([OWN, FOREIGN], [FOREIGN, OWN]):
@@ -230,6 +237,13 @@ def grpc_cases(known: dict[str, Known]) -> Sequence[Case]:
     add("rewind_subscription", ADMIN, [EVERYTHING], pb.RewindSubscriptionRequest(name=OWN, start=start))
     add("delete_subscription", ADMIN, [EVERYTHING], pb.DeleteSubscriptionRequest(name=OWN))
     add("list_subscriptions", HEADERS, [], pb.ListSubscriptionsRequest())
+    daily = pb.ScheduleSpec(topic=OWN, every_ms=86_400_000)
+    add("set_schedule", ADMIN, [EVERYTHING], pb.SetScheduleRequest(name="nightly", schedule=daily))
+    add("pause_schedule", ADMIN, [EVERYTHING], pb.PauseScheduleRequest(name="nightly"))
+    add("resume_schedule", ADMIN, [EVERYTHING], pb.ResumeScheduleRequest(name="nightly"))
+    add("run_schedule", ADMIN, [EVERYTHING], pb.RunScheduleRequest(name="nightly"))
+    add("delete_schedule", ADMIN, [EVERYTHING], pb.DeleteScheduleRequest(name="nightly"))
+    add("list_schedules", HEADERS, [], pb.ListSchedulesRequest())
     only = pb.MessageIds(message_ids=[known[FOREIGN].dead_id, UNKNOWN])
     add("redrive", REDRIVE, [OWN], pb.RedriveRequest(topic=OWN, only=only))
     for topics in ([OWN, FOREIGN], [FOREIGN, OWN]):

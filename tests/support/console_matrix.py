@@ -34,6 +34,7 @@ UNKNOWN = "0199d3a0-0000-7000-8000-000000000001"
 TOPIC = (("topic", "orders"),)
 OF_MESSAGE = (("id", FOREIGN), ("job_id", UNKNOWN), ("new_id", UNKNOWN))
 OF_SUBSCRIPTION = (("name", "mail"), ("start", "0"))
+OF_SCHEDULE = (("name", "nightly"),)
 OF_JOB = (("topics", "orders"), ("action", "redrive"), ("job_id", "0199d3a0-0000-7000-8000-000000000002"))
 PUBLIC = {"GET /sign-in", "POST /sign-in", "POST /sign-out", "GET /static/{name}"}
 """Routes that need no session."""
@@ -79,6 +80,12 @@ NEEDS = {
     "POST /subscriptions/rewind": Need((ADMIN,), all_topics=True, form=OF_SUBSCRIPTION),
     "GET /subscriptions/delete": Need((READ, ADMIN), all_topics=True, path="/subscriptions/delete?name=mail"),
     "POST /subscriptions/delete": Need((ADMIN,), all_topics=True, form=OF_SUBSCRIPTION),
+    "GET /schedules": Need(),
+    "POST /schedules/pause": Need((ADMIN,), all_topics=True, form=OF_SCHEDULE),
+    "POST /schedules/resume": Need((ADMIN,), all_topics=True, form=OF_SCHEDULE),
+    "POST /schedules/run": Need((ADMIN,), all_topics=True, form=OF_SCHEDULE),
+    "GET /schedules/delete": Need((ADMIN,), all_topics=True, path="/schedules/delete?name=nightly"),
+    "POST /schedules/delete": Need((ADMIN,), all_topics=True, form=OF_SCHEDULE),
     "GET /search": Need(all_topics=True),
     "GET /search/export": Need(all_topics=True, path="/search/export?format=csv"),
     "GET /search/suggestions/{field}": Need(path="/search/suggestions/topic"),

@@ -10,6 +10,7 @@ from postroom.application.messages import NewMessage
 from postroom.domain.errors import Rejected
 from postroom.domain.names import DEFAULT_MAILBOX
 from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.schedule import ScheduleSpec
 from postroom.domain.subscription import SubscriptionFilter
 
 XSS = "\"'><img src=x onerror=alert(1)><script>alert(2)</script>{{7*7}}"
@@ -48,6 +49,9 @@ async def _fill(store: str) -> None:
                 _message("invalid", b'{"half": \xff', "application/json"),
                 *(_order(f"waiting-{number}") for number in range(30)),
             ],
+        )
+        await mailbox.set_schedule(
+            "nightly", ScheduleSpec("orders.nightly", "0 3 * * *", headers={XSS: XSS, RTL: RTL})
         )
         await mailbox.set_subscription("mail", SubscriptionFilter(("refunds.*",), {XSS: XSS, RTL: RTL}))
 

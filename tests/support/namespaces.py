@@ -22,6 +22,7 @@ FENCED = (
     "set_subscription",
     "rewind_subscription",
     "delete_subscription",
+    "set_schedule",
 )
 TIMEOUT_MS = 3_000
 

@@ -43,6 +43,8 @@ from postroom import (
     Rejected,
     RewindReport,
     Saturated,
+    ScheduleReport,
+    ScheduleSpec,
     SendMessage,
     Sent,
     Simulation,
@@ -55,6 +57,7 @@ from postroom import (
     Verification,
     Worker,
     WorkerCounts,
+    every,
     list_mailboxes,
     open_capture,
     open_mailbox,
@@ -152,6 +155,11 @@ async def operate(mailbox: OwnedMailbox) -> None:
     filter_ = SubscriptionFilter(("orders.*", "invoices"), {"country": "de"})
     assert_type(await mailbox.set_subscription("mail", filter_, start=0), SubscriptionReport)
     assert_type(await mailbox.rewind_subscription("mail", datetime.now(UTC), dry_run=True), RewindReport)
+    spec_ = ScheduleSpec("reports", "0 3 * * *", "Europe/Madrid", missed="all")
+    assert_type(await mailbox.set_schedule("nightly", spec_), ScheduleReport)
+    assert_type(await mailbox.list_schedules(), list[ScheduleReport])
+    assert_type(await mailbox.run_schedule("nightly"), Sent)
+    assert_type(await mailbox.delete_schedule("nightly"), None)
     assert_type(await mailbox.delete_subscription("mail", dry_run=True), DeletionReport)
 
 
@@ -228,6 +236,7 @@ async def place(message: ReceivedMessage, order: dict[str, str]) -> None:
 
 @worker.consumer(["orders.*", "invoices"], subscription="mail", headers={"country": "de"})
 @worker.consumer("reports")
+@worker.schedule(every("30s"), missed="skip", timeout="5s")
 def report(text: str) -> None: ...
 
 

@@ -1296,6 +1296,162 @@ class DeleteSubscriptionResponse(_message.Message):
     behind: int
     def __init__(self, left: _Optional[int] = ..., name: _Optional[str] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., dead: _Optional[int] = ..., behind: _Optional[int] = ...) -> None: ...
 
+class ScheduleSpec(_message.Message):
+    __slots__ = ("topic", "cron", "timezone", "every_ms", "missed", "payload", "headers", "content_type", "sticky_key", "priority")
+    class HeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    CRON_FIELD_NUMBER: _ClassVar[int]
+    TIMEZONE_FIELD_NUMBER: _ClassVar[int]
+    EVERY_MS_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    STICKY_KEY_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    cron: str
+    timezone: str
+    every_ms: int
+    missed: str
+    payload: bytes
+    headers: _containers.ScalarMap[str, str]
+    content_type: str
+    sticky_key: str
+    priority: int
+    def __init__(self, topic: _Optional[str] = ..., cron: _Optional[str] = ..., timezone: _Optional[str] = ..., every_ms: _Optional[int] = ..., missed: _Optional[str] = ..., payload: _Optional[bytes] = ..., headers: _Optional[_Mapping[str, str]] = ..., content_type: _Optional[str] = ..., sticky_key: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+
+class ScheduleReport(_message.Message):
+    __slots__ = ("name", "topic", "cron", "timezone", "every_ms", "missed", "payload_bytes", "headers", "content_type", "sticky_key", "priority", "paused", "runs", "last_run", "last_message_id", "next_run", "from_code", "overridden", "created_at", "changed_at")
+    class HeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    CRON_FIELD_NUMBER: _ClassVar[int]
+    TIMEZONE_FIELD_NUMBER: _ClassVar[int]
+    EVERY_MS_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    STICKY_KEY_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    LAST_RUN_FIELD_NUMBER: _ClassVar[int]
+    LAST_MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    NEXT_RUN_FIELD_NUMBER: _ClassVar[int]
+    FROM_CODE_FIELD_NUMBER: _ClassVar[int]
+    OVERRIDDEN_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_AT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    topic: str
+    cron: str
+    timezone: str
+    every_ms: int
+    missed: str
+    payload_bytes: int
+    headers: _containers.ScalarMap[str, str]
+    content_type: str
+    sticky_key: str
+    priority: int
+    paused: bool
+    runs: int
+    last_run: str
+    last_message_id: str
+    next_run: str
+    from_code: bool
+    overridden: bool
+    created_at: str
+    changed_at: str
+    def __init__(self, name: _Optional[str] = ..., topic: _Optional[str] = ..., cron: _Optional[str] = ..., timezone: _Optional[str] = ..., every_ms: _Optional[int] = ..., missed: _Optional[str] = ..., payload_bytes: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., content_type: _Optional[str] = ..., sticky_key: _Optional[str] = ..., priority: _Optional[int] = ..., paused: _Optional[bool] = ..., runs: _Optional[int] = ..., last_run: _Optional[str] = ..., last_message_id: _Optional[str] = ..., next_run: _Optional[str] = ..., from_code: _Optional[bool] = ..., overridden: _Optional[bool] = ..., created_at: _Optional[str] = ..., changed_at: _Optional[str] = ...) -> None: ...
+
+class SetScheduleRequest(_message.Message):
+    __slots__ = ("name", "schedule", "from_code")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    FROM_CODE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    schedule: ScheduleSpec
+    from_code: bool
+    def __init__(self, name: _Optional[str] = ..., schedule: _Optional[_Union[ScheduleSpec, _Mapping]] = ..., from_code: _Optional[bool] = ...) -> None: ...
+
+class SetScheduleResponse(_message.Message):
+    __slots__ = ("schedule",)
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    schedule: ScheduleReport
+    def __init__(self, schedule: _Optional[_Union[ScheduleReport, _Mapping]] = ...) -> None: ...
+
+class ListSchedulesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListSchedulesResponse(_message.Message):
+    __slots__ = ("schedules",)
+    SCHEDULES_FIELD_NUMBER: _ClassVar[int]
+    schedules: _containers.RepeatedCompositeFieldContainer[ScheduleReport]
+    def __init__(self, schedules: _Optional[_Iterable[_Union[ScheduleReport, _Mapping]]] = ...) -> None: ...
+
+class PauseScheduleRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class PauseScheduleResponse(_message.Message):
+    __slots__ = ("schedule",)
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    schedule: ScheduleReport
+    def __init__(self, schedule: _Optional[_Union[ScheduleReport, _Mapping]] = ...) -> None: ...
+
+class ResumeScheduleRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ResumeScheduleResponse(_message.Message):
+    __slots__ = ("schedule",)
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    schedule: ScheduleReport
+    def __init__(self, schedule: _Optional[_Union[ScheduleReport, _Mapping]] = ...) -> None: ...
+
+class RunScheduleRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class RunScheduleResponse(_message.Message):
+    __slots__ = ("message_id", "duplicate")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    duplicate: bool
+    def __init__(self, message_id: _Optional[str] = ..., duplicate: _Optional[bool] = ...) -> None: ...
+
+class DeleteScheduleRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DeleteScheduleResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class DeleteOldEventsRequest(_message.Message):
     __slots__ = ("older_than_us",)
     OLDER_THAN_US_FIELD_NUMBER: _ClassVar[int]

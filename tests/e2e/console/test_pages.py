@@ -34,6 +34,8 @@ PAGES = {
     "subscriptions": "/subscriptions",
     "form of a rewind": "/subscriptions/rewind?name=mail",
     "deletion of a subscription": "/subscriptions/delete?name=mail",
+    "schedules": "/schedules",
+    "deletion of a schedule": "/schedules/delete?name=nightly",
     "what-if": "/what-if?topic=orders.*&max_attempts=5",
     "edit of a message": "/message/resend?id=order-1",
     "confirmation": "/message/purge?id=order-1",
@@ -48,6 +50,8 @@ TEXTS = {
     "subscriptions": "refunds.*",
     "form of a rewind": "position of the log, or beginning",
     "deletion of a subscription": "It gets no more copies.",
+    "schedules": "0 3 * * *",
+    "deletion of a schedule": "It sends no more messages.",
     "cancellation": "The history of the message keeps it.",
     "rescheduling": "A time from now",
 }

@@ -19,6 +19,7 @@ from postroom.domain.errors import (
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
+from postroom.domain.schedule import ScheduleSpec
 from postroom.domain.search import EventFilter
 from postroom.domain.settings import SettingsChanges
 from postroom.domain.subscription import SubscriptionFilter
@@ -139,6 +140,12 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "resume_topic": (A,),
     "set_subscription": ("mail", SubscriptionFilter((A,))),
     "list_subscriptions": (),
+    "set_schedule": ("nightly", ScheduleSpec(A, "0 3 * * *")),
+    "list_schedules": (),
+    "pause_schedule": ("nightly",),
+    "resume_schedule": ("nightly",),
+    "run_schedule": ("nightly",),
+    "delete_schedule": ("nightly",),
     "rewind_subscription": ("mail", 0),
     "delete_subscription": ("mail",),
     "delete_old_events": (0,),

@@ -56,6 +56,14 @@ from postroom.domain.redrive.job import (
     RedriveUndoStarted,
 )
 from postroom.domain.redrive.spec import RedriveSpec
+from postroom.domain.schedule import (
+    ScheduleDeleted,
+    SchedulePaused,
+    ScheduleRan,
+    ScheduleResumed,
+    ScheduleSet,
+    ScheduleSpec,
+)
 from postroom.domain.settings import MailboxSettings
 from postroom.domain.subject import SubjectPolicy
 from postroom.domain.subscription import (
@@ -112,6 +120,15 @@ redrive_specs = st.builds(
 
 filters = st.builds(
     SubscriptionFilter, st.lists(texts, max_size=2).map(tuple), st.dictionaries(texts, texts, max_size=2)
+)
+schedules = st.builds(
+    ScheduleSpec,
+    texts,
+    optional,
+    every_ms=st.none() | counts,
+    missed=st.sampled_from(["skip", "last", "all"]),
+    payload=st.binary(max_size=99),
+    headers=st.dictionaries(texts, texts, max_size=2),
 )
 
 EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
@@ -173,6 +190,11 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
     RedriveUndoStarted: st.builds(RedriveUndoStarted, *base, optional),
     RedriveUndoAdvanced: st.builds(RedriveUndoAdvanced, *base, counts, counts, counts),
     RedriveUndone: st.builds(RedriveUndone, *base),
+    ScheduleSet: st.builds(ScheduleSet, *base, texts, schedules, st.booleans(), optional),
+    SchedulePaused: st.builds(SchedulePaused, *base, texts, optional),
+    ScheduleResumed: st.builds(ScheduleResumed, *base, texts, optional),
+    ScheduleRan: st.builds(ScheduleRan, *base, texts, times, st.none() | streams, optional),
+    ScheduleDeleted: st.builds(ScheduleDeleted, *base, texts, optional),
     SubscriptionSet: st.builds(SubscriptionSet, *base, texts, filters, counts, optional),
     SubscriptionRewound: st.builds(SubscriptionRewound, *base, texts, counts, optional),
     SubscriptionAdvanced: st.builds(

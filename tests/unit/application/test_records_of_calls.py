@@ -17,6 +17,7 @@ from postroom.domain.capability.token import Token
 from postroom.domain.errors import Forbidden, InvalidRequest
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
+from postroom.domain.schedule import ScheduleSpec
 from postroom.domain.search import EventFilter
 from postroom.domain.settings import SettingsChanges
 from postroom.domain.subscription import SubscriptionFilter
@@ -27,6 +28,7 @@ from tests.support.waiting import until_answer
 PAGE = Path(__file__).parents[3] / "docs/capabilities.md"
 A = "orders"
 JOB = "01890a5d-ac96-774b-bcce-b302099a8057"
+NIGHTLY = ScheduleSpec(A, "0 3 * * *")
 SPEC = RedriveSpec(topics=(A,))
 CHANGES = SettingsChanges(topics={A: {"max_attempts": 9}})
 
@@ -88,6 +90,12 @@ CALLS: dict[str, Call] = {
     "set_topic_policy": lambda s, r: s.mailbox.set_topic_policy(A, TopicPolicy(max_attempts=9)),
     "pause_topic": lambda s, r: s.mailbox.pause_topic(A),
     "resume_topic": lambda s, r: s.mailbox.resume_topic(A),
+    "list_schedules": lambda s, r: s.mailbox.list_schedules(),
+    "set_schedule": lambda s, r: s.mailbox.set_schedule("nightly", NIGHTLY),
+    "pause_schedule": lambda s, r: s.mailbox.pause_schedule("nightly"),
+    "resume_schedule": lambda s, r: s.mailbox.resume_schedule("nightly"),
+    "run_schedule": lambda s, r: s.mailbox.run_schedule("nightly"),
+    "delete_schedule": lambda s, r: s.mailbox.delete_schedule("nightly"),
     "list_subscriptions": lambda s, r: s.mailbox.list_subscriptions(),
     "set_subscription": lambda s, r: s.mailbox.set_subscription("mail", SubscriptionFilter((A,))),
     "rewind_subscription": lambda s, r: s.mailbox.rewind_subscription("audit", 0),
@@ -134,6 +142,10 @@ async def prepare(place: MemoryPlace, call: str, session: Session) -> ReceivedMe
         await owner.pause_topic(A)
     if call in ("rewind_subscription", "delete_subscription"):
         await owner.set_subscription("audit", SubscriptionFilter((A,)))
+    if call in ("pause_schedule", "resume_schedule", "run_schedule", "delete_schedule"):
+        await owner.set_schedule("nightly", NIGHTLY)
+    if call == "resume_schedule":
+        await owner.pause_schedule("nightly")
     return received
 
 
@@ -283,6 +295,45 @@ async def test_the_records_of_subscriptions_name_them_and_the_principal_that_cha
         (("mail",), ("delete_subscription", "dry_run")),
         (("mail",), ("delete_subscription",)),
     ]
+
+
+async def test_the_records_of_schedules_name_them_and_the_principal_that_changed_them(
+    place: MemoryPlace,
+) -> None:
+    session, _ = await session_of(place, principal="shop")
+    mailbox, log = session.mailbox, place.mailbox.engine.log
+    start = (await place.mailbox.get_backlog()).position
+    await mailbox.set_schedule("nightly", NIGHTLY)
+    await mailbox.pause_schedule("nightly")
+    await mailbox.resume_schedule("nightly")
+    await mailbox.run_schedule("nightly")
+    await mailbox.delete_schedule("nightly")
+    events = [each.event for each in log.read(start) if each.type.startswith("Schedule")]
+    assert [(type(each).__name__, getattr(each, "principal", "")) for each in events] == [
+        (f"Schedule{name}", "shop") for name in ("Set", "Paused", "Resumed", "Ran", "Deleted")
+    ]
+    calls = [f"{name}_schedule" for name in ("set", "pause", "resume", "run", "delete")]
+    assert [(each.topics, each.criteria) for each in place.audit.entries] == [
+        (("nightly",), (call,)) for call in calls
+    ]
+
+
+async def test_a_capability_of_some_topics_sees_the_schedules_that_send_to_them_and_changes_none(
+    place: MemoryPlace,
+) -> None:
+    for name, topic in (("one", A), ("other", "mail")):
+        await place.mailbox.set_schedule(name, ScheduleSpec(topic, "0 3 * * *"))
+    mailbox = await mailbox_of(place, topics=[A])
+    assert [each.name for each in await mailbox.list_schedules()] == ["one"]
+    for call in (
+        mailbox.set_schedule("one", NIGHTLY),
+        mailbox.pause_schedule("one"),
+        mailbox.resume_schedule("one"),
+        mailbox.run_schedule("one"),
+        mailbox.delete_schedule("one"),
+    ):
+        with pytest.raises(Forbidden):
+            await call
 
 
 async def test_a_capability_of_some_topics_sees_their_subscriptions_and_changes_none(

@@ -1,0 +1,245 @@
+"""Schedules: handlers that change and list them, and the worker that sends their messages (ADR 0120)."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+import uuid_utils
+
+from postroom.application.cron import LATE_US, MAX_TICKS, NextTick, due_ticks, ticks_of
+from postroom.application.mailbox.administer import execute
+from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.mailbox.message_factory import MessageFactory
+from postroom.application.mailbox.owner_tasks import StepWorker
+from postroom.application.messages import NewMessage, Sent, rfc3339
+from postroom.application.queries.measure_mailbox import report_schedule, report_schedules
+from postroom.application.query_results import ScheduleReport
+from postroom.application.telemetry import logger
+from postroom.application.tracing import correlate
+from postroom.domain.arguments import check_optional_text, check_type
+from postroom.domain.errors import FrameTooLarge, Rejected, Saturated
+from postroom.domain.mailbox.commands import (
+    DeleteSchedule,
+    PauseSchedule,
+    ResumeSchedule,
+    RunSchedule,
+    ScheduleCommand,
+    Send,
+    SetSchedule,
+)
+from postroom.domain.mailbox.schedule_decisions import find_schedule
+from postroom.domain.names import message_id, tick_stream
+from postroom.domain.schedule import Schedule, ScheduleSpec, check_schedule, check_schedule_name
+
+CHECK_SECONDS = 30.0
+"""Longest sleep before a tick: timers of some systems stand still while the machine is suspended."""
+BATCH = 100
+"""Ticks that are decided together; it bounds the wait of senders."""
+
+
+class ScheduleRunner(StepWorker):
+    """Worker that sends the message of each tick, and continues the work of an earlier owner.
+
+    The tick is marked as done in the commit of the message, so each is sent once, whoever owns the mailbox
+    next. It sleeps until the next tick, and without schedules until one is set.
+    """
+
+    failure = "schedule.failed"
+
+    def __init__(self, engine: MailboxEngine, factory: MessageFactory) -> None:
+        super().__init__(engine)
+        self._factory = factory
+        self._ticks: dict[bytes, tuple[ScheduleSpec, int, NextTick]] = {}
+        """By stream of the schedule: what they were made from, and the ticks."""
+        self._next: dict[bytes, tuple[int, int | None]] = {}
+        """By stream of the schedule: its version, and its next tick."""
+
+    async def _run_once(self, *, is_changed: bool) -> float | None:
+        return await self.send_due()
+
+    async def send_due(self) -> float | None:
+        """Send the ticks that are due; return the seconds until the next one, None without any."""
+        schedules = list(self._engine.mailbox.schedules.values())
+        self._ticks = {
+            each.stream: self._ticks[each.stream] for each in schedules if each.stream in self._ticks
+        }
+        self._next = {each.stream: self._next[each.stream] for each in schedules if each.stream in self._next}
+        # At once, so that the ticks of many schedules are in few commits.
+        steps = [
+            self._attempt(self._step(each), schedule=each.name) for each in schedules if not each.is_paused
+        ]
+        return min(await asyncio.gather(*steps), default=None)
+
+    async def _step(self, schedule: Schedule) -> float:
+        """Send the ticks of a schedule that are due; return the seconds until its next one."""
+        now, tick = self._engine.now(), self._next_tick(schedule)
+        if tick is None:
+            return CHECK_SECONDS
+        if tick > now:
+            return min((tick - now) / 1_000_000, CHECK_SECONDS)
+        find = partial(due_ticks, schedule.spec, self._ticks_of(schedule), schedule.through, now)
+        due = await asyncio.to_thread(find) if now - tick > LATE_US else find()
+        if tick not in due:
+            left_out = logger().warning if len(due) == MAX_TICKS else logger().info
+            left_out(
+                "schedule.ticks_left_out",
+                mailbox=self._engine.name,
+                schedule=schedule.name,
+                since=rfc3339(tick),
+                before=rfc3339(due[0] if due else now),
+            )
+        if not due:
+            command = RunSchedule(schedule.name, None, schedule.stream, schedule.version, now)
+            await execute(self._engine, command)
+        for start in range(0, len(due), BATCH):
+            await self._send(schedule, due[start : start + BATCH], schedule.version + start)
+        return 0
+
+    async def _send(self, schedule: Schedule, ticks: Sequence[int], version: int) -> None:
+        """Send the messages of ticks.
+
+        A tick whose message the mailbox refuses is left out, unless it only lacks room.
+
+        Arguments:
+            version: of the schedule before the first of them.
+        """
+        commands = []
+        for number, tick in enumerate(ticks):
+            send = make_send(schedule, tick, self._factory, tick_stream(schedule.stream, tick))
+            command = RunSchedule(schedule.name, send, schedule.stream, version + number, tick)
+            commands.append(command)
+        for command, answer in zip(commands, await self._engine.submit(commands), strict=True):
+            if isinstance(answer, Saturated) or not isinstance(answer, Rejected):
+                if isinstance(answer, Rejected):
+                    raise answer
+                continue
+            logger().error(
+                "schedule.refused",
+                mailbox=self._engine.name,
+                schedule=schedule.name,
+                tick=rfc3339(command.through),
+                error=str(answer),
+            )
+            await execute(
+                self._engine,
+                RunSchedule(schedule.name, None, schedule.stream, command.version, command.through),
+            )
+            return  # the others were made for another version, and come again
+
+    def _next_tick(self, schedule: Schedule) -> int | None:
+        cached = self._next.get(schedule.stream)
+        if cached is None or cached[0] != schedule.version:
+            tick = self._ticks_of(schedule)(schedule.through)
+            cached = self._next[schedule.stream] = schedule.version, tick
+        return cached[1]
+
+    def _ticks_of(self, schedule: Schedule) -> NextTick:
+        cached = self._ticks.get(schedule.stream)
+        if cached is None or cached[:2] != (schedule.spec, schedule.anchor):
+            made = ticks_of(schedule.spec, schedule.anchor)
+            cached = self._ticks[schedule.stream] = schedule.spec, schedule.anchor, made
+        return cached[2]
+
+
+def make_send(schedule: Schedule, tick: int, factory: MessageFactory, stream: bytes) -> Send:
+    """Return the command that sends the message of a schedule.
+
+    Arguments:
+        tick: log time, µs.
+        stream: id of the message, 16 bytes.
+    """
+    with correlate():
+        return factory.from_message(_message(schedule.name, schedule.spec, tick, message_id(stream))).command
+
+
+def _message(name: str, spec: ScheduleSpec, tick: int, id_: str | None = None) -> NewMessage:
+    return NewMessage(
+        spec.topic,
+        spec.payload,
+        attrs={**spec.headers, "schedule": name, "scheduled_at": rfc3339(tick) or ""},
+        content_type=spec.content_type,
+        sticky_key=spec.sticky_key,
+        priority=spec.priority,
+        message_id=id_,
+    )
+
+
+class Schedules:
+    """The handlers of schedules, for the owner."""
+
+    _engine: MailboxEngine
+    _factory: MessageFactory
+    _runner: ScheduleRunner | None = None
+
+    def run_schedules(self) -> None:
+        """Run the worker that sends until the engine is closed, or have it check the schedules now."""
+        if self._runner is None:
+            self._runner = ScheduleRunner(self._engine, self._factory)
+            self._engine.tasks.append(asyncio.create_task(self._runner.run(), name="schedules"))
+        self._runner.wake()
+
+    async def send_due_ticks(self) -> None:
+        """Return when all ticks that are due are sent."""
+        if self._runner is not None:
+            while await self._runner.send_due() == 0:
+                pass
+
+    async def set_schedule(
+        self, name: str, schedule: ScheduleSpec, /, *, from_code: bool = False, principal: str | None = None
+    ) -> ScheduleReport:
+        """Create a schedule, or change it; see `Mailbox.set_schedule`."""
+        check_schedule_name(name)
+        spec = check_schedule(schedule)
+        check_type("from_code", from_code, bool)
+        check_optional_text("principal", principal)
+        await asyncio.to_thread(ticks_of, spec, 0)
+        most = self._engine.mailbox.limits.frame_bytes
+        size = len(self._factory.from_message(_message(name, spec, self._engine.now())).command.envelope)
+        if size > most:
+            raise FrameTooLarge(
+                f"The message of schedule {name} is {size} bytes with its envelope; a frame holds at most "
+                f"{most}. Send a reference to the data instead."
+            )
+        await self._submit_schedule(SetSchedule(name, spec, uuid_utils.uuid7().bytes, from_code, principal))
+        return report_schedule(find_schedule(name, self._engine.mailbox))
+
+    async def list_schedules(self) -> list[ScheduleReport]:
+        """Return the schedules; see `Mailbox.list_schedules`."""
+        await self._engine.check_ownership()
+        return report_schedules(self._engine.mailbox)
+
+    async def pause_schedule(self, name: str, /, *, principal: str | None = None) -> ScheduleReport:
+        """Pause a schedule; see `Mailbox.pause_schedule`."""
+        return await self._change_schedule(
+            PauseSchedule(check_schedule_name(name), _check_principal(principal))
+        )
+
+    async def resume_schedule(self, name: str, /, *, principal: str | None = None) -> ScheduleReport:
+        """Resume a schedule; see `Mailbox.resume_schedule`."""
+        return await self._change_schedule(
+            ResumeSchedule(check_schedule_name(name), _check_principal(principal))
+        )
+
+    async def run_schedule(self, name: str, /, *, principal: str | None = None) -> Sent:
+        """Send the message of a schedule now; see `Mailbox.run_schedule`."""
+        schedule = find_schedule(check_schedule_name(name), self._engine.mailbox)
+        stream = uuid_utils.uuid7().bytes
+        send = make_send(schedule, self._engine.now(), self._factory, stream)
+        await self._submit_schedule(RunSchedule(name, send, principal=_check_principal(principal)))
+        return Sent(message_id(stream), duplicate=False)
+
+    async def delete_schedule(self, name: str, /, *, principal: str | None = None) -> None:
+        """Delete a schedule; see `Mailbox.delete_schedule`."""
+        await self._submit_schedule(DeleteSchedule(check_schedule_name(name), _check_principal(principal)))
+
+    async def _change_schedule(self, command: PauseSchedule | ResumeSchedule) -> ScheduleReport:
+        await self._submit_schedule(command)
+        return report_schedule(find_schedule(command.schedule, self._engine.mailbox))
+
+    async def _submit_schedule(self, command: ScheduleCommand) -> None:
+        await execute(self._engine, command)
+        self.run_schedules()
+
+
+def _check_principal(principal: object) -> str | None:
+    return check_optional_text("principal", principal)
