@@ -85,8 +85,9 @@ class MailboxOutbox(_Recorder):
         """Record messages in the open transaction of a connection, without committing.
 
         Arguments:
-            connection: a `sqlite3.Connection`, a psycopg `Connection`, or a SQLAlchemy `Connection` or
-                `Session`, which is flushed. In SQLite, the table is created if it is missing.
+            connection: a `sqlite3.Connection`, a psycopg `Connection`, a SQLAlchemy `Connection` or
+                `Session`, which is flushed, or a connection of Django, such as `django.db.connection`. In
+                SQLite, the table is created if it is missing.
 
         Returns: the ids of the messages, in their order.
 

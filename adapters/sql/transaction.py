@@ -1,8 +1,9 @@
 """Statements in the user's transaction, on a connection of any supported library.
 
-A connection is one of `sqlite3`, of psycopg, or a SQLAlchemy `Connection` or `Session` on any driver; or an
-asyncio form: of aiosqlite, of psycopg, of SQLAlchemy. Statements have parameters `:name`. This module never
-begins, commits or rolls back a transaction, and imports no library that the user has not imported.
+A connection is one of `sqlite3`, of psycopg, of Django, or a SQLAlchemy `Connection` or `Session` on any
+driver; or an asyncio form: of aiosqlite, of psycopg, of SQLAlchemy. Statements have parameters `:name`.
+This module never begins, commits or rolls back a transaction, and imports no library that the user has not
+imported.
 """
 
 import re
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from postroom.domain.errors import InvalidRequest, UnusableServer
 
@@ -22,7 +23,16 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, scoped_session
 
-    Connection: TypeAlias = psycopg.Connection[Any] | SqlConnection | Session | scoped_session[Any]
+    class DjangoConnection(Protocol):
+        """A connection of Django, whose types are unknown to most type checkers."""
+
+        @property
+        def in_atomic_block(self) -> bool: ...
+        def get_autocommit(self) -> bool: ...
+
+    Connection: TypeAlias = (
+        psycopg.Connection[Any] | SqlConnection | Session | scoped_session[Any] | DjangoConnection
+    )
     AsyncConnection: TypeAlias = (
         psycopg.AsyncConnection[Any] | AsyncSqlConnection | AsyncSession | async_scoped_session[Any]
     )
@@ -36,7 +46,7 @@ _UNDEFINED = ("42P01", "42703")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 _NO_TRANSACTION = (
     "The connection is in autocommit mode, so there is no transaction to write in; "
-    "begin one first, for example with connection.transaction() or engine.begin()."
+    "begin one first, for example with connection.transaction(), engine.begin() or Django's atomic()."
 )
 
 
@@ -112,7 +122,22 @@ def _execute(connection: Any, statement: Statement, parameters: Mapping[str, Any
             connection = connection.connection()
         if isinstance(connection, SqlConnection):
             return _run(connection, statement, parameters)
-    raise _no_connection(connection, "sqlite3 or psycopg Connection, or a SQLAlchemy Connection or Session")
+    django: Any = sys.modules.get("django.db")
+    if django is not None:
+        if isinstance(connection, django.ConnectionProxy):  # `django.db.connection`
+            connection = django.connections[connection.alias]
+        base: Any = sys.modules.get("django.db.backends.base.base")  # loaded with the first connection
+        if base is not None and isinstance(connection, base.BaseDatabaseWrapper):
+            sql = for_psycopg(_for_dialect(statement, connection.vendor))
+            if connection.get_autocommit() and not connection.in_atomic_block:
+                raise InvalidRequest(_NO_TRANSACTION)
+            with connection.cursor() as cursor:
+                cursor.execute(sql, parameters)
+                return cursor.fetchall() if cursor.description is not None else ()
+    raise _no_connection(
+        connection,
+        "sqlite3 or psycopg Connection, a SQLAlchemy Connection or Session, or a connection of Django",
+    )
 
 
 async def _execute_async(
@@ -180,8 +205,9 @@ def _missing_tables() -> Iterator[None]:
 
 
 def _cause(error: Exception) -> tuple[Any, str]:
-    """Return the driver's error, which SQLAlchemy wraps, and its SQLSTATE; empty if it has none."""
-    cause: Any = getattr(error, "orig", None) or error
+    """Return the driver's error, which SQLAlchemy and Django wrap, and its SQLSTATE; empty if it has none."""
+    is_of_django = type(error).__module__ == "django.db.utils"
+    cause: Any = getattr(error, "orig", None) or (is_of_django and error.__cause__) or error
     sqlstate = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
     return cause, sqlstate if isinstance(sqlstate, str) else ""
 
@@ -244,4 +270,6 @@ def _no_connection(value: object, expected: str) -> InvalidRequest:
     advice = ""
     if kind.startswith("asyncpg."):
         advice = ' Use asyncpg through SQLAlchemy: create_async_engine("postgresql+asyncpg://...").'
+    elif kind.startswith("django."):
+        advice = " Django has no asyncio connections: use the synchronous form, in sync_to_async()."
     return InvalidRequest(f"Pass a {expected}; it was {kind}.{advice}")

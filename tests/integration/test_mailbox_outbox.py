@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import aiosqlite
+import django.db
 import psycopg
 import pytest
 import sqlalchemy
@@ -24,9 +25,10 @@ from postroom import (
 )
 from postroom.domain.errors import FrameTooLarge
 from postroom.domain.policy import TopicPolicy
+from tests.support.outboxes import django_connection
 
 SQLALCHEMY = ["connection sqlite", "connection postgresql", "session sqlite", "session postgresql"]
-KINDS = ["sqlite3", "psycopg", *SQLALCHEMY]
+KINDS = ["sqlite3", "psycopg", *SQLALCHEMY, "django sqlite", "django postgresql"]
 ASYNC_KINDS = ["aiosqlite", "psycopg", *SQLALCHEMY]
 TOPIC = "orders"
 
@@ -54,6 +56,9 @@ class Shop:
             case "psycopg":
                 with psycopg.connect(self.address) as connection:
                     yield connection
+            case "django":
+                with django_connection(self.address), django.db.transaction.atomic():
+                    yield django.db.connection
             case kind:
                 engine = sqlalchemy.create_engine(self._url)
                 try:
@@ -88,6 +93,8 @@ class Shop:
 def make_shop(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Shop:
     is_sqlite = "sqlite" in kind
     address = str(tmp_path / "shop.db") if is_sqlite else request.getfixturevalue("messaging_database")
+    if kind.startswith("django"):  # these tests await while they hold the connection
+        request.getfixturevalue("monkeypatch").setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
     return Shop(kind, address)
 
 
@@ -167,6 +174,39 @@ def test_a_connection_in_autocommit_mode_is_refused(messaging_database: str, tmp
     engine.dispose()
 
 
+@pytest.mark.parametrize("kind", ["django sqlite", "django postgresql"])
+async def test_a_connection_of_django_keeps_its_rules(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    shop = make_shop(kind, tmp_path, request)
+    atomic = django.db.transaction.atomic
+    outbox = MailboxOutbox()
+    with django_connection(shop.address) as connection:
+        with pytest.raises(InvalidRequest, match=r"autocommit.*atomic\(\)"):
+            outbox.record(connection, message(b"in autocommit"))
+        with atomic():
+            outbox.record(connection, message(b"1 %s %(x)s"))
+            with suppress(ZeroDivisionError), atomic():
+                outbox.record(connection, message(b"in a savepoint that is rolled back"))
+                raise ZeroDivisionError
+            with atomic():
+                outbox.record(connection, message(b"2"))
+        with atomic():
+            outbox.record(connection, message(b"marked for rollback"))
+            connection.set_rollback(True)
+            with pytest.raises(django.db.transaction.TransactionManagementError):
+                outbox.record(connection, message(b"in a broken block"))
+        django.db.transaction.set_autocommit(False)
+        outbox.record(connection, message(b"rolled back"))
+        django.db.transaction.rollback()
+        outbox.record(connection, message(b"3"))
+        django.db.transaction.commit()
+        django.db.transaction.set_autocommit(True)
+        with pytest.raises(InvalidRequest, match="sync_to_async"):
+            await AsyncMailboxOutbox().record(connection, message(b"asynchronous"))
+    assert await receive(str(tmp_path / "store.db"), shop.address, 3) == [b"1 %s %(x)s", b"2", b"3"]
+
+
 @pytest.mark.parametrize("value", [None, "shop.db", object()])
 def test_what_is_no_connection_is_refused(value: Any) -> None:
     with pytest.raises(InvalidRequest, match="Pass a sqlite3 or psycopg Connection"):
@@ -195,11 +235,18 @@ async def test_a_table_of_an_attached_or_temporary_database_is_not_taken_for_tha
 
 
 async def test_a_database_without_the_table_names_the_command(
-    create_database: Callable[[str | None], str], tmp_path: Path
+    create_database: Callable[[str | None], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
     url = create_database(None)
     with (
         psycopg.connect(url) as connection,
+        pytest.raises(Unavailable, match="postroom migrate --messaging"),
+    ):
+        MailboxOutbox().record(connection, message(b"1"))
+    with (
+        django_connection(url) as connection,
+        django.db.transaction.atomic(),
         pytest.raises(Unavailable, match="postroom migrate --messaging"),
     ):
         MailboxOutbox().record(connection, message(b"1"))

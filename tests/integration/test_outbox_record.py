@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
+import django.db
 import msgspec
 import psycopg
 import pytest
@@ -24,7 +25,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from postroom.adapters.compose.outbox import AsyncOutbox, Outbox, Tables
 from postroom.adapters.postgres.messaging.aggregate_events import AggregateEvents
 from postroom.domain.errors import FutureEvent, InvalidOutboxEvent, InvalidRequest, Rejected, Unavailable
-from tests.support.outboxes import column, history, names, order_placed
+from tests.support.outboxes import column, django_connection, history, names, order_placed
 
 Open = Callable[[], AbstractContextManager[Any]]
 OpenAsync = Callable[[], AbstractAsyncContextManager[Any]]
@@ -48,7 +49,7 @@ async def disposing_async(
         await engine.dispose()
 
 
-@pytest.fixture(params=["psycopg", "psycopg autocommit", "connection", "session", "scoped session"])
+@pytest.fixture(params=["psycopg", "psycopg autocommit", "connection", "session", "scoped session", "django"])
 def transaction(request: pytest.FixtureRequest, messaging_database: str, engine: sqlalchemy.Engine) -> Open:
     """Begin a transaction that is committed at the end, or rolled back by an error."""
 
@@ -75,6 +76,9 @@ def transaction(request: pytest.FixtureRequest, messaging_database: str, engine:
                 with sessions.begin():
                     yield sessions
                 sessions.remove()
+            case "django":
+                with django_connection(messaging_database), django.db.transaction.atomic():
+                    yield django.db.connection
 
     return begin
 

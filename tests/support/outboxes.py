@@ -1,10 +1,12 @@
 """Events, outboxes and relays for tests of the outbox."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 from uuid import UUID
 
+import django.conf
+import django.db
 import psycopg
 
 from postroom.adapters.postgres.messaging.aggregate_events import AggregateEvents
@@ -76,3 +78,24 @@ def numbers(payloads: list[bytes], aggregate: str) -> list[int]:
     prefix = b'{"n": '
     matching = [payload for payload in payloads if b'"%s"' % aggregate.encode() in payload]
     return [int(payload.removeprefix(prefix).partition(b",")[0]) for payload in matching]
+
+
+@contextmanager
+def django_connection(address: str) -> Iterator[Any]:
+    """Have Django use a database, as the settings of a site do."""
+    if not django.conf.settings.configured:
+        django.conf.settings.configure()
+        django.setup()
+    database = {"ENGINE": "django.db.backends.sqlite3", "NAME": address}
+    if "://" in address:
+        names = {"host": "HOST", "port": "PORT", "user": "USER", "password": "PASSWORD", "dbname": "NAME"}
+        parts = psycopg.conninfo.conninfo_to_dict(address)
+        database = {names[name]: str(value) for name, value in parts.items()}
+        database["ENGINE"] = "django.db.backends.postgresql"
+    connections: Any = django.db.connections
+    connections.settings = connections.configure_settings({"default": database})
+    try:
+        yield connections["default"]
+    finally:
+        connections["default"].close()
+        del connections["default"]

@@ -92,7 +92,8 @@ class Outbox(_Recorder):
         Call it after writing or locking the aggregate: its events are published in the order of these calls.
 
         Arguments:
-            connection: a psycopg `Connection`, or a SQLAlchemy `Connection` or `Session`, which is flushed.
+            connection: a psycopg `Connection`, a SQLAlchemy `Connection` or `Session`, which is flushed, or a
+                connection of Django to PostgreSQL.
 
         Returns: the ids of the events, in their order.
 
