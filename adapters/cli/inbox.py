@@ -117,9 +117,9 @@ async def consume(
         is_patient=not once,
     ) as (worker, monitor):
         destination = handlers or ", ".join(dict.fromkeys(settings.urls.values()))
-        session.out.note(f"Delivering messages of {definition.name} to {destination}.")
         with monitoring(session, metrics_port, monitor):
             async with running(session, _stop_or_cancel(stop)):
+                session.out.note(f"Delivering messages of {definition.name} to {destination}.")
                 await worker.run(stop, until_idle=once)
     counts = worker.counts
     session.out.result(

@@ -169,8 +169,8 @@ async def ingest(
             reloads.append(_namespace_file(ingester, definition, config))
         with monitoring(session, metrics_port, source.monitor(ingester, postroom)):
             report = _reporter(session)
-            session.out.note(f"Ingesting into {definition.mailbox} in {session.shown_store}.")
             async with running(session, ingester.stop, reloads):
+                session.out.note(f"Ingesting into {definition.mailbox} in {session.shown_store}.")
                 counts = await ingester.run(idle_ms=ONCE_IDLE_MS if once else None, report=report)
             report(counts)
 

@@ -230,14 +230,14 @@ async def _serve(
         ) as addresses,
     ):
         mode, where = " in amnesia mode" if amnesia else "", ", ".join(addresses)
-        session.out.result(
-            {"mailbox": mailbox.name, "addresses": addresses},
-            f"Serving {mailbox.name} of {session.shown_store}{mode} at {where}.",
-        )
-        session.out.flush()
         if isinstance(access, CheckedAccess):
             reloads = [*reloads, principal_quotas(access)]
         async with running(session, stop.set, [mailbox_settings(session, mailbox), *reloads]):
+            session.out.result(
+                {"mailbox": mailbox.name, "addresses": addresses},
+                f"Serving {mailbox.name} of {session.shown_store}{mode} at {where}.",
+            )
+            session.out.flush()
             await stop.wait()
         session.out.note("Stopping.")
         if amnesia:

@@ -312,17 +312,17 @@ async def _up(
                 tasks = [asyncio.create_task(each.supervise()) for each in parts]
                 names = [*(each.name for each in parts), "console"]
                 link = f"{address}{console.prefix}/start?code={code.text}"
-                session.out.result(
-                    {"mailbox": mailbox.name, "parts": names, "link": link},
-                    f"{mailbox.name} of {session.shown_store} runs: {', '.join(names)}.",
-                )
-                session.out.note(f"Console: {link}")
-                session.out.flush()
                 async with AsyncExitStack() as watching:
                     if watch is not None:
                         watching.callback(watch.stop)
                         await watching.enter_async_context(background_task(watch_code(watch)))
                     async with running(session, stop.set, [mailbox_settings(session, mailbox)]):
+                        session.out.result(
+                            {"mailbox": mailbox.name, "parts": names, "link": link},
+                            f"{mailbox.name} of {session.shown_store} runs: {', '.join(names)}.",
+                        )
+                        session.out.note(f"Console: {link}")
+                        session.out.flush()
                         await stop.wait()
                 session.out.note("Code changed; starting again." if changed.is_set() else "Stopping.")
                 for each in parts:

@@ -316,9 +316,9 @@ async def follow(
 
     async with opened(lambda: open_running_follower(session, batch, into), is_patient=not once) as follower:
         with monitoring(session, metrics_port, follower.monitor):
-            if not once:
-                session.out.note(f"Following {session.shown_store}.")
             async with running(session, follower.stop):
+                if not once:
+                    session.out.note(f"Following {session.shown_store}.")
                 await asyncio.to_thread(lambda: follower.run(once=once))
     counts = follower.counts
     session.out.result(

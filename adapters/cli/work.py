@@ -47,11 +47,11 @@ async def work(
     worker = load_worker(session, app)
     stop_ms = parse_duration(stop_within)
     async with opened(lambda: use_applied(session, apply=apply), is_patient=not once) as mailbox:
-        if not once:
-            session.out.note(f"Handling messages of {session.mailbox} in {session.shown_store}.")
         monitor = mailbox_monitor(mailbox, _collect(session, mailbox, worker.collect_metrics))
         with monitoring(session, metrics_port, monitor):
             async with running(session, worker.stop, [mailbox_settings(session, mailbox)]):
+                if not once:
+                    session.out.note(f"Handling messages of {session.mailbox} in {session.shown_store}.")
                 counts = await worker.run(mailbox, once=once, stop_ms=stop_ms)
     session.out.result(counts, f"{counts.handled:,} handled, {counts.failed:,} failed")
     stuck = asyncio.all_tasks() - {asyncio.current_task()}
@@ -87,10 +87,10 @@ async def schedule(session: Session, metrics_port: MetricsPort = None) -> None:
 
     async with opened(lambda: session.use(create=True)) as mailbox:
         scheduler = make_scheduler(mailbox, schedules)
-        session.out.note(f"Sending {pluralize(len(schedules), 'schedule')} to {session.mailbox}.")
         monitor = mailbox_monitor(mailbox, _collect(session, mailbox, scheduler.collect_metrics))
         with monitoring(session, metrics_port, monitor):
             async with running(session, scheduler.stop, [mailbox_settings(session, mailbox)]):
+                session.out.note(f"Sending {pluralize(len(schedules), 'schedule')} to {session.mailbox}.")
                 await scheduler.run()
     session.out.result({"sent": scheduler.sent}, f"{pluralize(scheduler.sent, 'message')} sent")
 
