@@ -248,7 +248,7 @@ def _redrive_policy(value: str) -> tuple[str | None, int]:
         return None, MAX_COUNT
     policy = _object("RedrivePolicy", value)
     most = policy.get("maxReceiveCount")
-    if isinstance(most, str) and most.isascii() and most.isdecimal():
+    if isinstance(most, str) and most.isascii() and most.isdecimal() and len(most) < 10:
         most = int(most)
     if policy.keys() != {"deadLetterTargetArn", "maxReceiveCount"} or type(most) is not int:
         raise invalid_attribute("RedrivePolicy", "It has a deadLetterTargetArn and a maxReceiveCount.")

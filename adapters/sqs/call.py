@@ -34,7 +34,10 @@ class Call(NamedTuple):
         """Return the queue of a URL; raise SqsError for one that does not exist."""
         if not url:
             raise missing("QueueUrl")
-        name = unquote(urlsplit(url).path).rstrip("/").rpartition("/")[2]
+        try:
+            name = unquote(urlsplit(url).path).rstrip("/").rpartition("/")[2]
+        except ValueError:  # of a host such as [x
+            name = ""
         if not name:
             raise SqsError("InvalidAddress", f"The address {url[:200]} is not valid for this endpoint.")
         return await self.find(name)

@@ -106,7 +106,7 @@ async def start_message_move_task(call: Call, request: StartMessageMoveTask) -> 
         raise invalid_value(
             "SourceArn", request.source_arn, "There is a task running; only one of a queue is allowed."
         )
-    await _return_received(call, target.name, destination)
+    await _return_received(call, target.name, sources, destination)
     job = await call.mailbox.start_redrive(
         RedriveSpec(
             topics=sources,
@@ -118,11 +118,15 @@ async def start_message_move_task(call: Call, request: StartMessageMoveTask) -> 
     return TaskHandle(task_handle=_handle(job))
 
 
-async def _return_received(call: Call, target: str, destination: str | None) -> None:
+async def _return_received(
+    call: Call, target: str, sources: Collection[str], destination: str | None
+) -> None:
     """Move the messages that were received from a dead-letter queue before, and are visible again."""
-    mailbox = call.mailbox
+    mailbox, arns = call.mailbox, {ARN + each for each in sources}
     while received := await mailbox.receive_messages(target, max_messages=100, visibility_ms=30_000):
-        moved = [each for each in received if destination or SOURCE in each.attrs]
+        moved = [
+            each for each in received if destination or each.attrs.get(SOURCE) in arns
+        ]  # any sender can set headers
         answers = await mailbox.send_batch(
             [
                 NewMessage(

@@ -48,7 +48,7 @@ class SqsError(Exception):
     def __init__(self, name: str, message: str, status: int = 400) -> None:
         super().__init__(message)
         self.name = name
-        self.message = message
+        self.message = message.encode(errors="replace").decode()  # an escape of JSON may be a surrogate
         self.status = status
 
     @property

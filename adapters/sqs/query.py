@@ -1,5 +1,6 @@
 """The query protocol of SQS: parameters as a form, answers as XML."""
 
+import re
 from base64 import b64decode, b64encode
 from typing import Any
 from urllib.parse import parse_qsl
@@ -10,6 +11,7 @@ import msgspec
 from postroom.adapters.sqs.errors import SqsError
 
 MAX_PARAMETERS = 2_000
+MAX_PARTS = 10
 _NAMESPACE = "http://queue.amazonaws.com/doc/2012-11-05/"
 _MAPS = {
     "Attribute": ("Attributes", "Name", "Value"),
@@ -42,6 +44,7 @@ _ELEMENTS = {
     "Failed": ("BatchResultErrorEntry", ""),
 }
 """Elements of answers for the entries of a member; of a mapping, with the name of the key."""
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _Tree = dict[str, Any]
 
 
@@ -69,7 +72,9 @@ def read_parameters(action: str, form: dict[str, str]) -> _Tree:
     for name, value in form.items():
         if name in _IGNORED:
             continue
-        target, (*path, last) = tree, name.split(".")
+        target, (*path, last) = tree, name.split(".", MAX_PARTS)
+        if len(path) == MAX_PARTS:
+            raise SqsError("InvalidQueryParameter", f"The parameter {name[:80]} is malformed.")
         for part in path:
             target = target.setdefault(part, {})
             if not isinstance(target, dict):
@@ -175,4 +180,4 @@ def _tag(name: str, inner: str) -> str:
 
 
 def _escape(text: str) -> str:
-    return escape(text, {"\r": "&#13;", '"': "&quot;"})
+    return escape(_NOT_XML.sub("\ufffd", text), {"\r": "&#13;", '"': "&quot;"})

@@ -60,7 +60,7 @@ async def create_queue(call: Call, request: CreateQueue) -> QueueUrl:
         check_name(name)
         _check_tags(request.tags)
         changes = new_queue(name, request.attributes, request.tags)
-        _check_target(settings, change_settings(settings, changes), name)
+        _check_target(call, settings, change_settings(settings, changes), name)
         await call.mailbox.set_settings(changes)
         return QueueUrl(queue_url=call.url(name))
     _check_same(queue, request)
@@ -158,16 +158,17 @@ async def set_queue_attributes(call: Call, request: SetQueueAttributes) -> Empty
     changes = change_queue(queue, request.attributes)
     settings = await call.service.mailbox.get_settings()
     if "RedrivePolicy" in request.attributes:
-        _check_target(settings, change_settings(settings, changes), queue.name)
+        _check_target(call, settings, change_settings(settings, changes), queue.name)
     await call.mailbox.set_settings(changes)
     return Empty()
 
 
-def _check_target(settings: MailboxSettings, after: MailboxSettings, name: str) -> None:
-    """Raise SqsError unless the dead-letter queue of a queue exists and permits it."""
+def _check_target(call: Call, settings: MailboxSettings, after: MailboxSettings, name: str) -> None:
+    """Raise SqsError unless the caller may know the dead-letter queue of a queue, which permits it."""
     target = find_queue(after, name).dead_letter_queue
     if target is None:
         return
+    call.check_covered(target)
     try:
         queue = find_queue(settings, target)
     except SqsError:

@@ -77,6 +77,8 @@ def read_signature(request: Request, now: float) -> Signature:
         raise SqsError("IncompleteSignature", "X-Amz-Date has the form 20260131T120000Z.") from None
     if not times[0].startswith(date) or "host" not in signed.split(";"):
         raise SqsError("IncompleteSignature", "The signature must be of its date, and of the header Host.")
+    if request.values("x-amz-target") and "x-amz-target" not in signed.split(";"):
+        raise SqsError("IncompleteSignature", "The signature must be of the header X-Amz-Target, too.")
     if abs(now - at) > MAX_SKEW_SECONDS:
         raise SqsError("RequestExpired", "The request was signed more than 15 minutes ago or ahead.")
     return Signature(key, times[0], (date, region, "sqs", "aws4_request"), tuple(signed.split(";")), value)

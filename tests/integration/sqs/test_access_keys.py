@@ -1,9 +1,11 @@
 """Access keys stand for capabilities, and sign requests."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from tests.support.servers.http import PostroomServer
 from tests.support.sqs import (
@@ -49,6 +51,12 @@ def test_access_keys_stand_for_capabilities(checked: PostroomServer, protocol: s
     for each in (other, queue + "-missing"):
         assert refused(reader.send_message, QueueUrl=each, MessageBody="x") == ("AccessDenied", 403)
         assert refused(reader.get_queue_attributes, QueueUrl=each) == ("AccessDenied", 403)
+    arn = "arn:aws:sqs:us-east-1:000000000000:"
+    limited = sqs_client(url, protocol, *access_key(checked.folder, "--operation", "all", "--topic", topic))
+    for name in (other.rpartition("/")[2], "missing"):
+        policy = json.dumps({"deadLetterTargetArn": arn + name, "maxReceiveCount": 1})
+        with pytest.raises(ClientError, match=f"The access key is not for the queue {name}"):
+            limited.set_queue_attributes(QueueUrl=queue, Attributes={"RedrivePolicy": policy})
     assert reader.list_queues()["QueueUrls"] == [queue]
     assert refused(sender.list_queue_tags, QueueUrl=queue)[1] == 403
     assert refused(reader.tag_queue, QueueUrl=queue, Tags={"a": "b"})[1] == 403
@@ -77,6 +85,8 @@ def test_a_signature_is_of_its_request_and_time(checked: PostroomServer) -> None
     altered = body + b"&QueueNamePrefix=x"
     status, answer = raw(checked, altered, headers | {"Content-Length": str(len(altered))})
     assert (status, "SignatureDoesNotMatch" in answer) == (403, True)
+    status, answer = raw(checked, body, headers | {"X-Amz-Target": "AmazonSQS.PurgeQueue"})
+    assert (status, "IncompleteSignature" in answer) == (400, True)
     old = headers | {"X-Amz-Date": "20200101T000000Z"}
     assert raw(checked, body, old)[0] == 400
     status, answer = raw(checked, body, headers | {"Authorization": "Bearer x"})

@@ -4,6 +4,9 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
+from tests.support.servers.http import PostroomServer
 from tests.support.sqs import (
     new_queue,
     receive,
@@ -95,6 +98,21 @@ def test_move_tasks_return_messages_to_their_sources_or_to_another_queue(client:
     wait_until(lambda: count(client, other) == 3)
     client.purge_queue(QueueUrl=target)
     assert count(client, target) == 0
+
+
+@pytest.mark.parametrize("origin", ["x", "arn:aws:sqs:us-east-1:000000000000:{other}"])
+def test_move_tasks_return_messages_to_sources_only(server: PostroomServer, client: Any, origin: str) -> None:
+    """Any sender can set the header that names a source."""
+    source, target, arn = dead_letter_queue(client)
+    other = new_queue(client)
+    attrs = {"$sqs.deadLetterQueueSource": origin.format(other=other.rpartition("/")[2])}
+    sent = {"topic": target.rpartition("/")[2], "payload_b64": "eA==", "attrs": attrs}
+    assert server.call("POST", "/v1/send", sent).status < 300
+    client.send_message(QueueUrl=source, MessageBody="bad")
+    fail(client, source)
+    client.start_message_move_task(SourceArn=arn)
+    wait_until(lambda: tasks(client, arn)[0]["Status"] == "COMPLETED")
+    assert [count(client, each) for each in (source, target, other)] == [1, 1, 0]
 
 
 def tasks(client: Any, arn: str) -> list[Any]:

@@ -4,6 +4,7 @@ import json
 from typing import Any
 from urllib.parse import urlencode
 from uuid import uuid4
+from xml.etree import ElementTree
 
 import pytest
 
@@ -96,6 +97,7 @@ def test_each_error_has_the_documented_code(client: Any, url: str) -> None:
         ("SendMessage", b"[]", "SerializationException"),
         ("SendMessage", b"{", "SerializationException"),
         ("SendMessage", b'{"MessageBody": "\\ud800"}', "SerializationException"),
+        ("SendMessage", b'{"QueueUrl": "http://[x", "MessageBody": "x"}', "InvalidAddress"),
         ("SendMessage", b"{}", "MissingRequiredParameterException"),
         ("GetQueueUrl", b"{}", "MissingRequiredParameterException"),
         ("Explode", b"{}", "UnknownOperationException"),
@@ -120,6 +122,11 @@ def test_malformed_json_is_refused(server: PostroomServer, target: str, body: by
         (b"Action=SendMessage&MessageAttribute.1.Name=a", "MissingParameter"),
         (b"Action=ReceiveMessage&MaxNumberOfMessages=x", "SerializationException"),
         (b"Action=CreateQueue&Attribute=1", "InvalidParameterValue"),
+        (
+            b"Action=SendMessageBatch&" + b"SendMessageBatchRequestEntry.1." * 1_500 + b"Id=x",
+            "InvalidQueryParameter",
+        ),
+        (b"Action=CreateQueue&QueueName=%00%EF%BF%BF", "InvalidParameterValue"),
     ],
 )
 def test_malformed_forms_are_refused(server: PostroomServer, body: bytes, code: str) -> None:
@@ -127,6 +134,21 @@ def test_malformed_forms_are_refused(server: PostroomServer, body: bytes, code: 
     status, answer = raw(server, body, {"Content-Type": "application/x-www-form-urlencoded"})
     assert status == 400
     assert f"<Code>{code}</Code>" in answer
+    ElementTree.fromstring(answer)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [
+        ("RedrivePolicy", r'{"deadLetterTargetArn": "\ud800", "maxReceiveCount": 1}'),
+        ("RedrivePolicy", f'{{"deadLetterTargetArn": "x", "maxReceiveCount": "{"9" * 5_000}"}}'),
+        ("RedriveAllowPolicy", r'{"redrivePermission": "byQueue", "sourceQueueArns": ["\ud800"]}'),
+    ],
+)
+def test_malformed_policies_are_refused(client: Any, url: str, attribute: str, value: str) -> None:
+    """They are JSON in a text of their own."""
+    code, status = refused(client.set_queue_attributes, QueueUrl=url, Attributes={attribute: value})
+    assert (code.startswith("Invalid"), status) == (True, 400)
 
 
 @pytest.mark.parametrize("action", sorted(ACTIONS))
