@@ -64,19 +64,23 @@ class ScheduleRunner(StepWorker):
             each.stream: self._ticks[each.stream] for each in schedules if each.stream in self._ticks
         }
         self._next = {each.stream: self._next[each.stream] for each in schedules if each.stream in self._next}
+        now, pauses, steps = self._engine.now(), [], []
+        for each in schedules:
+            version, tick = self._next.get(each.stream, (None, None))
+            if each.is_paused:
+                continue
+            if version == each.version and (tick is None or tick > now):
+                pauses.append(_seconds_until(tick, now))
+            else:
+                steps.append(self._attempt(self._step(each), schedule=each.name))
         # At once, so that the ticks of many schedules are in few commits.
-        steps = [
-            self._attempt(self._step(each), schedule=each.name) for each in schedules if not each.is_paused
-        ]
-        return min(await asyncio.gather(*steps), default=None)
+        return min([*pauses, *await asyncio.gather(*steps)], default=None)
 
     async def _step(self, schedule: Schedule) -> float:
         """Send the ticks of a schedule that are due; return the seconds until its next one."""
         now, tick = self._engine.now(), self._next_tick(schedule)
-        if tick is None:
-            return CHECK_SECONDS
-        if tick > now:
-            return min((tick - now) / 1_000_000, CHECK_SECONDS)
+        if tick is None or tick > now:
+            return _seconds_until(tick, now)
         find = partial(due_ticks, schedule.spec, self._ticks_of(schedule), schedule.through, now)
         due = await asyncio.to_thread(find) if now - tick > LATE_US else find()
         if tick not in due:
@@ -139,6 +143,10 @@ class ScheduleRunner(StepWorker):
             made = ticks_of(schedule.spec, schedule.anchor)
             cached = self._ticks[schedule.stream] = schedule.spec, schedule.anchor, made
         return cached[2]
+
+
+def _seconds_until(tick: int | None, now: int) -> float:
+    return CHECK_SECONDS if tick is None else min((tick - now) / 1_000_000, CHECK_SECONDS)
 
 
 def make_send(schedule: Schedule, tick: int, factory: MessageFactory, stream: bytes) -> Send:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import shlex
 import sys
 import threading
 import time
@@ -234,6 +235,7 @@ def up(
     watch = CodeWatch() if reload else None
     try:
         workers = {app: load_worker(session, app) for app in apps or ()}
+        _check_workers(workers)
     except WrongUsage as error:
         if watch is None:
             raise
@@ -248,6 +250,16 @@ def up(
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     if any(each.name.startswith(WORKER_THREAD) for each in threading.enumerate()):
         os._exit(DONE)  # handlers that ignore their cancellation
+
+
+def _check_workers(workers: "dict[str, Worker]") -> None:
+    """Raise WrongUsage for workers that can't run."""
+    names: dict[int, str] = {}
+    for app, worker in workers.items():
+        if not worker.topics:
+            raise WrongUsage(f"{app} has no handlers; register one with `consumer`.")
+        if (other := names.setdefault(id(worker), app)) != app:
+            raise WrongUsage(f"{app} and {other} are the same worker; name it once.")
 
 
 async def _up(
@@ -382,14 +394,15 @@ def init(
     ] = Path(),
 ) -> None:
     """Write the files of a new project: settings, a worker and its test; no file is overwritten."""
-    existing = [name for name in FILES if (folder / name).exists()]
+    existing = [name for name in FILES if os.path.lexists(folder / name)]
     if existing:
         raise WrongUsage(f"{', '.join(existing)} exist in {folder.absolute()}; name another folder.")
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in FILES.items():
-        (folder / name).write_text(text)
+        with (folder / name).open("x", encoding="utf-8") as file:
+            file.write(text)
     session.out.result({"folder": str(folder), "files": [*FILES]}, f"Wrote {', '.join(FILES)}.")
-    enter = "" if folder == Path() else f"cd {folder} && "
+    enter = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
     session.out.note(
         f"Start it with `{enter}postroom up app:worker --reload`, and send in another terminal: "
     )

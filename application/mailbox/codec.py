@@ -53,8 +53,10 @@ def encode_envelopes(envelopes: Sequence[bytes]) -> bytes:
     An envelope that occurs again, as a copy for a subscription has the one of its original, is encoded as
     the index of its first place (ADR 0119).
     """
-    if len(envelopes) <= 1:
-        return _encode(envelopes) if envelopes else b""
+    if not envelopes:
+        return b""
+    if len(set(envelopes)) == len(envelopes):
+        return _encode(envelopes)
     places: dict[bytes, int] = {}
     firsts = [places.setdefault(each, index) for index, each in enumerate(envelopes)]
     return _encode([envelopes[first] if first == index else first for index, first in enumerate(firsts)])

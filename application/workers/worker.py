@@ -297,6 +297,11 @@ class Worker(Sender):
             total = WorkerCounts(total.handled + counts.handled, total.failed + counts.failed)
         return total
 
+    @property
+    def topics(self) -> list[str]:
+        """Return the topics, patterns and subscriptions of its handlers."""
+        return list(self._consumers)
+
     def collect_metrics(self) -> list[Metric]:
         """Return the metrics of the latest run."""
         return worker_metrics(self._runs)

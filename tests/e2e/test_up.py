@@ -110,6 +110,10 @@ def test_a_new_project_has_a_worker_that_runs_and_a_test_that_passes(postroom: P
     assert postroom.ok("init", "shop").out == "Wrote postroom.toml, app.py, test_app.py.\n"
     refused = postroom("init", "shop")
     assert (refused.code, "app.py, test_app.py exist in" in refused.err) == (2, True)
+    (postroom.folder / "linked").mkdir()
+    (postroom.folder / "linked" / "app.py").symlink_to(postroom.folder / "elsewhere.py")
+    assert postroom("init", "linked").code == 2
+    assert not (postroom.folder / "elsewhere.py").exists()
     shop = Postroom(postroom.folder / "shop")
     assert "1 passed" in shop.shell(f"{sys.executable} -m pytest -q -p no:cacheprovider")
     running = Up(shop, "app:worker", "--reload")
@@ -211,6 +215,8 @@ def test_a_part_that_fails_starts_again_and_readiness_names_it(
     ("arguments", "said"),
     [
         (["nothing:worker"], "nothing:worker can't be imported"),
+        (["handlers:worker", "handlers:again"], "are the same worker"),
+        (["handlers:idle"], "has no handlers"),
         (["--http", "unix:/x"], "--http must be a host:port"),
         (["--stop-within", "soon"], "soon"),
     ],
@@ -218,5 +224,6 @@ def test_a_part_that_fails_starts_again_and_readiness_names_it(
 def test_wrong_arguments_are_refused_before_anything_starts(
     postroom: Postroom, arguments: list[str], said: str
 ) -> None:
+    (postroom.folder / "handlers.py").write_text(f"{HANDLERS}\nagain, idle = worker, Worker()")
     done = postroom("up", *arguments)
     assert (done.code, said in done.err, postroom.store.exists()) == (2, True, False), done
