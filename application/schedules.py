@@ -113,9 +113,9 @@ class ScheduleRunner(StepWorker):
             command = RunSchedule(schedule.name, send, schedule.stream, version + number, tick)
             commands.append(command)
         for command, answer in zip(commands, await self._engine.submit(commands), strict=True):
-            if isinstance(answer, Saturated) or not isinstance(answer, Rejected):
-                if isinstance(answer, Rejected):
-                    raise answer
+            if isinstance(answer, Saturated):
+                raise answer
+            if not isinstance(answer, Rejected):
                 continue
             logger().error(
                 "schedule.refused",
@@ -218,27 +218,27 @@ class Schedules:
 
     async def pause_schedule(self, name: str, /, *, principal: str | None = None) -> ScheduleReport:
         """Pause a schedule; see `Mailbox.pause_schedule`."""
-        return await self._change_schedule(
-            PauseSchedule(check_schedule_name(name), _check_principal(principal))
-        )
+        check_optional_text("principal", principal)
+        return await self._change_schedule(PauseSchedule(check_schedule_name(name), principal))
 
     async def resume_schedule(self, name: str, /, *, principal: str | None = None) -> ScheduleReport:
         """Resume a schedule; see `Mailbox.resume_schedule`."""
-        return await self._change_schedule(
-            ResumeSchedule(check_schedule_name(name), _check_principal(principal))
-        )
+        check_optional_text("principal", principal)
+        return await self._change_schedule(ResumeSchedule(check_schedule_name(name), principal))
 
     async def run_schedule(self, name: str, /, *, principal: str | None = None) -> Sent:
         """Send the message of a schedule now; see `Mailbox.run_schedule`."""
+        check_optional_text("principal", principal)
         schedule = find_schedule(check_schedule_name(name), self._engine.mailbox)
         stream = uuid_utils.uuid7().bytes
         send = make_send(schedule, self._engine.now(), self._factory, stream)
-        await self._submit_schedule(RunSchedule(name, send, principal=_check_principal(principal)))
+        await self._submit_schedule(RunSchedule(name, send, principal=principal))
         return Sent(message_id(stream), duplicate=False)
 
     async def delete_schedule(self, name: str, /, *, principal: str | None = None) -> None:
         """Delete a schedule; see `Mailbox.delete_schedule`."""
-        await self._submit_schedule(DeleteSchedule(check_schedule_name(name), _check_principal(principal)))
+        check_optional_text("principal", principal)
+        await self._submit_schedule(DeleteSchedule(check_schedule_name(name), principal))
 
     async def _change_schedule(self, command: PauseSchedule | ResumeSchedule) -> ScheduleReport:
         await self._submit_schedule(command)
@@ -247,7 +247,3 @@ class Schedules:
     async def _submit_schedule(self, command: ScheduleCommand) -> None:
         await execute(self._engine, command)
         self.run_schedules()
-
-
-def _check_principal(principal: object) -> str | None:
-    return check_optional_text("principal", principal)

@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from postroom.application.caller import Caller
 from postroom.application.mailbox.settle import DeliveryWindows
@@ -16,6 +16,7 @@ from postroom.application.page import Page
 from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage
 from postroom.application.ports.read_models import SearchQueries
 from postroom.application.query_results import DlqProfile, MessageDetail
+from postroom.application.threads import cancel_and_wait
 from postroom.domain.capability.access import Access
 from postroom.domain.capability.rights import Right
 from postroom.domain.capability.token import Token
@@ -193,6 +194,25 @@ class Service(NamedTuple):
     groups: Groups | None = None
     outboxes: OutboxCounter | None = None
     find_token: FindToken | None = None
+
+    async def unless_ended(self, closed: asyncio.Event, call: Coroutine[Any, Any, T]) -> T | None:
+        """Return the result of a call that waits; None if its client goes or the service stops before.
+
+        Arguments:
+            closed: set when the client is gone.
+        """
+        waiting = asyncio.ensure_future(call)
+        ends = [asyncio.create_task(event.wait()) for event in (closed, self.stopping)]
+        try:
+            await asyncio.wait([waiting, *ends], return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                waiting.cancel()
+                await asyncio.wait([waiting])
+            return None if waiting.cancelled() else waiting.result()
+        finally:
+            await cancel_and_wait(*ends)
+            if not waiting.done():
+                await cancel_and_wait(waiting)
 
 
 Surface = Callable[[Service], AbstractAsyncContextManager[str]]

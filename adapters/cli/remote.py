@@ -6,10 +6,10 @@ A token is never an argument: other users can see a process's arguments.
 import os
 import stat
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from typer import Option
@@ -68,6 +68,19 @@ async def use_mailbox(session: Session, *, create: bool = False) -> AsyncIterato
         tls=ClientTls(*files) if any(files) else None,
     ) as mailbox:
         yield mailbox
+
+
+async def read_reports(session: Session, read: Callable[[Any], Any]) -> tuple[str, Any]:
+    """Return the name of the mailbox, and what a call returns: of a store without owning it.
+
+    Arguments:
+        read: calls an operation of a `Mailbox` or of a `Reader`.
+    """
+    if session.is_remote:
+        async with use_mailbox(session) as postroom:
+            return postroom.name, await read(postroom)
+    with session.read(session.mailbox) as reader:
+        return reader.log.mailbox, read(reader)
 
 
 def find_token_text(session: Session, file: str | None) -> str | None:

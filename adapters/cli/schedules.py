@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from postroom.adapters.cli.output import Time
-from postroom.adapters.cli.remote import use_mailbox
+from postroom.adapters.cli.remote import read_reports, use_mailbox
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import REFUSED, WrongUsage, Yes, parse_duration, parse_pairs, read_payload
 from postroom.domain.mailbox.schedule_decisions import unknown_schedule
@@ -149,12 +149,7 @@ async def delete(session: Session, name: Name, yes: Yes = False) -> int | None:
 
 
 async def _read(session: Session) -> tuple[str, "list[ScheduleReport]"]:
-    """Return the name of the mailbox, and its schedules: of a store without owning it."""
-    if session.is_remote:
-        async with use_mailbox(session) as postroom:
-            return postroom.name, await postroom.list_schedules()
-    with session.read(session.mailbox) as reader:
-        return reader.log.mailbox, reader.list_schedules()
+    return await read_reports(session, lambda mailbox: mailbox.list_schedules())
 
 
 def _next(report: "ScheduleReport") -> str:

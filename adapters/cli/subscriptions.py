@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from postroom.adapters.cli.output import Time
-from postroom.adapters.cli.remote import use_mailbox
+from postroom.adapters.cli.remote import read_reports, use_mailbox
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import NOTHING, REFUSED, WrongUsage, Yes, parse_moment, parse_pairs
 from postroom.application.text import pluralize
@@ -175,12 +175,7 @@ async def delete(
 
 
 async def _read(session: Session) -> tuple[str, "list[SubscriptionReport]"]:
-    """Return the name of the mailbox, and its subscriptions: of a store without owning it."""
-    if session.is_remote:
-        async with use_mailbox(session) as postroom:
-            return postroom.name, await postroom.list_subscriptions()
-    with session.read(session.mailbox) as reader:
-        return reader.log.mailbox, reader.list_subscriptions()
+    return await read_reports(session, lambda mailbox: mailbox.list_subscriptions())
 
 
 def _parse_start(text: str) -> "Moment":

@@ -72,11 +72,11 @@ def load_worker(session: Session, app: str) -> "Worker":
 
 
 async def schedule(session: Session, metrics_port: MetricsPort = None) -> None:
-    """Set schedules of a mailbox; without a command, send those of the settings file until interrupted.
+    """Manage the schedules of a mailbox; without a command, send messages at the times of the settings file.
 
-    Schedules that are set in a mailbox are sent by its owner, without another process. Those of
-    [schedules.NAME] in the settings file are sent by this command, each once, however many processes run it;
-    times while none runs are left out.
+    The owner of a mailbox sends the messages of its schedules, without another process. This command sends
+    the messages of [schedules.NAME] in the settings file until interrupted, each once, however many processes
+    run it; times while none runs are left out.
     """
     schedules = read_schedules(session)
     if not schedules:

@@ -151,7 +151,7 @@ def _payload(sent: MessageSent) -> bytes:
 
 
 def _as_json(data: bytes) -> object:
-    """Return a payload as JSON, or as it is if it is none."""
+    """Return the value of a payload that is JSON; any other payload is its own value."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):

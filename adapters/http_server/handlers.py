@@ -2,10 +2,10 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from time import time_ns
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -30,7 +30,6 @@ from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Reje
 from postroom.domain.message import Receipt
 from postroom.domain.names import may_have_id, message_stream
 
-T = TypeVar("T")
 _ENCODER = msgspec.json.Encoder()
 
 TOKEN_CHECK_SECONDS = 2.0
@@ -57,23 +56,7 @@ async def receive_or_stop(
         wait_ms=0 if service.stopping.is_set() else wait_ms,
     )
     # What is received in the moment of its end reappears by its visibility timeout.
-    return await (_unless_ended(service, closed, call) if wait_ms else call) or []
-
-
-async def _unless_ended(service: Service, closed: asyncio.Event, call: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of a call that waits; None if the client goes or the service stops before."""
-    waiting = asyncio.ensure_future(call)
-    ends = [asyncio.create_task(event.wait()) for event in (closed, service.stopping)]
-    try:
-        await asyncio.wait([waiting, *ends], return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            waiting.cancel()
-            await asyncio.wait([waiting])
-        return None if waiting.cancelled() else waiting.result()
-    finally:
-        await cancel_and_wait(*ends)
-        if not waiting.done():
-            await cancel_and_wait(waiting)
+    return await (service.unless_ended(closed, call) if wait_ms else call) or []
 
 
 class HttpMessageStream:
@@ -233,7 +216,7 @@ class MessageHandlers:
         """Wait until a message is acked, dead-lettered or removed."""
         wait_ms = call.query.wait_ms
         wait = call.mailbox.wait_for_result(call.path["msg_id"], wait_ms=wait_ms)
-        outcome = await (_unless_ended(self._service, call.closed, wait) if wait_ms else wait)
+        outcome = await (self._service.unless_ended(call.closed, wait) if wait_ms else wait)
         if outcome is None:
             raise Unavailable(f"Mailbox {call.mailbox.name} is stopping here; connect again.")
         return json_reply(outcome)

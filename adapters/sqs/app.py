@@ -10,7 +10,7 @@ import msgspec
 
 from postroom.adapters.sqs import dead_letters, messages, query, queues
 from postroom.adapters.sqs.call import Action, Actions, Call
-from postroom.adapters.sqs.errors import SqsError, translate
+from postroom.adapters.sqs.errors import SqsError, translate, unsupported
 from postroom.adapters.sqs.requests import (
     CreateQueue,
     GetQueueAttributes,
@@ -34,7 +34,7 @@ JSON: Final = b"application/x-amz-json-1.0"
 _TARGET = "AmazonSQS."
 _REFUSAL: Final = "postroom.refusal"
 _ROUTE: Final = "postroom.route"
-_NOT_ACCESS = "Capabilities decide who may use a queue; see `postroom token issue`."
+_NOT_ACCESS = "Capabilities decide who may use a queue; see `postroom token mint`."
 ACTIONS: Actions = {
     **messages.ACTIONS,
     **dead_letters.ACTIONS,
@@ -115,7 +115,7 @@ class SqsApp:
         scope[_ROUTE] = f"/{name}" if name in ACTIONS else "/other"
         session = await self._open_session(scope, body)
         if name in UNSUPPORTED:
-            raise SqsError("UnsupportedOperation", UNSUPPORTED[name])
+            raise unsupported(UNSUPPORTED[name])
         action = ACTIONS.get(name)
         if action is None:
             raise SqsError(

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from postroom.adapters.sqs.attributes import OWN, Queue
-from postroom.adapters.sqs.errors import SqsError, invalid_value, missing
+from postroom.adapters.sqs.errors import SqsError, invalid_value, missing, unsupported
 from postroom.adapters.sqs.requests import Attribute, NewMessage, Received
 from postroom.application import messages
 from postroom.application.messages import ReceivedMessage, write_receipt
@@ -149,7 +149,7 @@ def _deduplicate(queue: Queue, new: NewMessage, attrs: dict[str, str | bytes]) -
 
 
 def _attrs(attributes: Mapping[str, Attribute]) -> tuple[dict[str, str | bytes], dict[str, str]]:
-    """Return message attributes as headers, and the types of those that are not plain text."""
+    """Return message attributes as headers, and the types of all but plain text."""
     if len(attributes) > MAX_ATTRIBUTES:
         raise SqsError(
             "InvalidParameterValueException",
@@ -169,7 +169,7 @@ def _attrs(attributes: Mapping[str, Attribute]) -> tuple[dict[str, str | bytes],
                 "Binary, Number, and String.",
             )
         if attribute.string_list_values or attribute.binary_list_values:
-            raise unsupported_list(what)
+            raise unsupported(f"The {what} has list values, which are not implemented.")
         is_binary = kind[1] == "Binary"
         value = attribute.binary_value if is_binary else attribute.string_value
         other = attribute.string_value if is_binary else attribute.binary_value
@@ -186,11 +186,6 @@ def _attrs(attributes: Mapping[str, Attribute]) -> tuple[dict[str, str | bytes],
         if attribute.data_type != "String":
             types[name] = attribute.data_type
     return values, types
-
-
-def unsupported_list(what: str) -> SqsError:
-    """Return the error of list values, which SQS has reserved."""
-    return SqsError("UnsupportedOperation", f"The {what} has list values, which are not implemented.")
 
 
 def sequence_number(message_id: str) -> str | None:
@@ -229,7 +224,7 @@ def to_received(
 
 
 def original_id(message: ReceivedMessage) -> str:
-    """Return the id of a message, or of the dead letter of which a dead-letter queue got this copy."""
+    """Return the id of a message; of a copy in a dead-letter queue, the id of the dead letter."""
     is_copy = SOURCE in message.attrs and message.causality_parent
     return message.causality_parent if is_copy and message.causality_parent else message.message_id
 
@@ -284,7 +279,7 @@ def _system(
 
 
 def _text(payload: bytes) -> str:
-    """Return a payload as text: that of another sender may be none, and is in base64 then."""
+    """Return a payload as text, or in base64 if it is not text, as other senders may send bytes."""
     text = _decoded(payload)
     return b64encode(payload).decode() if text is None else text
 

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeVar
 from uuid import NAMESPACE_URL, uuid5
@@ -39,7 +39,6 @@ from postroom.adapters.sqs.requests import (
 )
 from postroom.application import messages
 from postroom.application.messages import ReceivedMessage, read_receipt
-from postroom.application.threads import cancel_and_wait
 from postroom.domain.errors import (
     IdempotencyConflict,
     InvalidRequest,
@@ -163,7 +162,7 @@ async def _receive(
             visibility_ms=visibility_ms,
             wait_ms=0 if call.service.stopping.is_set() else milliseconds,
         )
-        return (await _unless_ended(call, receiving) if milliseconds else await receiving) or []
+        return await (call.service.unless_ended(call.closed, receiving) if milliseconds else receiving) or []
 
     sources = await sources_of(call, queue)
     if not sources:
@@ -177,17 +176,6 @@ async def _receive(
         if (left_ms <= 0 and not has_more) or call.closed.is_set() or call.service.stopping.is_set():
             break
     return received
-
-
-async def _unless_ended(call: Call, receiving: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of a receive that waits; None if the client goes or the service stops before."""
-    waiting = asyncio.ensure_future(receiving)
-    ends = [asyncio.create_task(event.wait()) for event in (call.closed, call.service.stopping)]
-    try:
-        await asyncio.wait([waiting, *ends], return_when=asyncio.FIRST_COMPLETED)
-        return await waiting if waiting.done() else None
-    finally:
-        await cancel_and_wait(waiting, *ends)
 
 
 async def _first_received(call: Call, message: ReceivedMessage, names: set[str]) -> int | None:

@@ -63,32 +63,15 @@ async def create_queue(call: Call, request: CreateQueue) -> QueueUrl:
         _check_target(call, settings, change_settings(settings, changes), name)
         await call.mailbox.set_settings(changes)
         return QueueUrl(queue_url=call.url(name))
-    _check_same(queue, request)
+    _check_same(settings, queue, request)
     return QueueUrl(queue_url=call.url(name))
 
 
-def _check_same(queue: Queue, request: CreateQueue) -> None:
+def _check_same(settings: MailboxSettings, queue: Queue, request: CreateQueue) -> None:
+    """Raise SqsError if a queue that exists has another value for an attribute."""
     attributes = {name: value for name, value in request.attributes.items() if name != "FifoQueue"}
-    changes = change_queue(queue, attributes)
-    before = queue.describe()
-    section, labels = changes.topics.get(queue.name) or {}, changes.labels[queue.name] or {}
-    after = queue._replace(
-        policy=type(queue.policy)(
-            **{
-                name: section.get(name, getattr(queue.policy, name))
-                for name in queue.policy.__struct_fields__
-            }
-        ),
-        labels={
-            name: value
-            for name, value in {
-                **queue.labels,
-                **labels,
-                OWN + "modified": before["LastModifiedTimestamp"],
-            }.items()
-            if value is not None
-        },
-    ).describe()
+    changed = find_queue(change_settings(settings, change_queue(queue, attributes)), queue.name)
+    before, after = queue.describe(), changed.describe()
     for name in attributes:
         if before.get(name) != after.get(name):
             raise SqsError(

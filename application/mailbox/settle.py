@@ -327,7 +327,7 @@ def check_nack(
 
 
 def limit_tracebacks(commands: Sequence[Command], most: int) -> Sequence[Command]:
-    """Return commands of which no nack has a traceback above a limit, in bytes; its middle is left out."""
+    """Return commands with tracebacks up to a limit in bytes; longer ones lose their middle."""
     return [
         msgspec.structs.replace(each, traceback=_limit(each.traceback, most))
         if type(each) is Nack and each.traceback is not None

@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from postroom.application.message_stream import MAX_HEARTBEAT_MS, MAX_WAIT_MS, MIN_HEARTBEAT_MS
 from postroom.application.messages import (
     MessageDelivery,
     MessageResult,
@@ -33,8 +34,6 @@ from postroom.domain.policy import (
 )
 
 MAX_BATCH = 1_000
-MAX_WAIT_MS = 60_000
-MIN_HEARTBEAT_MS, MAX_HEARTBEAT_MS = 250, 60_000
 MAX_RECEIVE_BYTES = 4 << 20
 
 Name = Annotated[str, Meta(min_length=1, max_length=255)]

@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
+from postroom.application.message_stream import MAX_WAIT_MS
 from postroom.application.messages import MessageResult, NewMessage, ReceivedMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import summarize
@@ -22,7 +23,6 @@ Raw = Callable[[ReceivedMessage], Any]
 """Handlers whose payload is of type `T`, for type checkers."""
 current_mailbox: ContextVar[Mailbox | None] = ContextVar("postroom_mailbox", default=None)
 """The mailbox of the message that is being handled."""
-MAX_WAIT_MS = 60_000
 
 
 class MessageOptions(TypedDict, total=False):
@@ -88,7 +88,7 @@ class Sender:
 
         Arguments:
             handler, payload, options: see `message`.
-            mailbox: None for that of the message that is being handled.
+            mailbox: None for the mailbox of the message that is being handled.
 
         Raises: as `message` and `Mailbox.send_message`; InvalidRequest without a mailbox.
         """
@@ -201,7 +201,7 @@ def _make_message(
 
 
 def _find_mailbox(mailbox: Mailbox | None) -> Mailbox:
-    """Return a mailbox, or that of the message that is being handled."""
+    """Return a mailbox; without one, the mailbox of the message that is being handled."""
     place = current_mailbox.get() if mailbox is None else mailbox
     if place is None:
         raise InvalidRequest(

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import pytest
 
 from tests.e2e.conftest import SCRIPT, TIMEOUT_SECONDS, Postroom
 from tests.support.servers.process import free_port
+from tests.support.waiting import wait_until
 
 HANDLERS = """
 import time
@@ -50,13 +50,6 @@ async def handle(message: bytes) -> None:
 async def copy(message: bytes) -> None: ...
 """
 WORKERS = ("handlers:worker", "handlers:other")
-
-
-def wait_until(is_true: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def lines(path: Path) -> list[str]:

@@ -97,7 +97,7 @@ def test_batches_have_an_outcome_for_each_entry(client: Any, url: str) -> None:
 
 
 def test_queues_are_created_listed_tagged_and_deleted(client: Any) -> None:
-    """Attributes and tags are those that were given, beside the defaults of SQS."""
+    """A queue has the attributes and tags that were given, and the defaults of SQS."""
     prefix = f"p{uuid4().hex}"
     names = [f"{prefix}-{i}" for i in range(3)]
     urls = [
