@@ -1,6 +1,5 @@
 """The mailbox's decider: `decide(command, state, now) -> events`, or a `Rejected`."""
 
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain, islice
 from typing import Any
@@ -111,7 +110,7 @@ def deliverable(
     size = 0
     unreadable = command.corrupt | command.erased
     stopped_keys: set[tuple[str, str | None]] = set()
-    counts: Counter[SharedLimits] = Counter()
+    counts: dict[SharedLimits, int] = {}
     for message in chain.from_iterable(topic.ready(now, mailbox.position) for topic in topics):
         if stopped_keys and (message.topic, message.sticky_key) in stopped_keys:
             continue
@@ -125,9 +124,10 @@ def deliverable(
         if remaining <= 0 or (size and size + message.size > command.max_bytes):
             break
         if len(topics) > 1 and (shared := mailbox.topics[message.topic].shared) is not None:
-            if counts[shared] >= mailbox.topics[message.topic].allowed(now):
+            count = counts.get(shared, 0)
+            if count >= mailbox.topics[message.topic].allowed(now):
                 continue
-            counts[shared] += 1
+            counts[shared] = count + 1
         remaining -= 1
         size += message.size or 1
         messages.append(message)
