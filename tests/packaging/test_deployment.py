@@ -4,6 +4,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
@@ -13,9 +14,11 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 import typer
+import yaml
 
 from postroom.adapters.cli.main import build
 from tests.packaging.conftest import ROOT, TIMEOUT_SECONDS
@@ -233,8 +236,12 @@ class Machine:
         text = (DEPLOY / "postroom.toml").read_text().replace("/var/lib/postroom", str(folder / "state"))
         (folder / "postroom.toml").write_text(re.sub(r"127\.0\.0\.1:8080", "127.0.0.1:0", text))
 
-    def run(self, command: str) -> tuple[int | None, str]:
-        """Run a command as systemd does; return its exit code, None if it was ready, and what it logged."""
+    def run(self, command: str, **variables: str) -> tuple[int | None, str]:
+        """Run a command as systemd does; return its exit code, None if it was ready, and what it logged.
+
+        Arguments:
+            variables: further environment variables.
+        """
         command = command.replace("/opt/postroom", str(self.folder / "venv"))
         command = command.replace("/etc/postroom", str(self.folder))
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
@@ -249,6 +256,7 @@ class Machine:
                     "HOME": str(self.folder),
                     "LANG": "C.UTF-8",
                     "NOTIFY_SOCKET": f"@{address[1:]}",
+                    **variables,
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -285,3 +293,39 @@ def test_a_unit_runs_on_a_fresh_machine_or_names_the_setting_that_it_needs(
         assert code == 2, err
         assert re.search(r"set|add|named|can't be|required field", err), err
     assert "Traceback" not in err
+
+
+def services() -> dict[str, Any]:
+    """Return the services of the file for Compose."""
+    services: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    return services
+
+
+def test_the_containers_have_no_privileges_and_only_this_machine_reaches_them() -> None:
+    for service in services().values():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+        assert not {"privileged", "cap_add", "devices", "pid", "ipc"} & service.keys()
+        if service["image"] == "postroom":
+            assert (ROOT / "deploy" / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+            assert service["read_only"] is True
+            assert service["cap_drop"] == ["ALL"]
+            assert service["security_opt"] == ["no-new-privileges"]
+        assert not re.search("://[^ ]*:[^ ]*@", str(service))  # no password in an address
+
+
+def test_the_commands_of_the_containers_run_in_their_order_on_a_new_database(
+    machine: Machine, empty_database: str
+) -> None:
+    own = {name: each for name, each in services().items() if each["image"] == "postroom"}
+    assert own["postroom"]["depends_on"] == {"migrate": {"condition": "service_completed_successfully"}}
+    assert all(each["environment"].keys() == {"POSTROOM_STORE", "PGPASSWORD"} for each in own.values())
+    assert machine.run("/opt/postroom/bin/postroom init .")[0] == 0
+    migrated, started = (
+        machine.run(
+            f"/opt/postroom/bin/postroom {shlex.join(own[name]['command'])}", POSTROOM_STORE=empty_database
+        )
+        for name in ("migrate", "postroom")
+    )
+    assert migrated[0] == 0, migrated[1]
+    assert started[0] is None, started[1]
+    assert "worker app:worker, console." in started[1]
