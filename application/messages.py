@@ -100,6 +100,7 @@ class MessageDelivery(msgspec.Struct, frozen=True, gc=False, array_like=True):
         envelope: the `PrismEnvelope` bytes as they were sent.
         ordered_key: its sticky key if its topic has ordered keys; the delivered messages of one are to be
             handled and acked in their order.
+        position: of its `MessageSent` in the log; 0 if it came by HTTP or gRPC, which do not carry it.
     """
 
     receipt: Receipt
@@ -113,6 +114,7 @@ class MessageDelivery(msgspec.Struct, frozen=True, gc=False, array_like=True):
     hash_chain: bytes
     envelope: bytes
     ordered_key: str | None = None
+    position: int = 0
 
 
 class DeliverySettler(Protocol):

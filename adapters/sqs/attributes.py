@@ -87,9 +87,19 @@ class Queue(NamedTuple):
         return {name: value for name, value in self.labels.items() if not name.startswith(OWN)}
 
     def attribute(self, name: str) -> str:
-        """Return an attribute that labels have, or its default; "" without one."""
+        """Return an attribute that labels have, or its default; "" without one.
+
+        Others can set any label, so one whose value `SetQueueAttributes` would refuse is ignored.
+        """
         default = _DEFAULTS.get(name) or (_FIFO_DEFAULTS.get(name, "") if self.is_fifo else "")
-        return self.labels.get(OWN + name, default)
+        value = self.labels.get(OWN + name)
+        if value is None:
+            return default
+        try:
+            read_attributes(self.name, {name: value})
+        except SqsError:
+            return default
+        return value
 
     def number(self, name: str) -> int:
         """Return an attribute that is a number."""
@@ -98,13 +108,14 @@ class Queue(NamedTuple):
     @property
     def visibility_ms(self) -> int:
         """Return its visibility timeout; the policy of a FIFO queue can't have a long one."""
-        seconds = self.labels.get(OWN + "VisibilityTimeout")
-        return self.policy.visibility_ms if seconds is None else int(seconds) * SECOND_MS
+        seconds = self.attribute("VisibilityTimeout")
+        return int(seconds) * SECOND_MS if seconds else self.policy.visibility_ms
 
     @property
     def dead_letter_queue(self) -> str | None:
         """Return the name of its dead-letter queue."""
-        return self.labels.get(OWN + "deadLetterQueue")
+        name = self.labels.get(OWN + "deadLetterQueue")
+        return name if name is not None and _may_take_dead_letters(name, self.name) else None
 
     def describe(self) -> dict[str, str]:
         """Return its attributes besides counts."""
@@ -113,8 +124,8 @@ class Queue(NamedTuple):
             "VisibilityTimeout": str(self.visibility_ms // SECOND_MS),
             "MessageRetentionPeriod": str(policy.ready_retention_ms // SECOND_MS),
             **{name: self.attribute(name) for name in _DEFAULTS},
-            "CreatedTimestamp": self.labels.get(OWN + "created", "0"),
-            "LastModifiedTimestamp": self.labels.get(OWN + "modified", "0"),
+            "CreatedTimestamp": self._time("created"),
+            "LastModifiedTimestamp": self._time("modified"),
             "QueueArn": ARN + self.name,
             "SqsManagedSseEnabled": "false",
         }
@@ -129,6 +140,14 @@ class Queue(NamedTuple):
         if self.is_fifo:
             values |= {"FifoQueue": "true"} | {name: self.attribute(name) for name in _FIFO_DEFAULTS}
         return values
+
+    def _time(self, name: str) -> str:
+        value = self.labels.get(OWN + name, "")
+        return value if value.isascii() and value.isdecimal() else "0"
+
+
+def _may_take_dead_letters(target: str, source: str) -> bool:
+    return target not in ("", source) and target.endswith(FIFO) == source.endswith(FIFO)
 
 
 def find_queue(settings: MailboxSettings, name: str) -> Queue:
@@ -210,8 +229,10 @@ def read_attributes(name: str, attributes: Mapping[str, str]) -> tuple[dict[str,
             target, most = _redrive_policy(value)
             section = {**section, "max_attempts": most}
             labels[OWN + "deadLetterQueue"] = target
-            if target is not None and target.endswith(FIFO) != is_fifo:
-                raise invalid_attribute(attribute, "A dead-letter queue is of the same kind as its source.")
+            if target is not None and not _may_take_dead_letters(target, name):
+                raise invalid_attribute(
+                    attribute, "A dead-letter queue is another queue, of the same kind as its source."
+                )
         elif attribute == "RedriveAllowPolicy":
             labels[OWN + attribute] = _redrive_allow_policy(value)
         elif attribute in _UNSUPPORTED:
@@ -284,8 +305,10 @@ def _object(name: str, value: str) -> dict[str, Any]:
 
 def permits(target: Queue, source: str) -> bool:
     """Return whether a dead-letter queue lets a queue use it."""
-    if not (allow := target.attribute("RedriveAllowPolicy")):
+    if OWN + "RedriveAllowPolicy" not in target.labels:
         return True
+    if not (allow := target.attribute("RedriveAllowPolicy")):
+        return False  # others set the label, to what is no policy
     policy = json.loads(allow)
     if policy["redrivePermission"] == "byQueue":
         return source in [name_of(each, "RedriveAllowPolicy") for each in policy["sourceQueueArns"]]

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from postroom.adapters.sqs.attributes import ACCOUNT, Queue, find_queue, list_queues
 from postroom.adapters.sqs.errors import SqsError, invalid_value, missing
@@ -35,7 +35,7 @@ class Call(NamedTuple):
         if not url:
             raise missing("QueueUrl")
         try:
-            name = unquote(urlsplit(url).path).rstrip("/").rpartition("/")[2]
+            name = unquote(urlsplit(url).path.rstrip("/").rpartition("/")[2])
         except ValueError:  # of a host such as [x
             name = ""
         if not name:
@@ -66,7 +66,7 @@ class Call(NamedTuple):
 
     def url(self, name: str) -> str:
         """Return the URL of a queue."""
-        return f"{self.base}/{ACCOUNT}/{name}"
+        return f"{self.base}/{ACCOUNT}/{quote(name, safe='')}"
 
 
 class Action(NamedTuple):

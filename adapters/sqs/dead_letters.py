@@ -2,7 +2,7 @@
 
 import asyncio
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -21,11 +21,11 @@ from postroom.adapters.sqs.requests import (
     StartMessageMoveTask,
     TaskHandle,
 )
-from postroom.application.messages import NewMessage
+from postroom.application.messages import NewMessage, ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.query_results import RedriveReport
-from postroom.domain.errors import InvalidRequest, NotFound
-from postroom.domain.message import DeadReason
+from postroom.domain.errors import InvalidRequest, NotFound, Rejected
+from postroom.domain.message import DeadReason, Receipt
 from postroom.domain.redrive.spec import RedriveSpec
 
 REASONS: Final[tuple[DeadReason, ...]] = ("max_attempts", "rejected")
@@ -33,6 +33,10 @@ REASONS: Final[tuple[DeadReason, ...]] = ("max_attempts", "rejected")
 JOB_SECONDS: Final = 5.0
 """How long a call waits for its job, which goes on after it."""
 MAX_COUNTED_PAGES: Final = 10
+MAX_RECEIVED_BYTES: Final = 16 << 20
+MOVE_BATCH: Final = 100
+MOVE_VISIBILITY_MS: Final = 300_000
+"""How long messages of a queue from which others are moved are hidden if the server is killed meanwhile."""
 MAX_TASKS: Final = 10
 _PAGE: Final = 1_000
 _STATUSES = {"running": "RUNNING", "paused": "RUNNING", "completed": "COMPLETED"}
@@ -106,7 +110,7 @@ async def start_message_move_task(call: Call, request: StartMessageMoveTask) -> 
         raise invalid_value(
             "SourceArn", request.source_arn, "There is a task running; only one of a queue is allowed."
         )
-    await _return_received(call, target.name, sources, destination)
+    await _return_received(call, target, sources, destination)
     job = await call.mailbox.start_redrive(
         RedriveSpec(
             topics=sources,
@@ -119,35 +123,62 @@ async def start_message_move_task(call: Call, request: StartMessageMoveTask) -> 
 
 
 async def _return_received(
-    call: Call, target: str, sources: Collection[str], destination: str | None
+    call: Call, target: Queue, sources: Collection[str], destination: str | None
 ) -> None:
     """Move the messages that were received from a dead-letter queue before, and are visible again."""
     mailbox, arns = call.mailbox, {ARN + each for each in sources}
-    while received := await mailbox.receive_messages(target, max_messages=100, visibility_ms=30_000):
-        moved = [
-            each for each in received if destination or each.attrs.get(SOURCE) in arns
-        ]  # any sender can set headers
-        answers = await mailbox.send_batch(
-            [
-                NewMessage(
-                    topic=destination or name_of(each.attrs[SOURCE], "SourceArn"),
-                    payload=each.payload,
-                    attrs={name: value for name, value in each.binary_attrs.items() if name != SOURCE},
-                    idem_key=f"move {each.message_id}",
-                    sticky_key=each.attrs.get(OWN + "MessageGroupId"),
-                    causality_parent=each.message_id,
-                )
-                for each in moved
+    topics = await call.service.mailbox.list_topics()
+    left = sum(each.ready for each in topics if each.topic == target.name)  # not those sent meanwhile
+    others: list[Receipt] = []
+    try:
+        while left > 0:
+            received = await mailbox.receive_messages(
+                target.name,
+                max_messages=MOVE_BATCH,
+                max_bytes=MAX_RECEIVED_BYTES,
+                visibility_ms=MOVE_VISIBILITY_MS,
+            )
+            if not received:
+                break
+            left -= len(received)
+            moved = [each for each in received if destination or each.attrs.get(SOURCE) in arns]
+            if target.is_fifo:
+                moved = _in_order(received, moved)
+            answers = await mailbox.send_batch([_returned(each, destination) for each in moved])
+            sent = [
+                each.receipt
+                for each, answer in zip(moved, answers, strict=True)
+                if not isinstance(answer, Rejected)
             ]
-        )
-        sent = [
-            each for each, answer in zip(moved, answers, strict=True) if not isinstance(answer, Exception)
-        ]
-        await mailbox.ack_messages([each.receipt for each in sent])
-        if len(sent) < len(received):
-            rest = {each.receipt for each in received} - {each.receipt for each in sent}
-            await mailbox.nack_messages(list(rest), delay_ms=0, action="release")
-            return
+            await mailbox.ack_messages(sent)
+            others += [each.receipt for each in received if each.receipt not in sent]
+            for answer in answers:
+                if isinstance(answer, Rejected):
+                    raise answer
+    finally:
+        for start in range(0, len(others), MOVE_BATCH):
+            await mailbox.nack_messages(others[start : start + MOVE_BATCH], delay_ms=0, action="release")
+
+
+def _in_order(received: Sequence[ReceivedMessage], moved: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
+    """Return the messages to be moved without the later ones of a group that has another one."""
+    stays = {each.ordered_key: each.delivery.position for each in reversed(received) if each not in moved}
+    return [
+        each
+        for each in moved
+        if each.ordered_key not in stays or each.delivery.position < stays[each.ordered_key]
+    ]
+
+
+def _returned(message: ReceivedMessage, destination: str | None) -> NewMessage:
+    return NewMessage(
+        topic=destination or name_of(message.attrs[SOURCE], "SourceArn"),
+        payload=message.payload,
+        attrs={name: value for name, value in message.binary_attrs.items() if name != SOURCE},
+        idem_key=f"move {message.message_id}",
+        sticky_key=message.attrs.get(OWN + "MessageGroupId"),
+        causality_parent=message.message_id,
+    )
 
 
 async def list_message_move_tasks(call: Call, request: ListMessageMoveTasks) -> MoveTasks:

@@ -4,7 +4,6 @@ import hashlib
 import re
 from base64 import b64encode
 from collections.abc import Collection, Mapping
-from uuid import UUID
 
 import msgspec
 
@@ -188,12 +187,12 @@ def _attrs(attributes: Mapping[str, Attribute]) -> tuple[dict[str, str | bytes],
     return values, types
 
 
-def sequence_number(message_id: str) -> str | None:
-    """Return the sequence number of a message of a FIFO queue: its UUIDv7 as a number."""
-    try:
-        return str(UUID(message_id).int)
-    except ValueError:
-        return None
+def sequence_number(position: int) -> str:
+    """Return the sequence number of a message of a FIFO queue: the position of its send in the log.
+
+    It has the 20 digits of numbers of SQS, so that texts compare as the numbers do.
+    """
+    return f"{position:020}"
 
 
 def to_received(
@@ -271,7 +270,7 @@ def _system(
         TRACE: attrs.get(OWN + TRACE),
     }
     if queue.is_fifo:
-        values["SequenceNumber"] = sequence_number(original_id(message))
+        values["SequenceNumber"] = sequence_number(message.delivery.position)
         values["MessageDeduplicationId"] = attrs.get(DEDUPLICATION) or message.idem_key
     values["DeadLetterQueueSourceArn"] = attrs.get(SOURCE)
     is_all = "All" in names

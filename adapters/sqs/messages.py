@@ -4,13 +4,14 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from uuid import NAMESPACE_URL, uuid5
 
 from postroom.adapters.sqs.attributes import MAX_BYTES, MAX_VISIBILITY_SECONDS, Queue
 from postroom.adapters.sqs.call import Action, Call, check_range
-from postroom.adapters.sqs.dead_letters import fetch, sources_of
+from postroom.adapters.sqs.dead_letters import MAX_RECEIVED_BYTES, fetch, sources_of
 from postroom.adapters.sqs.errors import SqsError, invalid_value, missing, translate
 from postroom.adapters.sqs.message import (
     SYSTEM,
@@ -54,7 +55,6 @@ from postroom.domain.policy import MIN_VISIBILITY_MS, SECOND_MS
 T = TypeVar("T")
 E = TypeVar("E", bound=Any)
 MAX_BATCH: Final = 10
-MAX_RECEIVED_BYTES: Final = 16 << 20
 DEAD_LETTER_POLL_MS: Final = 1_000
 """How often a long poll of a dead-letter queue looks for dead letters of its sources."""
 _ENTRY_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
@@ -67,7 +67,7 @@ async def send_message(call: Call, request: SendMessage) -> Sent:
     (answer,) = await _send(call, queue, [to_message(queue, request)])
     if isinstance(answer, Rejected):
         raise answer
-    return _describe(queue, request, answer)
+    return _describe(request, answer)
 
 
 async def send_message_batch(call: Call, request: SendMessageBatch) -> BatchAnswer:
@@ -81,38 +81,51 @@ async def send_message_batch(call: Call, request: SendMessageBatch) -> BatchAnsw
             f"Batch requests cannot be longer than {MAX_BYTES} bytes. You have sent {total} bytes.",
         )
 
-    async def send(new: Sequence[messages.NewMessage]) -> Sequence[messages.Sent | Rejected]:
+    async def send(new: Sequence[messages.NewMessage]) -> Sequence[_Sent | Rejected]:
         return await _send(call, queue, new)
 
     return await _each(
         entries,
         lambda entry: to_message(queue, entry),
         send,
-        lambda entry, answer: _describe(queue, entry, answer, entry.id),
+        lambda entry, answer: _describe(entry, answer, entry.id),
     )
 
 
-async def _send(
-    call: Call, queue: Queue, new: Sequence[messages.NewMessage]
-) -> list[messages.Sent | Rejected]:
+class _Sent(NamedTuple):
+    message_id: str
+    sequence_number: str | None = None
+
+
+async def _send(call: Call, queue: Queue, new: Sequence[messages.NewMessage]) -> list[_Sent | Rejected]:
     answers = await call.service.writes.watch(call.mailbox.send_batch(new))
-    # SQS accepts another body with a deduplication id, and does not deliver it.
-    return [
-        messages.Sent(str(uuid5(NAMESPACE_URL, f"{queue.name} {message.idem_key}")), True)
-        if isinstance(answer, IdempotencyConflict)
-        else answer
-        for message, answer in zip(new, answers, strict=True)
-    ]
+    return await asyncio.gather(*(_outcome(call, queue, *each) for each in zip(new, answers, strict=True)))
 
 
-def _describe(queue: Queue, new: NewMessage, answer: messages.Sent, id_: str | None = None) -> Sent:
+async def _outcome(
+    call: Call, queue: Queue, new: messages.NewMessage, answer: messages.Sent | Rejected
+) -> _Sent | Rejected:
+    if isinstance(answer, IdempotencyConflict):
+        # SQS accepts another body with a deduplication id, and does not deliver it.
+        return _Sent(str(uuid5(NAMESPACE_URL, f"{queue.name} {new.idem_key}")))
+    if isinstance(answer, Rejected):
+        return answer
+    if not queue.is_fifo:
+        return _Sent(answer.message_id)
+    with suppress(NotFound):  # of a repetition, whose original retention has removed
+        detail = await call.service.mailbox.get_message(answer.message_id)
+        return _Sent(answer.message_id, sequence_number(detail.history[0].position))
+    return _Sent(answer.message_id)
+
+
+def _describe(new: NewMessage, answer: _Sent, id_: str | None = None) -> Sent:
     return Sent(
         id=id_,
         message_id=answer.message_id,
         md5_of_message_body=md5(new.message_body),
         md5_of_message_attributes=md5_of_attributes(new.message_attributes),
         md5_of_message_system_attributes=md5_of_attributes(new.message_system_attributes),
-        sequence_number=sequence_number(answer.message_id) if queue.is_fifo else None,
+        sequence_number=answer.sequence_number,
     )
 
 

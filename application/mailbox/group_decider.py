@@ -124,7 +124,10 @@ class GroupDecider:
         group.events.delivered.update([message.topic for message in messages])
         self._reorder.delivered([message for message in messages if message.topic in in_order])
         ordered = {name for name in command.topics if mailbox.policy(name).ordered_keys}
-        return [_delivery(event, payloads[event.stream], state.epoch, ordered) for event in received]
+        return [
+            _delivery(event, payloads[event.stream], message.position, state.epoch, ordered)
+            for event, message in zip(received, messages, strict=True)
+        ]
 
     def _execute_batch(self, commands: Sequence[Command], group: Group, now: int) -> list[Answer] | None:
         """Decide commands of one type, each of which causes one event; None, if they are others."""
@@ -263,7 +266,7 @@ class GroupDecider:
 
 
 def _delivery(
-    received: MessageReceived, sent: MessageSent, epoch: int, ordered: Container[str]
+    received: MessageReceived, sent: MessageSent, position: int, epoch: int, ordered: Container[str]
 ) -> MessageDelivery:
     return MessageDelivery(
         Receipt(received.stream, received.version, epoch),
@@ -277,4 +280,5 @@ def _delivery(
         sent.hash_chain,
         sent.envelope,
         sent.sticky_key if sent.topic in ordered else None,
+        position,
     )

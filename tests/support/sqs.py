@@ -154,6 +154,12 @@ def raw(server: PostroomServer, body: bytes, headers: dict[str, str], path: str 
         connection.close()
 
 
+def set_labels(server: PostroomServer, name: str, labels: dict[str, str]) -> None:
+    """Set labels of a topic, as others may."""
+    answer = server.call("PUT", "/v1/settings", {"changes": {"labels": {name: labels}}})
+    assert answer.status == 200, answer.text
+
+
 def token(folder: Path, *arguments: str) -> str:
     """Run a command on tokens of the store in a folder, and return what it prints."""
     script = Path(sys.executable).parent / "postroom"

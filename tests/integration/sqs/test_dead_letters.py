@@ -11,6 +11,7 @@ from tests.support.sqs import (
     new_queue,
     receive,
     refused,
+    set_labels,
 )
 from tests.support.waiting import wait_until
 
@@ -140,3 +141,44 @@ def test_a_dead_letter_queue_keeps_messages_of_deleted_sources_and_permits_sourc
     assert refused(new_queue, client=client, suffix=".fifo", RedrivePolicy=policy) == code
     missing = json.dumps({"deadLetterTargetArn": arn + "x", "maxReceiveCount": 3})
     assert refused(new_queue, client=client, suffix=".fifo", RedrivePolicy=missing) == code
+
+
+def test_a_queue_is_not_its_own_dead_letter_queue(server: PostroomServer, client: Any, url: str) -> None:
+    """Its dead letters would be received again for ever; a label that says so is ignored."""
+    name = url.rpartition("/")[2]
+    arn = f"arn:aws:sqs:us-east-1:000000000000:{name}"
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 1})
+    assert refused(client.set_queue_attributes, QueueUrl=url, Attributes={"RedrivePolicy": policy}) == (
+        "InvalidAttributeValue",
+        400,
+    )
+    set_labels(server, name, {"$sqs.deadLetterQueue": name})
+    assert client.list_dead_letter_source_queues(QueueUrl=url).get("queueUrls", []) == []
+    assert refused(client.start_message_move_task, SourceArn=arn) == ("InvalidParameterValue", 400)
+
+
+def test_a_move_task_moves_all_visible_messages(server: PostroomServer, client: Any) -> None:
+    """Also those behind many that no source has sent."""
+    source, target, arn = dead_letter_queue(client)
+    origin = arn.rpartition(":")[0] + ":" + source.rpartition("/")[2]
+    for count_, attrs in ((110, {}), (130, {"$sqs.deadLetterQueueSource": origin})):
+        send_all(server, target, [{"attrs": attrs}] * count_)
+    client.start_message_move_task(SourceArn=arn)
+    assert (count(client, source), count(client, target)) == (130, 110)
+
+
+def test_a_move_task_keeps_the_order_of_groups(server: PostroomServer, client: Any) -> None:
+    """What follows a message that stays in its group stays, too."""
+    source, target, arn = dead_letter_queue(client, ".fifo")
+    attrs = {"$sqs.deadLetterQueueSource": arn.rpartition(":")[0] + ":" + source.rpartition("/")[2]}
+    sent = [("a", attrs), ("b", {}), ("a", attrs), ("b", attrs), ("a", {}), ("a", attrs)]
+    send_all(server, target, [{"sticky_key": group, "attrs": each} for group, each in sent])
+    client.start_message_move_task(SourceArn=arn)
+    assert (count(client, source), count(client, target)) == (2, 4)
+
+
+def send_all(server: PostroomServer, url: str, messages: list[dict[str, Any]]) -> None:
+    """Send messages by HTTP."""
+    topic = url.rpartition("/")[2]
+    body = [{"topic": topic, "payload_b64": "eA==", **each} for each in messages]
+    assert "error" not in server.call("POST", "/v1/send", body).text

@@ -263,6 +263,15 @@ def test_queues_outlast_a_kill_and_are_the_same_for_two_servers(tmp_path: Path) 
         for number in range(10):
             (first, second)[number % 2].send_message(QueueUrl=url, MessageBody=str(number))
         second.send_message(QueueUrl=fifo, MessageBody="once", MessageGroupId="g")
+        ordered = new_queue(first, ".fifo", ContentBasedDeduplication="true")
+        numbers = [
+            (first, second)[i % 2].send_message(QueueUrl=ordered, MessageBody=str(i), MessageGroupId="g")[
+                "SequenceNumber"
+            ]
+            for i in range(10)
+        ]
+        assert numbers == sorted(set(numbers), key=int) == sorted(numbers)
+        assert numbers == [each["Attributes"]["SequenceNumber"] for each in receive(first, ordered)]
         held = receive(first, url, 3, VisibilityTimeout=600)
         before = [
             first.get_queue_attributes(QueueUrl=each, AttributeNames=["All"])["Attributes"]

@@ -15,6 +15,7 @@ from tests.support.sqs import (
     raw,
     receive,
     refused,
+    set_labels,
 )
 
 VALUES: tuple[Any, ...] = (
@@ -149,6 +150,45 @@ def test_malformed_policies_are_refused(client: Any, url: str, attribute: str, v
     """They are JSON in a text of their own."""
     code, status = refused(client.set_queue_attributes, QueueUrl=url, Attributes={attribute: value})
     assert (code.startswith("Invalid"), status) == (True, 400)
+
+
+def test_labels_that_others_set_are_ignored_if_they_are_no_attributes(
+    server: PostroomServer, client: Any
+) -> None:
+    """Each action on the queue answers as it would without them."""
+    url = new_queue(client, DelaySeconds="0")
+    name = url.rpartition("/")[2]
+    before = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+    names = ("DelaySeconds", "ReceiveMessageWaitTimeSeconds", "MaximumMessageSize", "VisibilityTimeout")
+    others = ("ContentBasedDeduplication", "deadLetterQueue", "RedriveAllowPolicy", "created", "modified")
+    for value in ("x", "", "-1", "9" * 30, "{", "\u0664"):
+        set_labels(server, name, {f"$sqs.{each}": value for each in (*names, *others)})
+        after = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+        after.pop("RedrivePolicy", None)
+        times = {"CreatedTimestamp", "LastModifiedTimestamp"}
+        assert {each: after[each] for each in after if each not in times} == {
+            each: before[each] for each in before if each not in times
+        }
+        assert all(after[each].isdecimal() for each in times)
+        client.send_message(QueueUrl=url, MessageBody=value or "empty")
+        (message,) = receive(client, url)
+        client.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+        policy = json.dumps({"deadLetterTargetArn": before["QueueArn"], "maxReceiveCount": 1})
+        assert refused(new_queue, client=client, RedrivePolicy=policy) == ("InvalidAttributeValue", 400)
+
+
+def test_a_topic_with_any_name_is_a_queue_with_a_url_of_its_own(server: PostroomServer, client: Any) -> None:
+    """Other clients may name topics as SQS does not name queues."""
+    url = new_queue(client)
+    inner = url.rpartition("/")[2]
+    name = f"größe/{inner}#%2F&<x>"
+    set_labels(server, name, {"tag": "value"})
+    assert client.list_queue_tags(QueueUrl=url).get("Tags", {}) == {}
+    other = client.get_queue_url(QueueName=name)["QueueUrl"]
+    assert other in client.list_queues(QueueNamePrefix="größe/")["QueueUrls"]
+    assert client.list_queue_tags(QueueUrl=other)["Tags"] == {"tag": "value"}
+    client.delete_queue(QueueUrl=other)
+    assert client.get_queue_url(QueueName=inner)["QueueUrl"] == url
 
 
 @pytest.mark.parametrize("action", sorted(ACTIONS))
