@@ -1,5 +1,7 @@
 """`postroom outbox`: the relay, capture of tables, and administration of an outbox."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 from uuid import UUID
 
@@ -20,12 +22,14 @@ from postroom.adapters.cli.running import monitoring, opened, running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import Database, MetricsPort, Nats, WrongUsage, parse_duration
 from postroom.application.extras import explain_missing_extra
+from postroom.application.metrics import Metric, Monitor
 from postroom.application.outbox.formats import FormatName
 from postroom.application.text import pluralize
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.brokers import EventTarget, MailboxTarget
     from postroom.adapters.compose.outbox import CaptureSettings, MessagingSettings, OutboxSettings
+    from postroom.application.outbox.relay import OutboxRelay
 
 
 Context = Annotated[
@@ -143,6 +147,48 @@ async def relay(
         f"{counts.published:,} published, {counts.failed:,} failed and will be retried, "
         f"{counts.parked:,} parked",
     )
+
+
+class ConfiguredRelay:
+    """The relay that `[messaging]` and `[outbox]` describe, in a process that does more than relay.
+
+    Raises: what `relay` does for settings that can't be used.
+    """
+
+    def __init__(self, session: Session) -> None:
+        settings, _ = publishing(session)
+        with explain_missing_extra(EXTRAS[scheme_of(settings.to)]):
+            from postroom.adapters.compose.outbox import open_monitored_relay
+
+            messaging, _ = _settings(session, None)
+        target = _target(session, messaging, settings.to)
+        self._open = partial(open_monitored_relay, messaging, target, settings)
+        self._relay: OutboxRelay | None = None
+        self._monitor: Monitor | None = None
+        self._is_stopped = False
+
+    async def run(self) -> None:
+        """Publish events until stopped."""
+        async with self._open() as (self._relay, self._monitor):
+            try:
+                if not self._is_stopped:
+                    await self._relay.run()
+            finally:
+                self._monitor = None
+
+    def stop(self) -> None:
+        """End after the current batch."""
+        self._is_stopped = True
+        if self._relay is not None:
+            self._relay.stop()
+
+    async def measure(self) -> Sequence[Metric]:
+        """Return the metrics of the relay while it runs."""
+        return () if self._monitor is None else await self._monitor.collect()
+
+    async def find_missing(self) -> list[str]:
+        """Return the names of the servers that the relay can't use."""
+        return [] if self._monitor is None else await self._monitor.find_missing()
 
 
 async def backlog(session: Session, database: Database = None, context: Context = None) -> None:

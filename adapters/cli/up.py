@@ -222,7 +222,7 @@ def up(
     metrics_port: MetricsPort = None,
     apply: Apply = False,
 ) -> None:
-    """Run everything of a mailbox in one process: owner, workers, schedules and console, until interrupted.
+    """Run everything of a mailbox in one process, from owner and workers to console, until interrupted.
 
     Prints what runs, and a link to the console that works once, within ten minutes. A part that fails starts
     again with a backoff. Each worker has a thread of its own; --http should be an address of this machine.
@@ -276,15 +276,22 @@ async def _up(
     """Run the parts until interrupted; return whether code changed."""
     stop, changed = asyncio.Event(), asyncio.Event()
     console = session.settings.section("console", ConsoleSettings).validate()
+    relay = None
+    if session.settings.sections.get("outbox") and not session.settings.sections.get("capture"):
+        from postroom.adapters.cli.outbox import ConfiguredRelay
+
+        relay = ConfiguredRelay(session)
     parts: list[Part] = []
     outboxes = session.outbox_databases().counter()
 
     async def measure() -> list[Metric]:
         of_workers = {app: worker.collect_metrics() for app, worker in workers.items()}
-        return [*await mailbox.measure(), *label("worker", of_workers), *part_metrics(parts)]
+        of_relay = () if relay is None else await relay.measure()
+        return [*await mailbox.measure(), *label("worker", of_workers), *of_relay, *part_metrics(parts)]
 
     async def find_missing() -> list[str]:
         missing = [each.name for each in parts if not each.is_running]
+        missing += [] if relay is None else await relay.find_missing()
         return missing if await is_answering(mailbox) else ["mailbox", *missing]
 
     async def watch_code(watch: CodeWatch) -> None:
@@ -304,6 +311,8 @@ async def _up(
 
             scheduler = make_scheduler(mailbox, schedules)
             parts.append(Part("schedules", scheduler.run, scheduler.stop))
+        if relay is not None:
+            parts.append(Part("relay", relay.run, relay.stop))
         if views:
             follower = ViewsThread(session)
             parts.append(Part("views", follower.run, follower.stop))

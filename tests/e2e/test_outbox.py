@@ -6,7 +6,9 @@ import pytest
 
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.settings import NatsSettings
+from tests.e2e.conftest import TIMEOUT_SECONDS
 from tests.support.outboxes import order_placed, record
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -43,6 +45,21 @@ def test_events_are_relayed_counted_and_cleaned_up(configured, messaging_databas
     }
     assert configured.ok("outbox", "cleanup").out == "0 published events removed\n"
     assert configured.ok("outbox", "cleanup", "--older-than", "0", "--json").json == {"removed": 3}
+
+
+def test_up_relays_events_and_refuses_settings_that_it_cannot_relay_with(configured, messaging_database):
+    record(messaging_database, order_placed("o-1", 1))
+    running = configured.start("up", "--http", "127.0.0.1:0")
+    try:
+        wait_until(lambda: configured.ok("outbox", "backlog", "--json").json["count"] == 0)
+        running.terminate()
+        out, err = running.communicate(timeout=TIMEOUT_SECONDS)
+        assert (running.returncode, b"relay, console" in out) == (0, True), err
+    finally:
+        running.kill()
+    (configured.folder / "postroom.toml").write_text("[outbox]\nmax_attempts = 1\n")
+    refused = configured("up", "--http", "127.0.0.1:0", "--store", "unused.db")
+    assert (refused.code, (configured.folder / "unused.db").exists()) == (2, False), refused
 
 
 def test_an_operator_retries_and_discards_what_the_stream_refuses(configured, messaging_database):
