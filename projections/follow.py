@@ -40,7 +40,7 @@ from postroom.projections.projection import Projection, arrow_schema, load_proje
 
 FEW_EVENTS = 500
 """Larger batches are read and folded while the previous batch is applied."""
-POLL_MIN_SECONDS, POLL_MAX_SECONDS = 0.025, 0.1
+POLL_MIN_SECONDS, POLL_MAX_SECONDS = 0.025, 0.2
 """Pause between small batches, so that records accumulate: even the smallest batch takes about 20 ms."""
 STANDBY_SECONDS = 0.5
 PASS_SECONDS = 300.0

@@ -6,7 +6,8 @@ from collections.abc import Coroutine, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import SHUT_RDWR
+from selectors import EVENT_READ, DefaultSelector
+from socket import SHUT_RDWR, socketpair
 from sys import exception
 from threading import Lock, Thread
 from typing import Any, ClassVar, TypeVar
@@ -20,7 +21,6 @@ T = TypeVar("T")
 
 ANSWER_SECONDS = 5.0
 """Time in which the event loop of the command must answer; Prometheus waits 10 s."""
-POLL_SECONDS = 0.05
 MAX_CONNECTIONS = 32
 EVENT_LOOP = "event_loop"
 JSON = "application/json"
@@ -50,25 +50,39 @@ def serve_monitor(
         raise Unavailable(
             f"Metrics can't be served at {host}:{port}: {error.strerror}; choose another --metrics-port."
         ) from error
-    thread = Thread(target=server.serve_forever, args=(POLL_SECONDS,), name="postroom monitor", daemon=True)
+    thread = Thread(target=server.run, name="postroom monitor", daemon=True)
     thread.start()
     try:
         yield f"http://{host}:{server.server_port}"
     finally:
-        server.shutdown()
-        server.server_close()
+        server.stop()
         thread.join()
+        server.server_close()
 
 
 class _Server(ThreadingHTTPServer):
     """Server with a thread for each of its few connections; the oldest makes room for a new one."""
 
     daemon_threads = True
+    timeout = 0  # `handle_request` does not wait: `run` does
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._lock = Lock()
         self._open: dict[Any, None] = {}
         super().__init__(address, handler)
+        self._stopping, self._stopper = socketpair()
+
+    def run(self) -> None:
+        """Accept connections until stopped; `serve_forever` would look for that several times a second."""
+        with self._stopping, DefaultSelector() as selector:
+            selector.register(self, EVENT_READ)
+            selector.register(self._stopping, EVENT_READ)
+            while not any(key.fileobj is self._stopping for key, _ in selector.select()):
+                self.handle_request()
+
+    def stop(self) -> None:
+        """Make `run` return; call it once."""
+        self._stopper.close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer a connection in a thread; see `ThreadingMixIn`."""

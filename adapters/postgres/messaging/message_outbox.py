@@ -1,6 +1,7 @@
 """The message outbox port over PostgreSQL, and hints by LISTEN and NOTIFY."""
 
 import asyncio
+import time
 from collections.abc import Collection, Sequence
 from contextlib import closing, suppress
 
@@ -80,7 +81,9 @@ async def _connect(url: str, name: str) -> AsyncConnection:
     return await connect_async(url, name, session_for="a relay with `hints = true`")
 
 
-POLL_SECONDS = 0.1
+POLL_SECONDS, MAX_POLL_SECONDS = 0.1, 0.5
+QUIET_RATIO = 8
+"""The pause between polls is the time since a message was found, divided by this, within the bounds."""
 MISSING_TABLE_SECONDS = 60.0
 """Interval at which a table that is missing is looked for."""
 BATCH_BYTES = 8 << 20
@@ -102,6 +105,7 @@ class PostgresMessageOutbox(MessageOutbox):
         self._connection = Reconnecting(self._open)
         self._hints: PostgresHints | None = None
         self._is_migrated = False
+        self._found_at = time.monotonic()
 
     async def find(self, limit: int, except_topics: Collection[str] = ()) -> list[RecordedMessage]:
         if not self._is_migrated:
@@ -109,7 +113,9 @@ class PostgresMessageOutbox(MessageOutbox):
             if not self._is_migrated:
                 return []
             self._hints = PostgresHints(self._url, f"{_NAME} hints", "postroom_outbox_messages")
-        return await asyncio.to_thread(self._find, limit, list(except_topics))
+        if rows := await asyncio.to_thread(self._find, limit, list(except_topics)):
+            self._found_at = time.monotonic()
+        return rows
 
     async def settle(
         self, sent: Sequence[RecordedMessage], refused: Sequence[tuple[RecordedMessage, str]]
@@ -121,7 +127,9 @@ class PostgresMessageOutbox(MessageOutbox):
         if self._hints is None:
             await asyncio.sleep(MISSING_TABLE_SECONDS)
             return
-        await wait_at_most(POLL_SECONDS, self._hints.wait())
+        quiet = time.monotonic() - self._found_at
+        pause = min(max(POLL_SECONDS, quiet / QUIET_RATIO), MAX_POLL_SECONDS)
+        await wait_at_most(pause, self._hints.wait())
 
     async def close(self) -> None:
         """Close the connections; closing twice is fine."""
