@@ -5,6 +5,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Final
+from uuid import UUID
 
 import msgspec
 
@@ -253,8 +254,8 @@ def _handle(job: RedriveReport) -> str:
 
 def _job_id(handle: str) -> str:
     try:
-        task = msgspec.json.decode(urlsafe_b64decode(handle), type=dict[str, str])
-        return task["taskId"]
+        task = msgspec.json.decode(urlsafe_b64decode(handle), type=dict[str, UUID])
+        return str(task["taskId"])
     except (ValueError, KeyError, msgspec.DecodeError):
         raise invalid_value("TaskHandle", handle, "It is not the handle of a task.") from None
 

@@ -7,10 +7,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.servers.http import PostroomServer
+from tests.support.sqs import sqs_client
 from tests.support.waiting import wait_until
 
 COUNT = 20
@@ -60,13 +62,15 @@ def worker(folder: Path, environment: dict[str, str]) -> Iterator["subprocess.Po
 
 @pytest.mark.extended
 def test_a_celery_worker_that_is_killed_loses_no_task(tmp_path: Path) -> None:
-    """Each task runs, also one that a killed worker had begun, a retried one, and one with a countdown."""
+    """Each task runs, also one that a killed worker had begun, and none before its countdown or its retry."""
     (tmp_path / "tasks.py").write_text(TASKS)
     with PostroomServer(tmp_path / "server", sqs="127.0.0.1:0", console=False) as server:
         port = server.addresses[1].rpartition(":")[2]
         environment = {**os.environ, "BROKER": f"sqs://any:any@127.0.0.1:{port}//"}
         send = (
-            "from tasks import handle\n"
+            "import time\n"
+            "from tasks import FOLDER, handle\n"
+            "(FOLDER / 'sent').write_text(str(time.time()))\n"
             "handle.apply_async(['later'], countdown=2)\n"
             "handle.delay('fails-once')\n"
             "handle.delay('slow')\n"
@@ -85,3 +89,16 @@ def test_a_celery_worker_that_is_killed_loses_no_task(tmp_path: Path) -> None:
         }
         with worker(tmp_path, environment):
             wait_until(lambda: expected <= {each.name for each in tmp_path.iterdir()}, 60)
+            client = sqs_client(server.addresses[1])
+            queue = client.get_queue_url(QueueName="celery")["QueueUrl"]
+            wait_until(lambda: is_empty(client, queue), 60)
+        times = {name: float((tmp_path / name).read_text()) for name in (*expected, "sent")}
+        assert times["later.0"] - times["sent"] >= 2
+        assert times["fails-once.1"] - times["fails-once.0"] >= 1
+        assert {each.name for each in tmp_path.glob("*.[0-9]")} == expected
+
+
+def is_empty(client: Any, url: str) -> bool:
+    """Return whether a queue has no messages, visible or not."""
+    counts = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+    return all(value == "0" for name, value in counts.items() if name.startswith("Approximate"))

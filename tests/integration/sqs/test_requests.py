@@ -3,7 +3,6 @@
 import json
 from typing import Any
 from urllib.parse import urlencode
-from uuid import uuid4
 from xml.etree import ElementTree
 
 import pytest
@@ -35,55 +34,6 @@ VALUES: tuple[Any, ...] = (
     {"x": {}},
     [{"Id": "x"}],
 )
-
-
-def test_each_error_has_the_documented_code(client: Any, url: str) -> None:
-    """Codes are the same in both protocols."""
-    missing = url + "-missing"
-    own = "AWS.SimpleQueueService."
-    two = [{"Id": "a", "MessageBody": "x"}, {"Id": "a", "MessageBody": "x"}]
-    many = [{"Id": f"e{i}", "MessageBody": "x"} for i in range(11)]
-    large = [{"Id": f"e{i}", "MessageBody": "x" * 600_000} for i in range(2)]
-    receive_, send, batch = client.receive_message, client.send_message, client.send_message_batch
-    visibility, set_ = client.change_message_visibility, client.set_queue_attributes
-    client.send_message(QueueUrl=url, MessageBody="x")
-    (message,) = receive(client, url)
-    handle = message["ReceiptHandle"]
-    client.delete_message(QueueUrl=url, ReceiptHandle=handle)
-    fifo = f"{uuid4().hex}.fifo"
-    expected: list[tuple[str, Any, dict[str, Any]]] = [
-        (own + "NonExistentQueue", send, {"QueueUrl": missing, "MessageBody": "x"}),
-        (own + "NonExistentQueue", client.get_queue_url, {"QueueName": "missing"}),
-        ("ReceiptHandleIsInvalid", client.delete_message, {"QueueUrl": url, "ReceiptHandle": "x"}),
-        (
-            own + "MessageNotInflight",
-            visibility,
-            {"QueueUrl": url, "ReceiptHandle": handle, "VisibilityTimeout": 1},
-        ),
-        (own + "EmptyBatchRequest", batch, {"QueueUrl": url, "Entries": []}),
-        (own + "TooManyEntriesInBatchRequest", batch, {"QueueUrl": url, "Entries": many}),
-        (own + "BatchEntryIdsNotDistinct", batch, {"QueueUrl": url, "Entries": two}),
-        (own + "InvalidBatchEntryId", batch, {"QueueUrl": url, "Entries": [{"Id": "ä", "MessageBody": "x"}]}),
-        (own + "BatchRequestTooLong", batch, {"QueueUrl": url, "Entries": large}),
-        ("InvalidMessageContents", send, {"QueueUrl": url, "MessageBody": "\x01"}),
-        ("InvalidParameterValue", send, {"QueueUrl": url, "MessageBody": "x" * ((1 << 20) + 1)}),
-        ("InvalidParameterValue", send, {"QueueUrl": url, "MessageBody": "x", "DelaySeconds": 901}),
-        ("InvalidParameterValue", receive_, {"QueueUrl": url, "MaxNumberOfMessages": 11}),
-        ("InvalidParameterValue", receive_, {"QueueUrl": url, "WaitTimeSeconds": 21}),
-        ("InvalidParameterValue", client.create_queue, {"QueueName": "a b"}),
-        ("InvalidAttributeName", client.get_queue_attributes, {"QueueUrl": url, "AttributeNames": ["No"]}),
-        ("InvalidAttributeName", set_, {"QueueUrl": url, "Attributes": {"No": "1"}}),
-        ("InvalidAttributeValue", set_, {"QueueUrl": url, "Attributes": {"DelaySeconds": "901"}}),
-        ("InvalidAttributeValue", client.create_queue, {"QueueName": fifo}),
-        (own + "UnsupportedOperation", set_, {"QueueUrl": url, "Attributes": {"KmsMasterKeyId": "x"}}),
-        (
-            own + "UnsupportedOperation",
-            client.add_permission,
-            {"QueueUrl": url, "Label": "x", "AWSAccountIds": ["1"], "Actions": ["*"]},
-        ),
-    ]
-    for code, call, arguments in expected:
-        assert refused(call, **arguments) == (code, 400), arguments
 
 
 @pytest.mark.parametrize(
