@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from signal import SIGKILL
 from types import ModuleType, TracebackType
@@ -24,6 +25,9 @@ from typing import IO
 
 BEFORE_PYTHON = ("LD_", "PYTHON", "LC_", "LANG", "MALLOC_", "TZ")
 """Prefixes of the variables that are read before a script runs: a fork comes too late for them."""
+
+UNBUFFERED = "PYTHONUNBUFFERED"
+"""The one of them that a fork obeys."""
 
 SHARED_IMPORTS: list[str] = []
 """What the fork server imports that the tests of this process share; without any, `popen` does not fork."""
@@ -259,7 +263,11 @@ class ForkServer:
 
 
 def _before_python(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if name.startswith(BEFORE_PYTHON)}
+    return {
+        name: value
+        for name, value in variables.items()
+        if name.startswith(BEFORE_PYTHON) and name != UNBUFFERED
+    }
 
 
 def _write(file: IO[bytes], data: bytes) -> None:
@@ -304,6 +312,8 @@ def _serve(control: socket.socket) -> list[str]:
         os.close(each)
     # The streams of the server know whether its own files can be sought, which is not true of these pipes.
     sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115 - until the exit
+    if UNBUFFERED in request["env"]:
+        sys.stdout = TextIOWrapper(open(1, "wb", 0, closefd=False), write_through=True)  # noqa: SIM115
     sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     os.chdir(request["cwd"])
     os.environ.clear()
