@@ -2,12 +2,16 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.telemetry import logger
 from postroom.application.workers.handler import Handler, Middleware
 from postroom.application.workers.retry import Retry
+from postroom.domain.errors import Forbidden, InvalidRequest
+from postroom.domain.settings import DEFAULT, SettingsChanges, explain_policy
 from postroom.domain.subscription import SubscriptionFilter
 
 
@@ -21,6 +25,7 @@ class Consumer(NamedTuple):
         subscription: filter of the subscription whose topic it is, if it is one.
         retry: how failed deliveries are retried.
         batch: maximum number of messages of one call; a handler of batches gets lists.
+        ordered_keys: whether the topic must have this policy.
     """
 
     topic: str
@@ -34,6 +39,7 @@ class Consumer(NamedTuple):
     subscription: SubscriptionFilter | None = None
     retry: Retry = Retry()
     batch: int = 1
+    ordered_keys: bool = False
 
 
 REFRESH_SECONDS = 1.0
@@ -87,3 +93,66 @@ class Topics:
                 self._by_pattern.setdefault(consumer.topic, {})[topic] = None
         now = loop.time()
         self._refresh_at = now + max(REFRESH_SECONDS, (now - start) * REFRESH_SHARE)
+
+
+async def prepare(worker: str, mailbox: Mailbox, consumers: Collection[Consumer]) -> None:
+    """Give a mailbox the subscriptions and policies that the consumers of a worker need.
+
+    Raises: InvalidRequest if a subscription or a section of the settings says otherwise, Forbidden if the
+        token of the worker may not add what is missing.
+    """
+    filters = {each.topic: each.subscription for each in consumers if each.subscription is not None}
+    if filters:
+        await _subscribe(worker, mailbox, filters)
+    if ordered := [each.topic for each in consumers if each.ordered_keys]:
+        await _order_keys(worker, mailbox, ordered)
+
+
+async def _subscribe(worker: str, mailbox: Mailbox, filters: Mapping[str, SubscriptionFilter]) -> None:
+    """Create the subscriptions that the mailbox lacks; raise InvalidRequest if one has another filter."""
+    existing = {each.name: each for each in await mailbox.list_subscriptions()}
+    for name, filter_ in filters.items():
+        options = [f"--header {shlex.quote(f'{key}={value}')}" for key, value in filter_.headers.items()]
+        command = " ".join(
+            ["postroom subscription set", *map(shlex.quote, (name, *filter_.topics)), *options]
+        )
+        if is_new := (report := existing.get(name)) is None:
+            try:
+                report = await mailbox.set_subscription(name, filter_, if_missing=True)
+            except Forbidden as error:
+                raise Forbidden(
+                    f"Mailbox {mailbox.name} has no subscription {name}, and the token of worker {worker} "
+                    f"lacks `admin` of the whole mailbox to create it; create it with `{command}`.",
+                    error.reason,
+                ) from error
+        if {*report.topics} != {*filter_.topics} or report.headers != filter_.headers:
+            raise InvalidRequest(
+                f"Subscription {name} of mailbox {mailbox.name} gets messages of {report.filter.describe()}, "
+                f"but worker {worker} names {filter_.describe()}; correct the worker, or change the "
+                f"subscription with `{command}`."
+            )
+        if is_new:
+            logger().info("worker.subscription_created", subscription=name, topics=list(filter_.topics))
+
+
+async def _order_keys(worker: str, mailbox: Mailbox, topics: Sequence[str]) -> None:
+    """Set the policy `ordered_keys` of topics."""
+    try:
+        settings = await mailbox.get_settings()
+        for topic in topics:
+            value, section = explain_policy(settings, topic)["ordered_keys"]
+            if not value and section != DEFAULT:
+                raise InvalidRequest(
+                    f"Section {section} of the settings of mailbox {mailbox.name} sets ordered_keys to "
+                    f"false, but worker {worker} handles topic {topic} with ordered_keys; change either."
+                )
+            if not value:
+                await mailbox.set_settings(SettingsChanges(topics={topic: {"ordered_keys": True}}))
+                logger().info("worker.policy_set", topic=topic, ordered_keys=True)
+    except Forbidden as error:
+        raise Forbidden(
+            f"The token of worker {worker} lacks `admin` of mailbox {mailbox.name} to set ordered_keys; "
+            "leave it out of the consumer, and run "
+            f"`postroom topic policy {shlex.quote(topics[0])} ordered_keys=true`.",
+            error.reason,
+        ) from error

@@ -1,8 +1,7 @@
 """`Worker`: registration of handlers by topic, independent of any mailbox, and their run."""
 
 import asyncio
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,7 +10,7 @@ from postroom.application.metrics import Metric
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import logger
 from postroom.application.threads import cancel_and_wait
-from postroom.application.workers.consumer import Consumer, Topics
+from postroom.application.workers.consumer import Consumer, Topics, prepare
 from postroom.application.workers.consumer_run import MAX_MESSAGES, ConsumerRun, Once, pause_after
 from postroom.application.workers.handler import Handling, LoopWatch, Middleware, make_handler
 from postroom.application.workers.retry import Duration, Retry, read_duration
@@ -25,7 +24,6 @@ from postroom.application.workers.sending import Sender
 from postroom.domain.arguments import check_int, check_items, check_text, check_type
 from postroom.domain.errors import (
     Fenced,
-    Forbidden,
     InvalidRequest,
     MailboxClosed,
     Saturated,
@@ -114,6 +112,7 @@ class Worker(Sender):
         results: bool = False,
         retry: Retry = Retry(),  # noqa: B008  # it is frozen
         batch: int = 1,
+        ordered_keys: bool = False,
     ) -> Callable[[_Function], _Function]:
         """Register the decorated function as the handler of a topic's messages.
 
@@ -143,6 +142,8 @@ class Worker(Sender):
             batch: maximum number of messages of one call. Above 1, the parameters of the handler are lists,
                 and it returns None, or a list with an exception for each message that failed, and a result
                 or None for the others; without middlewares.
+            ordered_keys: handle the messages of a sticky key in order, whatever fails. It is a policy of the
+                topic, for all consumers: a run sets it, unless a section of the settings says otherwise.
 
         Raises: InvalidRequest for an argument or handler that is malformed, and for a topic registered twice.
         """
@@ -155,6 +156,11 @@ class Worker(Sender):
         has_results = check_type("results", results, bool)
         checked_retry = check_type("retry", retry, Retry).validate()
         check_int("batch", batch, 1, MAX_MESSAGES)
+        if check_type("ordered_keys", ordered_keys, bool) and is_pattern:
+            raise InvalidRequest(
+                f"ordered_keys is a policy of one topic, and {name} is a pattern; set it with "
+                "`postroom topic policy`."
+            )
         inner = (*self._middlewares, *_check_middlewares(middlewares))
         if batch > 1 and inner:
             raise InvalidRequest(
@@ -177,6 +183,7 @@ class Worker(Sender):
                 filter_,
                 checked_retry,
                 batch,
+                ordered_keys,
             )
             return function
 
@@ -244,8 +251,9 @@ class Worker(Sender):
         Calls are repeated with a backoff while the mailbox is unavailable.
 
         Raises: InvalidRequest without handlers, without a mailbox, while it runs, and when a subscription has
-            another filter than its consumer names, Forbidden when the token may not create one that is
-            missing, or a schedule, Fenced when the mailbox was taken over, MailboxClosed when it was closed.
+            another filter, or a topic another policy, than its consumer names, Forbidden when the token may
+            not create or set what is missing, Fenced when the mailbox was taken over, MailboxClosed when it
+            was closed.
         """
         if not callable(getattr(mailbox, "receive_messages", None)):
             raise InvalidRequest(
@@ -312,14 +320,10 @@ class Worker(Sender):
             self._stop.set()
 
     async def _run_all(self, mailbox: Mailbox, runs: Sequence[ConsumerRun], stop: asyncio.Event) -> None:
-        filters = {
-            name: each.subscription for name, each in self._consumers.items() if each.subscription is not None
-        }
         failures = 0
-        while filters or self._schedules:
+        while True:
             try:
-                if filters:
-                    await _subscribe(self.name, mailbox, filters)
+                await prepare(self.name, mailbox, self._consumers.values())
                 await register_schedules(self.name, mailbox, self._schedules)
                 break
             except (Fenced, MailboxClosed):
@@ -337,33 +341,6 @@ class Worker(Sender):
 
     def _find_handling(self, task: "asyncio.Task[Any]") -> Handling | None:
         return next((handling for each in self._runs if (handling := each.find_handling(task))), None)
-
-
-async def _subscribe(worker: str, mailbox: Mailbox, filters: Mapping[str, SubscriptionFilter]) -> None:
-    """Create the subscriptions that the mailbox lacks; raise InvalidRequest if one has another filter."""
-    existing = {each.name: each for each in await mailbox.list_subscriptions()}
-    for name, filter_ in filters.items():
-        options = [f"--header {shlex.quote(f'{key}={value}')}" for key, value in filter_.headers.items()]
-        command = " ".join(
-            ["postroom subscription set", *map(shlex.quote, (name, *filter_.topics)), *options]
-        )
-        if is_new := (report := existing.get(name)) is None:
-            try:
-                report = await mailbox.set_subscription(name, filter_, if_missing=True)
-            except Forbidden as error:
-                raise Forbidden(
-                    f"Mailbox {mailbox.name} has no subscription {name}, and the token of worker {worker} "
-                    f"lacks `admin` of the whole mailbox to create it; create it with `{command}`.",
-                    error.reason,
-                ) from error
-        if {*report.topics} != {*filter_.topics} or report.headers != filter_.headers:
-            raise InvalidRequest(
-                f"Subscription {name} of mailbox {mailbox.name} gets messages of {report.filter.describe()}, "
-                f"but worker {worker} names {filter_.describe()}; correct the worker, or change the "
-                f"subscription with `{command}`."
-            )
-        if is_new:
-            logger().info("worker.subscription_created", subscription=name, topics=list(filter_.topics))
 
 
 def _make_filter(topics: object, headers: dict[str, str] | None) -> SubscriptionFilter:

@@ -5,11 +5,16 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg
+import pytest
 
 from postroom import (
+    Forbidden,
+    InvalidRequest,
     NewEvent,
     NewMessage,
     ReceivedMessage,
+    RetryLater,
+    SettingsChanges,
     Worker,
     current_transaction,
     inbox,
@@ -17,6 +22,8 @@ from postroom import (
     transaction,
 )
 from postroom.adapters.compose import OwnedMailbox
+from postroom.domain.capability.rights import Right
+from tests.support.access import controlled_mailbox, mailbox_of
 from tests.support.waiting import SECONDS, until
 from tests.support.worker_runs import running, send, unsettled
 
@@ -44,6 +51,64 @@ async def test_a_pattern_matches_topics_present_and_future_and_exact_names_come_
         await until(lambda: len(seen) == 3, SECONDS)
     assert sorted(seen) == [("any", "orders.placed"), ("any", "orders.shipped"), ("paid", "orders.paid")]
     assert await unsettled(mailbox) == {"ready": 1}
+
+
+def ordered_worker(seen: list[tuple[bytes, int]]) -> Worker:
+    worker = Worker("shop")
+
+    @worker.consumer("steps", ordered_keys=True, concurrency=8)
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append((message.payload, message.attempt))
+        if message.payload == b"1" and message.attempt == 1:
+            raise RetryLater("0s")
+
+    return worker
+
+
+async def test_a_worker_orders_the_keys_of_a_topic_for_all_consumers_and_once(mailbox: OwnedMailbox) -> None:
+    for number in range(3):
+        await mailbox.send_message(NewMessage("steps", b"%d" % number, sticky_key="a"))
+    seen: list[tuple[bytes, int]] = []
+    await ordered_worker(seen).run(mailbox, once=True)
+    assert seen == [(b"0", 1), (b"1", 1), (b"1", 2), (b"2", 1)]
+    settings = await mailbox.get_settings()
+    assert dict(settings.topics) == {"steps": {"ordered_keys": True}}
+    await ordered_worker(seen).run(mailbox, once=True)
+    assert await mailbox.get_settings() == settings
+
+
+async def test_a_section_of_the_settings_that_orders_no_keys_wins_over_a_worker(
+    mailbox: OwnedMailbox,
+) -> None:
+    await mailbox.set_settings(SettingsChanges(topics={"step*": {"ordered_keys": False}}))
+    with pytest.raises(InvalidRequest) as refused:
+        await ordered_worker([]).run(mailbox, once=True)
+    assert str(refused.value) == (
+        f"Section step* of the settings of mailbox {mailbox.name} sets ordered_keys to false, but worker "
+        "shop handles topic steps with ordered_keys; change either."
+    )
+    await mailbox.set_settings(SettingsChanges(topics={"step*": {"ordered_keys": True}}))
+    await ordered_worker([]).run(mailbox, once=True)
+
+
+async def test_a_token_that_may_not_set_a_policy_is_told_the_command() -> None:
+    async with controlled_mailbox() as place:
+        limited = await mailbox_of(place, topics=["steps"], operations=(Right.RECV, Right.ACK, Right.NACK))
+        with pytest.raises(Forbidden) as refused:
+            await ordered_worker([]).run(limited, once=True)
+    assert str(refused.value) == (
+        f"The token of worker shop lacks `admin` of mailbox {place.mailbox.name} to set ordered_keys; leave "
+        "it out of the consumer, and run `postroom topic policy steps ordered_keys=true`."
+    )
+
+
+@pytest.mark.parametrize(
+    ("topic", "ordered_keys", "said"),
+    [("steps.*", True, "is a pattern"), ("steps", 1, "ordered_keys"), ("steps", None, "ordered_keys")],
+)
+def test_keys_are_ordered_of_one_topic_only(topic: str, ordered_keys: Any, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        Worker().consumer(topic, ordered_keys=ordered_keys)
 
 
 # -- middlewares ---
