@@ -102,6 +102,11 @@ _PARAMETERS = [
 ]
 
 
+def no_flags() -> Flags:
+    """Return the shared options of a command that was given none."""
+    return {each.name: each.default for each in _PARAMETERS}
+
+
 def as_command(function: Callable[..., Any]) -> Callable[..., None]:
     """Return a callable for Typer that runs `function` with a session and exits with its code.
 
@@ -113,7 +118,7 @@ def as_command(function: Callable[..., Any]) -> Callable[..., None]:
         ctx.obj = flags = _merge(ctx.obj or {}, {each.name: arguments.pop(each.name) for each in shared})
         if ctx.invoked_subcommand is None:
             command = ctx.command_path.partition(" ")[2]
-            raise typer.Exit(_report_errors(flags, lambda: _run(command, flags, function, arguments)))
+            raise typer.Exit(_report_errors(flags, lambda: run_command(command, flags, function, arguments)))
 
     own = list(inspect.signature(function).parameters.values())[1:]
     # A shared option that the command redefines, such as --config of ingest, goes before the command.
@@ -167,7 +172,19 @@ def _merge(outer: Flags, inner: Flags) -> Flags:
     return {name: outer.get(name) if inner.get(name) in (None, False) else inner[name] for name in _OPTIONS}
 
 
-def _run(command: str, flags: Flags, function: Callable[..., Any], arguments: dict[str, Any]) -> int:
+def run_command(
+    command: str, flags: Flags, function: Callable[..., Any], arguments: Mapping[str, Any]
+) -> int:
+    """Call the function of a command with a session, and return its exit code.
+
+    Arguments:
+        command: its name, for display.
+        flags: see `no_flags`.
+        function: see `as_command`.
+
+    Raises: PostroomError.
+    """
+
     def load(file: str | None = None) -> Settings:
         return load_settings(flags, os.environ, file or flags["config"])
 

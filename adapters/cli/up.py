@@ -227,14 +227,41 @@ def up(
     Prints what runs, and a link to the console that works once, within ten minutes. A part that fails starts
     again with a backoff. Each worker has a thread of its own; --http should be an address of this machine.
     """
+    run_parts(
+        session,
+        lambda: {app: load_worker(session, app) for app in apps or ()},
+        http=http,
+        views=views,
+        reload=reload,
+        stop_ms=parse_duration(stop_within),
+        metrics_port=metrics_port,
+        apply=apply,
+    )
+
+
+def run_parts(
+    session: Session,
+    load_workers: "Callable[[], dict[str, Worker]]",
+    *,
+    http: str,
+    views: bool,
+    reload: bool,
+    stop_ms: int,
+    metrics_port: int | None,
+    apply: bool,
+) -> None:
+    """Run the parts of `up` until interrupted.
+
+    Arguments:
+        load_workers: returns the workers by the name of each; raises WrongUsage if its code can't be used.
+    """
     if not http or http.startswith("unix:"):
         raise InvalidSettings("--http must be a host:port of this machine that a browser can open.")
-    stop_ms = parse_duration(stop_within)
     with explain_missing_extra("up"):
         import uvloop
     watch = CodeWatch() if reload else None
     try:
-        workers = {app: load_worker(session, app) for app in apps or ()}
+        workers = load_workers()
         _check_workers(workers)
     except WrongUsage as error:
         if watch is None:

@@ -19,8 +19,10 @@ from postroom.application.text import pluralize
 from postroom.application.threads import cancel_and_wait
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose.connect import SharedMailbox
+    from contextlib import AbstractAsyncContextManager
+
     from postroom.application.metrics import Metric
+    from postroom.application.operations.mailbox import Mailbox
     from postroom.application.schedule import Schedule
     from postroom.application.workers.worker import Worker
 
@@ -45,13 +47,38 @@ async def work(
     On SIGTERM or Ctrl-C no more messages are received, and running handlers may finish.
     """
     worker = load_worker(session, app)
-    stop_ms = parse_duration(stop_within)
-    async with opened(lambda: use_applied(session, apply=apply), is_patient=not once) as mailbox:
+    await run_worker(
+        session,
+        worker,
+        lambda: use_applied(session, apply=apply),
+        once=once,
+        stop_ms=parse_duration(stop_within),
+        metrics_port=metrics_port,
+    )
+
+
+async def run_worker(
+    session: Session,
+    worker: "Worker",
+    open_: "Callable[[], AbstractAsyncContextManager[Mailbox]]",
+    *,
+    once: bool,
+    stop_ms: int,
+    metrics_port: int | None,
+) -> None:
+    """Run a worker until interrupted, and print what it did.
+
+    Arguments:
+        open_: opens the mailbox; called again while it is unavailable, except with `once`.
+        once, stop_ms: see `Worker.run`.
+    """
+    async with opened(open_, is_patient=not once) as mailbox:
         monitor = mailbox_monitor(mailbox, _collect(session, mailbox, worker.collect_metrics))
+        reloads = [] if session.is_remote else [mailbox_settings(session, mailbox)]
         with monitoring(session, metrics_port, monitor):
-            async with running(session, worker.stop, [mailbox_settings(session, mailbox)]):
+            async with running(session, worker.stop, reloads):
                 if not once:
-                    session.out.note(f"Handling messages of {session.mailbox} in {session.shown_store}.")
+                    session.out.note(f"Handling messages of {mailbox.name} in {session.shown_store}.")
                 counts = await worker.run(mailbox, once=once, stop_ms=stop_ms)
     session.out.result(counts, f"{counts.handled:,} handled, {counts.failed:,} failed")
     stuck = asyncio.all_tasks() - {asyncio.current_task()}
@@ -110,12 +137,16 @@ def read_schedules(session: Session) -> "list[Schedule]":
 
 
 def _collect(
-    session: Session, mailbox: "SharedMailbox", collect: "Callable[[], list[Metric]]"
+    session: Session, mailbox: "Mailbox", collect: "Callable[[], list[Metric]]"
 ) -> "Callable[[], Coroutine[Any, Any, list[Metric]]]":
     """Return a function that adds the metrics of outboxes, and of the mailbox if this process owns it."""
+    from postroom.adapters.compose.connect import SharedMailbox
+
     outboxes = session.outbox_databases().counter()
 
     async def collect_all() -> "list[Metric]":
+        if not isinstance(mailbox, SharedMailbox):  # of a server, which has metrics of its own
+            return collect()
         return [*await mailbox.measure_owned(), *await outboxes.measure(), *collect()]
 
     return collect_all

@@ -289,7 +289,7 @@ async def own_mailbox(
             postroom.run_copier()
         if engine.mailbox.schedules:
             postroom.run_schedules()
-        relays = OutboxRelays(mailbox, postroom.send_batch)
+        relays = OutboxRelays(mailbox, postroom.send_batch, engine.now)
         opened.push_async_callback(relays.close)
         relays.add_store(store)
         relays.add(settings.outboxes)

@@ -1,7 +1,7 @@
 """Wiring of the messages that an owner sends by itself: periodic messages, and messages of outboxes."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import NamedTuple
@@ -94,11 +94,16 @@ _UNREADABLE = (
 
 
 class OutboxRelays:
-    """Relays of the messages that transactions recorded for a mailbox: one for each database."""
+    """Relays of the messages that transactions recorded for a mailbox: one for each database.
 
-    def __init__(self, mailbox: str, send: SendBatch) -> None:
+    Arguments:
+        now: returns the log time of the mailbox, µs since 1970 UTC.
+    """
+
+    def __init__(self, mailbox: str, send: SendBatch, now: Callable[[], int]) -> None:
         self._mailbox = mailbox
         self._send = send
+        self._now = now
         self._relays: dict[str, asyncio.Task[None]] = {}
         self._outboxes: list[MessageOutbox] = []
 
@@ -125,7 +130,7 @@ class OutboxRelays:
                 f"{store.where} is not relayed. Record messages in fewer databases."
             )
         self._outboxes.append(outbox)
-        relay = MessageRelay(outbox, self._send, store.where)
+        relay = MessageRelay(outbox, self._send, store.where, self._now)
         self._relays[store.identity] = asyncio.create_task(relay.run(), name=f"relay of {store.where}")
 
     async def close(self) -> None:

@@ -89,6 +89,23 @@ def migrate(
         return applied
 
 
+def apply_within(connection: Connection, url: str, set_: str) -> list[Migration]:
+    """Apply the migrations of a set that a database lacks in the open transaction of a connection.
+
+    Arguments:
+        url: the database, for messages.
+
+    Returns and raises: as `migrate`.
+    """
+    _lock(connection, url)
+    pending = _pending(connection, url, set_, None)
+    if pending:
+        _prepare(connection, url, set_)
+    for each in pending:
+        _apply(connection, url, each)
+    return pending
+
+
 def check(url: str, set_: str) -> None:
     """Check that a database has all migrations of a set.
 

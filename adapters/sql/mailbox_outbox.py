@@ -59,6 +59,11 @@ class _Recorder:
         return [row.id for row in rows], parameters | {"wake": self._notify, "schema": self._schema}
 
 
+def create_table(connection: "Connection | sqlite3.Connection") -> None:
+    """Create the table in SQLite, if it is missing, in the open transaction of a connection."""
+    execute(connection, _CREATE, {})
+
+
 def _record_in(schema: str) -> str:
     statement = _RECORD["postgresql"]
     return _TABLE.sub(f'"{schema}".outbox_messages', statement) if schema else statement
@@ -104,7 +109,7 @@ class MailboxOutbox(_Recorder):
         except MissingTable as error:
             if not error.creatable:
                 raise
-            execute(connection, _CREATE, {})
+            create_table(connection)
             execute(connection, self._record, parameters)
         return ids
 

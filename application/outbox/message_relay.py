@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from blake3 import blake3
+from msgspec.structs import replace
 
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
@@ -21,12 +22,14 @@ from postroom.application.outbox.events import (
     CORRELATION_ID,
     TRACEPARENT,
     read_message,
+    recorded_at,
 )
 from postroom.application.outbox.formats import EVENT_ID
 from postroom.application.ports.outbox import MessageOutbox, NotStored, PublishAck, RecordedMessage
 from postroom.application.telemetry import logger, summarize
 from postroom.application.tracing import RELAY, make_context, read_context, tracer
 from postroom.domain.errors import Fenced, InvalidRequest, Rejected, Saturated, Unavailable, WrongPosition
+from postroom.domain.message import MS
 from postroom.domain.names import MAX_ID_CHARS
 from postroom.domain.policy import SECOND_MS, OutageBackoff, backoff_ms
 
@@ -50,6 +53,7 @@ class MessageRelay:
 
     Arguments:
         where: name of the outbox's database for log events.
+        now: returns the log time of the mailbox, µs since 1970 UTC.
         jitter: returns uniform random numbers in [0, 1).
     """
 
@@ -58,12 +62,14 @@ class MessageRelay:
         outbox: MessageOutbox,
         send: SendBatch,
         where: str,
+        now: Callable[[], int],
         *,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._outbox = outbox
         self._send = send
         self._where = where
+        self._now = now
         self._jitter = jitter
         self._full_until: dict[str, float] = {}
 
@@ -98,7 +104,7 @@ class MessageRelay:
         refused: list[tuple[RecordedMessage, Rejected]] = []
         for row in rows:
             try:
-                messages.append((row, read_message(row)))
+                messages.append((row, self._read(row)))
             except InvalidRequest as error:
                 refused.append((row, error))
         corr_ids = {row.id: message.correlation_id or row.id for row, message in messages}
@@ -123,6 +129,15 @@ class MessageRelay:
         if sent or refused:
             await self._outbox.settle(sent, [(row, str(rejection)) for row, rejection in refused])
         return len(sent) + len(refused)
+
+    def _read(self, row: RecordedMessage) -> NewMessage:
+        """Return the message of a row, whose delay counts from when it was recorded."""
+        message = read_message(row)
+        at = recorded_at(row.id, row.message) if message.deliver_after_ms else None
+        if at is None:
+            return message
+        waited_ms = max(0, self._now() - at) // MS
+        return replace(message, deliver_after_ms=max(0, message.deliver_after_ms - waited_ms))
 
     async def _send_all(self, messages: Sequence[NewMessage]) -> list[Sent | Rejected]:
         links = (make_context(each.trace_id, each.span_id) for each in messages)

@@ -29,7 +29,9 @@ print(json.dumps({"domain": domain.__file__, "owner": domain.OWNER, "postroom": 
 
 def packaged() -> set[str]:
     """Return every file of the layers and of the package, but for caches, as paths in the package."""
-    top = [*(ROOT / "postroom").glob("*.*"), *ROOT.glob("pyspark_*.py")]
+    own = [*(ROOT / "postroom").glob("*.*"), *(ROOT / "postroom" / "django").rglob("*")]
+    top = [each for each in own if each.is_file() and "__pycache__" not in each.parts]
+    top += ROOT.glob("pyspark_*.py")
     layers = (ROOT / layer for layer in ("domain", "application", "adapters", "projections"))
     return {str(file.relative_to(ROOT)) for file in top} | {
         f"postroom/{file.relative_to(ROOT)}"

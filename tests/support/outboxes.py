@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 from uuid import UUID
 
-import django.conf
 import django.db
 import psycopg
 
@@ -18,6 +17,7 @@ from postroom.application.outbox.relay import OutboxRelay, OutboxSettings
 from postroom.application.ports.event_log import Hints
 from postroom.application.ports.outbox import Publisher
 from postroom.domain.record import Event
+from tests.support.django_site import databases
 
 CONTEXT = "sea"
 SUBJECT = "sea.event.order_placed.v1"
@@ -83,19 +83,5 @@ def numbers(payloads: list[bytes], aggregate: str) -> list[int]:
 @contextmanager
 def django_connection(address: str) -> Iterator[Any]:
     """Have Django use a database, as the settings of a site do."""
-    if not django.conf.settings.configured:
-        django.conf.settings.configure()
-        django.setup()
-    database = {"ENGINE": "django.db.backends.sqlite3", "NAME": address}
-    if "://" in address:
-        names = {"host": "HOST", "port": "PORT", "user": "USER", "password": "PASSWORD", "dbname": "NAME"}
-        parts = psycopg.conninfo.conninfo_to_dict(address)
-        database = {names[name]: str(value) for name, value in parts.items()}
-        database["ENGINE"] = "django.db.backends.postgresql"
-    connections: Any = django.db.connections
-    connections.settings = connections.configure_settings({"default": database})
-    try:
-        yield connections["default"]
-    finally:
-        connections["default"].close()
-        del connections["default"]
+    with databases(default=address):
+        yield django.db.connections["default"]

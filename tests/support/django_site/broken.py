@@ -1,0 +1,3 @@
+"""A module that can't be imported."""
+
+1 / 0  # noqa: B018 # it raises
