@@ -119,7 +119,7 @@ class Scheduler:
             except (Saturated, Unavailable) as error:
                 failures += 1
                 pause_ms = backoff_ms(BACKOFF, failures, random.random())
-                logger().warning(
+                logger().retry(
                     "schedule.time_unknown", schedule=schedule.name, error=str(error), pause_ms=pause_ms
                 )
                 await asyncio.sleep(pause_ms / 1_000)
@@ -141,7 +141,7 @@ class Scheduler:
                 failures += 1
                 self.failed += 1
                 pause_ms = backoff_ms(BACKOFF, failures, random.random())
-                logger().warning("schedule.send_failed", message_id=id_, error=str(error), pause_ms=pause_ms)
+                logger().retry("schedule.send_failed", message_id=id_, error=str(error), pause_ms=pause_ms)
                 await asyncio.sleep(pause_ms / 1_000)
             except IdempotencyConflict:  # a process with another payload for this schedule was first
                 logger().warning("schedule.payload_differs", message_id=id_)

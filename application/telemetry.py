@@ -2,10 +2,13 @@
 
 import json
 import logging
+import math
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
+from threading import Lock
 from typing import Final, NamedTuple
 
 from postroom.application.tracing import current_corr_id, tracer
@@ -28,12 +31,27 @@ class LogEvent(NamedTuple):
         return " ".join([self.name, *(f"{name}={_quote(value)}" for name, value in self.fields.items())])
 
 
+REPEAT_SECONDS = 300.0
+"""Interval at which a problem that lasts is logged again."""
+QUIET_SECONDS = 60.0
+"""A problem that comes back after this time is logged at once."""
+MAX_PROBLEMS = 5_000
+"""Problems that are remembered."""
+
+
 class EventLogger:
     """Logger of events; the event `mailbox.recovered` goes to the standard logger `postroom.mailbox`.
 
     Each event has the field `corr_id` while a call or message is processed (svc-mailbox P-8), and `trace_id`
     and `span_id` within a trace.
     """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        """Take a clock, in seconds."""
+        self._now = now
+        self._problems: dict[tuple[object, ...], tuple[float, float, int]] = {}
+        """When each was logged last and seen last, s, and how often it was seen since it was logged."""
+        self._lock = Lock()
 
     def debug(self, event: str, /, **fields: object) -> None:
         """Log a detail for debugging."""
@@ -50,6 +68,41 @@ class EventLogger:
     def error(self, event: str, /, **fields: object) -> None:
         """Log a problem that needs attention."""
         _log(logging.ERROR, event, fields)
+
+    def retry(self, event: str, level: int = logging.WARNING, /, **fields: object) -> None:
+        """Log a problem of work that is tried again: at once, then every five minutes while it lasts.
+
+        Problems are the same if their texts are; numbers, such as pauses, may differ. The field `repeats` is
+        how often the problem was not logged since the line before.
+        """
+        if (due := self._due(event, level, fields)) is not None:
+            _log(level, event, due)
+
+    def retry_defect(self, event: str, /, **fields: object) -> None:
+        """Log the exception being handled, as `exception` does, of work that is tried again; see `retry`."""
+        if (due := self._due(event, logging.ERROR, fields)) is not None:
+            _log(logging.ERROR, event, due, exc_info=True)
+
+    def _due(self, event: str, level: int, fields: Mapping[str, object]) -> Mapping[str, object] | None:
+        """Return the fields of a problem with its repeats, or None if it is not to be logged now."""
+        if not _area(event).isEnabledFor(level):
+            return None
+        key = (event, *(each for each in fields.items() if isinstance(each[1], str)))
+        now = self._now()
+        with self._lock:
+            logged_at, seen_at, repeats = self._problems.pop(key, (-math.inf, -math.inf, 0))
+            is_due = now - logged_at >= REPEAT_SECONDS or now - seen_at >= QUIET_SECONDS
+            self._problems[key] = (now, now, 0) if is_due else (logged_at, now, repeats + 1)
+            if len(self._problems) > MAX_PROBLEMS:
+                del self._problems[next(iter(self._problems))]
+        if not is_due:
+            return None
+        return {**fields, "repeats": repeats} if repeats else fields
+
+    def forget(self) -> None:
+        """Log every problem at once when it is seen next."""
+        with self._lock:
+            self._problems.clear()
 
     def exception(self, event: str, /, **fields: object) -> None:
         """Log the exception being handled, with its traceback but without local variables."""

@@ -137,7 +137,7 @@ class Follower:
                 self.progress.failed()
                 self.counts.outages += 1
                 pause = random.random() * min(RETRY_MAX_SECONDS, RETRY_BASE_SECONDS * 2 ** min(failures, 10))
-                logger().warning("follow.unavailable", error=str(error), pause_ms=int(pause * 1_000))
+                logger().retry("follow.unavailable", error=str(error), pause_ms=int(pause * 1_000))
                 stop.wait(pause)
 
     def advance(self, through: Positions | None = None, stop: Event | None = None) -> None:

@@ -207,7 +207,7 @@ def _wait_for_locks(step: Callable[[], T]) -> T:
         except LockTimeout as error:
             if monotonic() > deadline:
                 raise
-            logger().warning("rebuild.locked", error=str(error))
+            logger().retry("rebuild.locked", error=str(error))
         sleep(LOCK_PAUSE_SECONDS)
 
 

@@ -136,7 +136,7 @@ async def opened(
                         manager.ready()
                     failures += 1
                     pause_ms = backoff_ms(BACKOFF, failures, random.random())
-                    logger().warning("start.unavailable", error=str(error), pause_ms=pause_ms)
+                    logger().retry("start.unavailable", error=str(error), pause_ms=pause_ms)
                     await asyncio.sleep(pause_ms / SECOND_MS)
         yield context
 
@@ -204,6 +204,7 @@ class Reloader:
         if _is_complete(session):  # else flags complete a section of the file
             session.check(settings)
         configure_logs(settings.log_level, session.settings.log_format, is_reload=True)
+        logger().forget()
         is_applied = True
         for each in self._reloads:
             try:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
+from logging import ERROR
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,7 +77,7 @@ class Part:
             self.failures += 1
             in_a_row = 1 if time.monotonic() - start > STEADY_SECONDS else in_a_row + 1
             pause_ms = backoff_ms(BACKOFF, in_a_row, random.random())
-            logger().error("part.failed", part=self.name, error=reason, pause_ms=pause_ms)
+            logger().retry("part.failed", ERROR, part=self.name, error=reason, pause_ms=pause_ms)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), pause_ms / SECOND_MS)
 

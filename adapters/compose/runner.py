@@ -282,7 +282,5 @@ class _Ingestion:
                 async with open_ingester(self._namespace, self._postroom) as self._ingester:
                     await self._ingester.run()
             except Exception as error:  # the mailbox is served even if nothing can be ingested
-                logger().warning(
-                    "runner.ingest_failed", namespace=self._namespace.name, error=summarize(error)
-                )
+                logger().retry("runner.ingest_failed", namespace=self._namespace.name, error=summarize(error))
             await wait_at_most(INGEST_PAUSE_SECONDS, self._ending.wait())

@@ -286,7 +286,7 @@ class GroupConsumer:
         elif code in (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT):
             self.outage = self._tls_problem or client_reason(error.str())
         else:
-            logger().warning("source.refused", topic=self._topic, reason=error.str())
+            logger().retry("source.refused", topic=self._topic, reason=error.str())
         self._on_change()
 
     # -- rebalances, called by polls ---

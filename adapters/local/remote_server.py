@@ -69,7 +69,7 @@ class RemoteServer:
             except PostroomError as error:
                 self._note(error)
             except Exception:
-                logger().exception("mailbox.other_hosts_unanswered", mailbox=self._mailbox)
+                logger().retry_defect("mailbox.other_hosts_unanswered", mailbox=self._mailbox)
             await asyncio.sleep(ANNOUNCE_SECONDS)
 
     async def _serve(self) -> None:
@@ -127,10 +127,10 @@ class RemoteServer:
         try:
             is_valid = await self._directory.redeem_ticket(self._mailbox, ticket)
         except PostroomError as error:
-            logger().warning("mailbox.ticket_unchecked", mailbox=self._mailbox, error=str(error))
+            logger().retry("mailbox.ticket_unchecked", mailbox=self._mailbox, error=str(error))
             return False
         if not is_valid:
-            logger().warning("mailbox.ticket_refused", mailbox=self._mailbox)
+            logger().retry("mailbox.ticket_refused", mailbox=self._mailbox)
         return is_valid
 
 

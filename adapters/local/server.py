@@ -118,7 +118,7 @@ class LocalServer:
             await asyncio.sleep(WATCH_SECONDS)
             if self._server is None or self._path.exists():
                 continue
-            logger().warning("mailbox.socket_deleted", mailbox=self.hello.mailbox, path=str(self._path))
+            logger().retry("mailbox.socket_deleted", mailbox=self.hello.mailbox, path=str(self._path))
             self._stop_listening(self._server)
             with suppress(Unavailable):  # tried again
                 await self._listen()

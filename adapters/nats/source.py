@@ -260,7 +260,7 @@ class JetStreamSource:
             self._silent_since = now
         elif now - self._silent_since >= SILENCE_SECONDS:
             self._silent_since = None
-            logger().warning("source.silent", consumer=self._durable, stream=self._stream)
+            logger().retry("source.silent", consumer=self._durable, stream=self._stream)
             await self._client.force_reconnect()
 
     async def _check(self) -> None:
@@ -292,7 +292,7 @@ class JetStreamSource:
                 return
         except (NatsError, OSError, TimeoutError) as error:
             raise self._unavailable("can't be read", error) from error
-        logger().warning("source.refused", consumer=self._durable, stream=self._stream, reason=reason)
+        logger().retry("source.refused", consumer=self._durable, stream=self._stream, reason=reason)
 
     # -- deliveries ---
 

@@ -314,7 +314,7 @@ class PostgresEventLog(SqlEventLog):
             self._make_partitions(end)
         except Unavailable as error:
             self._next_partition_at = end + self._partition // 16
-            logger().warning("mailbox.partition_not_made", mailbox=self.mailbox, error=str(error))
+            logger().retry("mailbox.partition_not_made", mailbox=self.mailbox, error=str(error))
 
     def _wait_for_appends(self) -> None:
         """Wait for the appends that began before `mark_removed` was visible.

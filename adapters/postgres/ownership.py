@@ -226,7 +226,7 @@ class _Lock:
                     self._is_over = True
                     logger().warning("mailbox.lock_taken_over", **self._mailbox, owner=await self.holder())
             except Unavailable as error:
-                logger().warning("mailbox.lock_unavailable", **self._mailbox, error=str(error))
+                logger().retry("mailbox.lock_unavailable", **self._mailbox, error=str(error))
                 await self._close()
                 raise
             if self._is_over or self._connection is None:

@@ -195,7 +195,7 @@ class TlsListener:
                 try:
                     peer, address = await loop.sock_accept(self._listener)
                 except OSError as error:  # such as a lack of files, which ends
-                    logger().warning("tls.accept_failed", reason=error.strerror)
+                    logger().retry("tls.accept_failed", reason=error.strerror)
                     await asyncio.sleep(PAUSE_SECONDS)
                     continue
                 if len(self._waiting) >= self._max_handshakes:

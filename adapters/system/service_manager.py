@@ -55,4 +55,4 @@ class ServiceManager:
                 sender.setblocking(False)
                 sender.sendto(message.encode(), address)
         except OSError as error:  # the command continues; a service manager without notifications restarts it
-            logger().warning("service_manager.unreachable", error=str(error))
+            logger().retry("service_manager.unreachable", error=str(error))

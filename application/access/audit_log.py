@@ -94,7 +94,7 @@ class StoredAuditLog(AuditLog):
                 if removed:
                     logger().info("audit.entries_removed", count=removed)
             except PostroomError as error:
-                logger().warning("audit.removal_failed", error=str(error))
+                logger().retry("audit.removal_failed", error=str(error))
             await asyncio.sleep(REMOVAL_INTERVAL_SECONDS)
 
     async def close(self) -> None:
@@ -136,7 +136,7 @@ class StoredAuditLog(AuditLog):
             raise
         except Exception as error:  # a defect of the adapter: the access is refused all the same
             self._head = None
-            logger().exception("audit.append_failed")
+            logger().retry_defect("audit.append_failed", error=summarize(error))
             raise Unavailable(f"The audit log failed: {summarize(error)}.") from error
         if self._max_entries is not None and self._is_too_long(self._max_entries):
             self._try_to_remove()
@@ -162,7 +162,7 @@ class StoredAuditLog(AuditLog):
         try:
             self._remove_expired()
         except PostroomError as error:  # the entries are recorded
-            logger().warning("audit.removal_failed", error=str(error))
+            logger().retry("audit.removal_failed", error=str(error))
 
     def _remove_expired(self) -> int:
         head, first = self._log.head(), self._log.first_position()

@@ -191,7 +191,7 @@ class Authority:
             try:
                 await self.refresh()
             except PostroomError as error:
-                logger().warning("access.refresh_failed", error=error.code)
+                logger().retry("access.refresh_failed", error=error.code)
 
     async def _read_if_older(self, age: int) -> None:
         """Read once for all calls that wait for it, and after a failure not for the next second."""

@@ -245,7 +245,7 @@ class Proxy:
                 logger().warning("proxy.registration_failed", proxy=self.id, error=str(error))
             return self._count_failure()
         except Exception:  # a defect must not end the registrations
-            logger().exception("proxy.registration_failed")
+            logger().retry_defect("proxy.registration_failed", proxy=self.id)
             return self._count_failure()
         if not self._is_connected:
             logger().info("proxy.registered", proxy=self.id, position=self._table.position)

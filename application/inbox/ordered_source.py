@@ -203,7 +203,7 @@ class OrderedSource:
                     await self._check_incarnation()
                     renewed_at = self._now()
             except Unavailable as error:
-                logger().warning("inbox.lease_failed", error=str(error))
+                logger().retry("inbox.lease_failed", error=str(error))
             except PostroomError as error:
                 self._failure = error
 
@@ -248,7 +248,7 @@ class OrderedSource:
                 pause = await self._read()
             except Unavailable as error:
                 is_checked = self._may_read = False
-                logger().warning("inbox.source_failed", error=str(error))
+                logger().retry("inbox.source_failed", error=str(error))
                 pause = PAUSE_SECONDS
             except PostroomError as error:
                 self._may_read, self._failure = False, error
@@ -355,7 +355,7 @@ class _SettlementWriter:
             except Exception as failure:
                 error = failure
                 if settled:
-                    logger().warning("inbox.settling_failed", messages=len(settled), error=str(failure))
+                    logger().retry("inbox.settling_failed", messages=len(settled), error=str(failure))
             self._release(settled)
             for _, done in retries:
                 if done.done():  # the caller was cancelled

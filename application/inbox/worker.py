@@ -142,7 +142,7 @@ class InboxWorker:
             raise
         except PostroomError as error:
             self.progress.failed()
-            logger().warning("inbox.source_failed", error=str(error))
+            logger().retry("inbox.source_failed", error=str(error))
             await wait_at_most(PAUSE_SECONDS, stop.wait())
             return []
         self.progress.succeeded()
@@ -299,7 +299,7 @@ class InboxWorker:
             try:
                 await self._source.extend(list(self._in_progress.values()))
             except PostroomError as error:
-                logger().warning("inbox.extend_failed", error=str(error))
+                logger().retry("inbox.extend_failed", error=str(error))
 
 
 class _Work(NamedTuple):

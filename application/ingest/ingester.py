@@ -125,7 +125,7 @@ class Ingester:
             messages = list(await self._source.fetch(self._batches.settings.batch_size, wait_ms))
         except Unavailable as error:
             self.progress.failed()
-            logger().warning("ingest.source_unavailable", error=str(error))
+            logger().retry("ingest.source_unavailable", error=str(error))
             await wait_at_most(PAUSE_SECONDS, self._stopping.wait())
             return None
         self.progress.succeeded()

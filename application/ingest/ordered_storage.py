@@ -222,7 +222,7 @@ class OrderedStorage:
             self._pause_ms = error.retry_after_ms
             return
         self._storage.counts.retries += 1
-        logger().warning("ingest.store_unavailable", error=str(error), messages=messages)
+        logger().retry("ingest.store_unavailable", error=str(error), messages=messages)
         self._failures += 1
         self._pause_ms = self._settlement.backoff_ms(self._failures)
 

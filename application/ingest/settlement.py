@@ -108,7 +108,7 @@ class Settlement:
                 return await action()
             except Unavailable as error:
                 failures += 1
-                logger().warning("ingest.source_unavailable", error=str(error))
+                logger().retry("ingest.source_unavailable", error=str(error))
                 await self.pause(self.backoff_ms(failures), in_progress)
 
     async def pause(self, ms: int, in_progress: Sequence[SourceMessage]) -> None:

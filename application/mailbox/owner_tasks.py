@@ -4,7 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 from postroom.application.mailbox.commit_ends import ends_with
 from postroom.application.mailbox.engine import MailboxEngine
@@ -81,7 +81,7 @@ class MemoryBound:
                     position, compacted_at = mailbox.position, began
                     await self.compact(engine)
             except PostroomError as error:  # the engine loads its state again
-                logger().warning("mailbox.compaction_failed", mailbox=self._log.mailbox, error=str(error))
+                logger().retry("mailbox.compaction_failed", mailbox=self._log.mailbox, error=str(error))
             pause = max(INTERVAL_SECONDS, INTERVAL_RATIO * (now() - began))
 
     async def compact(self, engine: MailboxEngine) -> int:
@@ -108,6 +108,7 @@ def _limit(mailbox: Mailbox) -> int:
     return mailbox.limits.max_store_bytes or DEFAULT_BYTES
 
 
+T = TypeVar("T")
 RETRY_SECONDS = 1.0
 """Pause of a worker after a failure."""
 
@@ -134,11 +135,7 @@ class StepWorker(ABC):
         while True:
             is_changed = self._changed.is_set()
             self._changed.clear()
-            try:
-                pause = await self._run_once(is_changed=is_changed)
-            except PostroomError as error:
-                logger().warning(self.failure, mailbox=self._engine.name, error=str(error))
-                pause = RETRY_SECONDS
+            pause = await self._attempt(self._run_once(is_changed=is_changed))
             if pause is None:
                 await self._changed.wait()
             elif pause > 0:
@@ -154,14 +151,19 @@ class StepWorker(ABC):
             is_changed: whether `wake` was called since the last call.
         """
 
-    async def _attempt(self, step: Awaitable[float], **names: str) -> float:
+    async def _attempt(self, step: Awaitable[T], **names: str) -> T | float:
         """Return the pause after a step; log its failure with `names`, so that others continue."""
         try:
             return await step
         except PostroomError as error:
-            logger().warning(self.failure, mailbox=self._engine.name, **names, error=str(error))
+            logger().retry(self.failure, mailbox=self._engine.name, **names, error=str(error))
         except Exception as error:
-            logger().exception(self.failure, mailbox=self._engine.name, **names, error=summarize(error))
+            logger().retry_defect(
+                self.failure,
+                mailbox=self._engine.name,
+                **names,
+                error=summarize(error),
+            )
         return RETRY_SECONDS
 
 

@@ -142,7 +142,7 @@ class Retention:
                     await self.enforce_age()
                 await self.enforce_size()
             except PostroomError as error:
-                logger().warning("mailbox.retention_failed", mailbox=self._log.mailbox, error=str(error))
+                logger().retry("mailbox.retention_failed", mailbox=self._log.mailbox, error=str(error))
 
     async def enforce_age(self) -> int:
         """Remove settled commits that are older than the history retention.
@@ -180,7 +180,7 @@ class Retention:
             excess = size.commits - limit + limit // HEADROOM
             count = await self._remove_through(await asyncio.to_thread(log.position_at_size, excess))
             if not count:
-                logger().warning(
+                logger().retry(
                     "mailbox.too_large",
                     mailbox=log.mailbox,
                     bytes=size.commits,
@@ -215,7 +215,7 @@ class Retention:
         mailbox = self._engine.mailbox
         oldest = next(iter(mailbox.messages.values()), None)  # they are in the order of their positions
         if (copied := mailbox.copied_through) < through:
-            logger().warning(
+            logger().retry(
                 "mailbox.retention_blocked",
                 mailbox=self._log.mailbox,
                 subscriptions=[each.name for each in mailbox.subscriptions.values() if not each.is_live],
@@ -225,7 +225,7 @@ class Retention:
             through = copied
         if oldest is None or oldest.position > through:
             return through
-        logger().warning(
+        logger().retry(
             "mailbox.retention_blocked",
             mailbox=self._log.mailbox,
             topic=oldest.topic,

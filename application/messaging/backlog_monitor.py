@@ -120,7 +120,7 @@ class ContextBacklogRefresher:
                 try:
                     self.refresh()
                 except PostroomError as error:
-                    logger().warning("contexts.not_refreshed", context=self._context, error=str(error))
+                    logger().retry("contexts.not_refreshed", context=self._context, error=str(error))
                 if stop.wait(every_seconds):
                     return
 

@@ -236,7 +236,7 @@ class OutboxCapture:
             self.progress.failed()
             failures += 1
             pause = backoff_ms(self._backoff, failures, self._random())
-            logger().warning("outbox.capture_unavailable", error=str(error), pause_ms=pause)
+            logger().retry("outbox.capture_unavailable", error=str(error), pause_ms=pause)
         await wait_at_most(pause / 1_000, self._stopping.wait())
         return failures
 

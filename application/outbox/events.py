@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from logging import ERROR
 from typing import Final
 from uuid import UUID
 
@@ -277,7 +278,7 @@ class OutboxCounter:
         try:
             self._counted = await in_query_thread(self._count)
         except Exception as error:  # a defect; the metrics of all else are answered
-            logger().error("outbox.count_failed", error=summarize(error))
+            logger().retry("outbox.count_failed", ERROR, error=summarize(error))
         finally:
             self._counted_at = asyncio.get_running_loop().time()
             self._counting = None

@@ -86,7 +86,7 @@ class MessageRelay:
             except Exception as error:  # an outage, or a defect; the messages stay in the outbox
                 failures += 1
                 pause_ms = backoff_ms(BACKOFF, failures, self._jitter())
-                logger().warning(
+                logger().retry(
                     "outbox.relay_failed", outbox=self._where, error=summarize(error), pause_ms=pause_ms
                 )
                 await asyncio.sleep(pause_ms / SECOND_MS)

@@ -243,7 +243,7 @@ class OutboxRelay:
                 failures += 1
                 self.progress.failed()
                 pause = backoff_ms(self._backoff, failures, self._random())
-                logger().warning("outbox.unavailable", error=str(error), pause_ms=pause)
+                logger().retry("outbox.unavailable", error=str(error), pause_ms=pause)
                 await self._pause(pause, hinted=False)
                 continue
             failures = 0

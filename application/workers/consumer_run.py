@@ -47,7 +47,7 @@ _handling: ContextVar[Handling | None] = ContextVar("postroom_handling", default
 async def pause_after(event: str, error: Exception, failures: int, stop: asyncio.Event) -> None:
     """Log a failure, and pause, the longer the more there were in a row; return early when `stop` is set."""
     pause_ms = backoff_ms(BACKOFF, failures, random.random())
-    logger().warning(event, error=str(error), pause_ms=pause_ms)
+    logger().retry(event, error=str(error), pause_ms=pause_ms)
     await wait_at_most(pause_ms / 1_000, stop.wait())
 
 
@@ -380,7 +380,7 @@ class ConsumerRun:
             try:
                 answers = await self._mailbox.extend_visibility(due, visibility_ms) if due else []
             except Exception as error:  # an outage, a refusal, or a defect: the next attempt may succeed
-                logger().warning("worker.extend_failed", error=summarize(error))
+                logger().retry("worker.extend_failed", error=summarize(error))
                 continue
             for receipt, answer in zip(due, answers, strict=True):
                 if answer is None:

@@ -111,7 +111,7 @@ class Settlements:
             except (Saturated, Unavailable) as error:
                 failures += 1
                 pause_ms = backoff_ms(BACKOFF, failures, random.random())
-                logger().warning("worker.settle_failed", error=str(error), pause_ms=pause_ms)
+                logger().retry("worker.settle_failed", error=str(error), pause_ms=pause_ms)
                 await asyncio.sleep(pause_ms / 1_000)
             except Exception:  # a refusal of all, or a defect; the messages are delivered again
                 logger().exception("worker.settle_refused")

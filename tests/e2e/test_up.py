@@ -177,7 +177,7 @@ def test_a_part_that_fails_starts_again_and_readiness_names_it(
     postroom.ok("subscription", "set", "mail", "others.*")
     port = free_port()
     running = up("handlers:refused", "handlers:other", "--metrics-port", str(port))
-    running.wait_for('"event": "part.failed", "part": "worker handlers:refused"', 2)
+    running.wait_for('"event": "part.failed", "part": "worker handlers:refused"')
 
     def missing() -> list[str]:
         try:

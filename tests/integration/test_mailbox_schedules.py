@@ -23,6 +23,7 @@ from postroom.domain.message import MessageSent
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.schedule import ScheduleRan
 from postroom.domain.settings import SettingsChanges
+from tests.support.logs import capture_logs
 from tests.support.namespaces import open_namespace
 from tests.support.waiting import SECONDS, until_answer
 
@@ -162,7 +163,10 @@ async def test_a_tick_waits_until_its_topic_has_room_and_others_do_not_wait_for_
         await mailbox.set_topic_policy("jobs", TopicPolicy(shards=1, shard_capacity=2))
         await mailbox.set_schedule("full", EVERY_MINUTE)
         await mailbox.set_schedule("other", ScheduleSpec("others", "* * * * *", missed="all"))
-        await mailbox.clock.advance(5 * MINUTE)
+        with capture_logs() as logs:
+            for _ in range(5):
+                await mailbox.clock.advance(MINUTE)
+        assert [each["schedule"] for each in logs if each["event"] == "schedule.failed"] == ["full"]
         assert len(await mailbox.receive_messages("others", max_messages=10)) == 5
         received = await mailbox.receive_messages("jobs", max_messages=10)
         assert len(received) == 2

@@ -448,7 +448,7 @@ async def test_pauses_of_an_outage_are_within_the_longest_backoff_of_the_setting
         nonlocal outages
         outages += 1
         if outages <= 12:
-            raise Unavailable("NATS is gone.")
+            raise Unavailable(f"NATS is gone: {outages}.")
 
     stream = MemoryStream(behave)
     settings = OutboxSettings(backoff_base_ms=1, backoff_max_ms=10, hints=False)

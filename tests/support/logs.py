@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from postroom.application import telemetry
 from postroom.application.telemetry import ROOT, LogEvent
 
 
@@ -25,6 +26,7 @@ def capture_logs() -> Iterator[list[dict[str, Any]]]:
     events: list[dict[str, Any]] = []
     logger, handler = logging.getLogger(ROOT), _Capture(events)
     level = logger.level
+    telemetry.logger().forget()
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
     try:

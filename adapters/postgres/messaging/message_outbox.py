@@ -73,7 +73,7 @@ class PostgresHints:
                         if hint.payload in ("", self._schema):
                             self._hinted.set()
             except (psycopg.Error, PostroomError) as error:
-                logger().warning("outbox.hints_lost", error=str(error))
+                logger().retry("outbox.hints_lost", error=str(error))
             await asyncio.sleep(RECONNECT_SECONDS)
 
 

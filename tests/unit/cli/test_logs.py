@@ -20,8 +20,9 @@ from postroom.adapters.cli.logs import (
     make_formatter,
     read_levels,
 )
-from postroom.application.telemetry import logger
+from postroom.application.telemetry import EventLogger, logger
 from postroom.application.tracing import correlate
+from tests.support.logs import capture_logs
 
 
 def logged(log_format: LogFormat, log: Callable[[], object]) -> str:
@@ -138,6 +139,25 @@ def test_the_level_of_each_logger_is_set(capsys: pytest.CaptureFixture[str]) -> 
     logging.getLogger("shop").setLevel(logging.NOTSET)
     logger().info("a.c")
     assert [json.loads(each)["event"] for each in capsys.readouterr().err.splitlines()] == ["one", "a.c"]
+
+
+def test_a_problem_that_lasts_is_logged_at_once_and_every_five_minutes_with_its_repeats() -> None:
+    now = 0.0
+    log = EventLogger(lambda: now)
+    with capture_logs() as events:
+        for at in (*range(0, 302, 2), 400, 401):
+            now = at
+            log.retry("store.failed", error="no disk", pause_ms=at)
+        log.retry("store.failed", error="no file", pause_ms=0)
+        log.forget()
+        log.retry("store.failed", error="no disk", pause_ms=0)
+    assert [(each["error"], each["pause_ms"], each.get("repeats")) for each in events] == [
+        ("no disk", 0, None),
+        ("no disk", 300, 149),
+        ("no disk", 400, None),
+        ("no file", 0, None),
+        ("no disk", 0, None),
+    ]
 
 
 @pytest.fixture
