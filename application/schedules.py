@@ -17,7 +17,7 @@ from postroom.application.query_results import ScheduleReport
 from postroom.application.telemetry import logger
 from postroom.application.tracing import correlate
 from postroom.domain.arguments import check_optional_text, check_type
-from postroom.domain.errors import FrameTooLarge, Rejected, Saturated
+from postroom.domain.errors import FrameTooLarge, PostroomError, Rejected, Saturated
 from postroom.domain.mailbox.commands import (
     DeleteSchedule,
     PauseSchedule,
@@ -75,6 +75,22 @@ class ScheduleRunner(StepWorker):
                 steps.append(self._attempt(self._step(each), schedule=each.name))
         # At once, so that the ticks of many schedules are in few commits.
         return min([*pauses, *await asyncio.gather(*steps)], default=None)
+
+    def lateness(self) -> dict[str, float]:
+        """Return the time since the first tick of each schedule that is due and not sent, in seconds.
+
+        A schedule whose ticks can't be computed counts as due since its last tick.
+        """
+        now, lateness = self._engine.now(), {}
+        for each in self._engine.mailbox.schedules.values():
+            tick: int | None = None
+            if not each.is_paused:
+                try:
+                    tick = self._next_tick(each)
+                except PostroomError:
+                    tick = each.through
+            lateness[each.name] = 0.0 if tick is None else max(0, now - tick) / 1_000_000
+        return lateness
 
     async def _step(self, schedule: Schedule) -> float:
         """Send the ticks of a schedule that are due; return the seconds until its next one."""
@@ -185,6 +201,10 @@ class Schedules:
             self._runner = ScheduleRunner(self._engine, self._factory)
             self._engine.tasks.append(asyncio.create_task(self._runner.run(), name="schedules"))
         self._runner.wake()
+
+    def schedule_lateness(self) -> dict[str, float]:
+        """Return the lateness of each schedule; see `ScheduleRunner.lateness`."""
+        return {} if self._runner is None else self._runner.lateness()
 
     async def send_due_ticks(self) -> None:
         """Return when all ticks that are due are sent."""

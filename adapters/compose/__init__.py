@@ -69,7 +69,7 @@ class OwnerHandlers(CommandHandlers, MessageChanges, Subscriptions, Schedules, O
         search: Search | None = None,
     ) -> None:
         CommandHandlers.__init__(self, engine, clock.wall, uuid_utils.uuid7)
-        OwnerQueries.__init__(self, engine, search)
+        OwnerQueries.__init__(self, engine, search, self.schedule_lateness)
         self.engine = engine
         self.retention = Retention(engine, archive)
         self.delete_old_events = DeleteOldEvents(self.retention)

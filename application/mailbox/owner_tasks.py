@@ -4,7 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple
 
 from postroom.application.mailbox.commit_ends import ends_with
 from postroom.application.mailbox.engine import MailboxEngine
@@ -108,7 +108,6 @@ def _limit(mailbox: Mailbox) -> int:
     return mailbox.limits.max_store_bytes or DEFAULT_BYTES
 
 
-T = TypeVar("T")
 RETRY_SECONDS = 1.0
 """Pause of a worker after a failure."""
 
@@ -135,7 +134,10 @@ class StepWorker(ABC):
         while True:
             is_changed = self._changed.is_set()
             self._changed.clear()
-            pause = await self._attempt(self._run_once(is_changed=is_changed))
+            try:
+                pause = await self._run_once(is_changed=is_changed)
+            except Exception as error:
+                pause = self._failed(error)
             if pause is None:
                 await self._changed.wait()
             elif pause > 0:
@@ -151,19 +153,20 @@ class StepWorker(ABC):
             is_changed: whether `wake` was called since the last call.
         """
 
-    async def _attempt(self, step: Awaitable[T], **names: str) -> T | float:
+    async def _attempt(self, step: Awaitable[float], **names: str) -> float:
         """Return the pause after a step; log its failure with `names`, so that others continue."""
         try:
             return await step
-        except PostroomError as error:
-            logger().retry(self.failure, mailbox=self._engine.name, **names, error=str(error))
         except Exception as error:
-            logger().retry_defect(
-                self.failure,
-                mailbox=self._engine.name,
-                **names,
-                error=summarize(error),
-            )
+            return self._failed(error, **names)
+
+    def _failed(self, error: Exception, **names: str) -> float:
+        """Log the failure that is being handled, and return the pause after it."""
+        mailbox = self._engine.name
+        if isinstance(error, PostroomError):
+            logger().retry(self.failure, mailbox=mailbox, **names, error=str(error))
+        else:
+            logger().retry_defect(self.failure, mailbox=mailbox, **names, error=summarize(error))
         return RETRY_SECONDS
 
 

@@ -54,11 +54,13 @@ class MeasureMailbox:
         current: Callable[[], Mailbox],
         metrics: MailboxMetrics,
         dlq_profile: DlqProfile = "durable",
+        lateness: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """Initialise with a function that returns the current state, and the measurements."""
+        """Initialise with functions that return the current state and the lateness of schedules (s)."""
         self._current = current
         self._metrics = metrics
         self._dlq_profile = dlq_profile
+        self._lateness = lateness
 
     def __call__(self) -> list[Metric]:
         """Return the metrics.
@@ -79,6 +81,7 @@ class MeasureMailbox:
             *_topics(mailbox),
             *_policies(mailbox),
             *_subscriptions(mailbox),
+            *_schedules(mailbox, self._lateness()),
             *_redrives(mailbox),
             *self._metrics.collect(),
         ]
@@ -197,6 +200,15 @@ def _subscriptions(mailbox: Mailbox) -> Iterable[Metric]:
     skipped = [({"subscription": each.name}, each.skipped) for each in subscriptions]
     text = "Messages that a subscription could not copy, as their bytes were altered or forgotten."
     yield Metric("postroom_subscription_skipped", "counter", text, skipped)
+
+
+def _schedules(mailbox: Mailbox, lateness: Mapping[str, float]) -> Iterable[Metric]:
+    """Yield the metrics of schedules."""
+    late = [({"schedule": name}, seconds) for name, seconds in sorted(lateness.items())]
+    text = "Time since the first tick of a schedule that was due and is not sent; 0 if there is none."
+    yield Metric("postroom_schedule_late_seconds", "gauge", text, late)
+    runs = [({"schedule": name}, each.runs) for name, each in sorted(mailbox.schedules.items())]
+    yield Metric("postroom_schedule_runs", "counter", "Messages that a schedule sent.", runs)
 
 
 def _redrives(mailbox: Mailbox) -> Iterable[Metric]:

@@ -1,7 +1,7 @@
 """The queries on a mailbox in the process that owns it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -56,8 +56,13 @@ class OwnerQueries:
         self,
         engine: MailboxEngine,
         search: Callable[[EventFilter], Awaitable[Page[FoundMessage]]] | None = None,
+        lateness: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """Take the engine, and the search of the store's read models; None if it has none."""
+        """Take the engine, and the search of the store's read models; None if it has none.
+
+        Arguments:
+            lateness: returns the lateness of schedules by name, in seconds.
+        """
         self._engine = engine
         self._search = search or self.search_unsettled
         log = engine.log
@@ -72,7 +77,7 @@ class OwnerQueries:
         self._peek_messages = PeekMessages(state_at, log, engine.protection, is_swept=True)
         self._search_unsettled = SearchUnsettled(log)
         self._preview_settings = PreviewSettings(log, engine.now, lambda: engine.mailbox)
-        self._measure = MeasureMailbox(lambda: engine.mailbox, engine.metrics, dlq_profile)
+        self._measure = MeasureMailbox(lambda: engine.mailbox, engine.metrics, dlq_profile, lateness)
 
     async def get_mode(self) -> MailboxMode:
         """Return the mode of the mailbox: `queue` or `archive`."""

@@ -41,6 +41,12 @@ def sent_ticks(mailbox: OwnedMailbox) -> list[str]:
     ]
 
 
+async def measured(mailbox: OwnedMailbox, name: str) -> dict[str, object]:
+    """Return a metric of each schedule."""
+    (metric,) = [each for each in await mailbox.measure() if each.name == f"postroom_schedule_{name}"]
+    return {labels["schedule"]: value for labels, value in metric.samples}
+
+
 @asynccontextmanager
 async def owner(log: MemoryEventLog, clock: ManualClock) -> AsyncIterator[MemoryMailbox]:
     """Take a mailbox over, as another process does."""
@@ -167,6 +173,8 @@ async def test_a_tick_waits_until_its_topic_has_room_and_others_do_not_wait_for_
             for _ in range(5):
                 await mailbox.clock.advance(MINUTE)
         assert [each["schedule"] for each in logs if each["event"] == "schedule.failed"] == ["full"]
+        assert await measured(mailbox, "late_seconds") == {"full": 2 * MINUTE, "other": 0}
+        assert await measured(mailbox, "runs") == {"full": 2, "other": 5}
         assert len(await mailbox.receive_messages("others", max_messages=10)) == 5
         received = await mailbox.receive_messages("jobs", max_messages=10)
         assert len(received) == 2
@@ -176,6 +184,10 @@ async def test_a_tick_waits_until_its_topic_has_room_and_others_do_not_wait_for_
         assert [each.attrs["scheduled_at"] for each in received] == [
             f"2030-01-01T00:0{number}:00.000000Z" for number in range(1, 5)
         ]
+        await mailbox.clock.advance(MINUTE)
+        assert (await measured(mailbox, "late_seconds"))["full"] == MINUTE
+        await mailbox.pause_schedule("full")
+        assert (await measured(mailbox, "late_seconds"))["full"] == 0
 
 
 async def test_a_tick_that_is_refused_is_left_out_and_the_next_one_is_sent() -> None:

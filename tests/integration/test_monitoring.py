@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from postroom import ScheduleSpec
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.connect import connect as connect_mailbox
 from postroom.adapters.compose.connect import share_mailbox
@@ -146,6 +147,7 @@ async def mailbox_metrics() -> list[Metric]:
         await mailbox.nack_messages([message.receipt])
         await mailbox.pause_topic("orders")
         await mailbox.set_subscription("audit", SubscriptionFilter(("orders",)))
+        await mailbox.set_schedule("nightly", ScheduleSpec("orders", "0 3 * * *"))
         surfaces.answered_http("GET", "/metrics", 200)
         surfaces.answered_grpc("send", "OK")
         worker = Worker()
