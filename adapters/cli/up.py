@@ -23,9 +23,10 @@ from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.cli.values import DONE, MetricsPort, WrongUsage, parse_duration
 from postroom.adapters.cli.views import FOLLOWED_RECORDS, open_running_follower
 from postroom.adapters.cli.work import load_worker, read_schedules
-from postroom.adapters.compose.console import ConsoleSettings, console_mount, new_code
+from postroom.adapters.compose.console import ConsoleSettings, PartState, console_mount, new_code
 from postroom.adapters.compose.serve import HttpSettings, open_http_surface, serve_mailbox
 from postroom.application.extras import explain_missing_extra
+from postroom.application.messages import rfc3339
 from postroom.application.metrics import Metric, Monitor, is_answering, label
 from postroom.application.telemetry import logger, summarize
 from postroom.application.threads import background_task, cancel_and_wait
@@ -54,9 +55,7 @@ class Part:
     """
 
     def __init__(self, name: str, run: Callable[[], Awaitable[object]], stop: Callable[[], None]) -> None:
-        self.name = name
-        self.is_running = False
-        self.failures = 0
+        self.state = PartState(name, is_running=False)
         self._run = run
         self._stop_run = stop
         self._stop = asyncio.Event()
@@ -65,19 +64,23 @@ class Part:
         """Run the part until it is stopped."""
         in_a_row = 0
         while not self._stop.is_set():
-            start, self.is_running = time.monotonic(), True
+            start, self.state = time.monotonic(), self.state._replace(is_running=True)
             reason = "It ended."
             try:
                 await self._run()
             except Exception as error:  # whatever the code of a user raises
                 reason = summarize(error)
-            self.is_running = False
+            self.state = self.state._replace(is_running=False)
             if self._stop.is_set():
                 return
-            self.failures += 1
+            self.state = self.state._replace(
+                failures=self.state.failures + 1,
+                error=reason,
+                failed_at=rfc3339(time.time_ns() // 1_000) or "",
+            )
             in_a_row = 1 if time.monotonic() - start > STEADY_SECONDS else in_a_row + 1
             pause_ms = backoff_ms(BACKOFF, in_a_row, random.random())
-            logger().retry("part.failed", ERROR, part=self.name, error=reason, pause_ms=pause_ms)
+            logger().retry("part.failed", ERROR, part=self.state.name, error=reason, pause_ms=pause_ms)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), pause_ms / SECOND_MS)
 
@@ -87,7 +90,7 @@ class Part:
         self._stop_run()
 
 
-def part_metrics(parts: Sequence[Part]) -> list[Metric]:
+def part_metrics(parts: Sequence[PartState]) -> list[Metric]:
     """Return the metrics of the parts of a process."""
     return [
         Metric(
@@ -310,15 +313,19 @@ async def _up(
 
         relay = ConfiguredRelay(session)
     parts: list[Part] = []
+
+    def states() -> list[PartState]:
+        return [each.state for each in parts]
+
     outboxes = session.outbox_databases().counter()
 
     async def measure() -> list[Metric]:
         of_workers = {app: worker.collect_metrics() for app, worker in workers.items()}
         of_relay = () if relay is None else await relay.measure()
-        return [*await mailbox.measure(), *label("worker", of_workers), *of_relay, *part_metrics(parts)]
+        return [*await mailbox.measure(), *label("worker", of_workers), *of_relay, *part_metrics(states())]
 
     async def find_missing() -> list[str]:
-        missing = [each.name for each in parts if not each.is_running]
+        missing = [each.name for each in states() if not each.is_running]
         missing += [] if relay is None else await relay.find_missing()
         return missing if await is_answering(mailbox) else ["mailbox", *missing]
 
@@ -345,7 +352,7 @@ async def _up(
             follower = ViewsThread(session)
             parts.append(Part("views", follower.run, follower.stop))
         code = new_code(token)
-        mount = console_mount(session.store, console, code=code)
+        mount = console_mount(session.store, console, code=code, parts=states)
         surface = open_http_surface(http, HttpSettings(), None, mount)
         serving = serve_mailbox(
             session.store,
@@ -359,7 +366,7 @@ async def _up(
         async with serving as (address,):
             with monitoring(session, metrics_port, Monitor(measure, find_missing)):
                 tasks = [asyncio.create_task(each.supervise()) for each in parts]
-                names = [*(each.name for each in parts), "console"]
+                names = [*(each.name for each in states()), "console"]
                 link = f"{address}{console.prefix}/start?code={code.text}"
                 async with AsyncExitStack() as watching:
                     if watch is not None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -22,7 +22,7 @@ from postroom.adapters.compose.export import StoreSearchQueries
 from postroom.adapters.compose.store import MEMORY, open_store
 from postroom.adapters.console.samples import Samples
 from postroom.adapters.console.sessions import OneTimeCode
-from postroom.adapters.console.settings import ConsoleData, ConsoleSettings, Decode
+from postroom.adapters.console.settings import ConsoleData, ConsoleSettings, Decode, PartState
 from postroom.adapters.local.mailbox import SharedMailbox
 from postroom.application.extras import explain_missing_extra
 from postroom.application.metrics import Measure
@@ -38,6 +38,7 @@ __all__ = [
     "ConsoleSettings",
     "OneTimeCode",
     "OpenControlPlane",
+    "PartState",
     "console_mount",
     "is_installed",
     "new_code",
@@ -73,6 +74,7 @@ def console_mount(
     trusts_proxy: bool = False,
     code: OneTimeCode | None = None,
     is_alone: bool = False,
+    parts: Callable[[], Sequence[PartState]] | None = None,
 ) -> "Mount":
     """Return the mount of the console of a served mailbox.
 
@@ -82,6 +84,7 @@ def console_mount(
         trusts_proxy: whether requests come from a proxy whose `X-Forwarded-Prefix` is trusted.
         code: starts the session of the local user; None if sessions start with capability tokens.
         is_alone: serve only the console.
+        parts: see `ConsoleData`.
 
     Raises: InvalidRequest for invalid settings; MissingExtra.
     """
@@ -94,6 +97,7 @@ def console_mount(
         decode=None if checked.namespaces is None else _decoder(checked.namespaces),
         mask=checked.mask(),
         serves_calls=not is_alone,
+        parts=parts,
     )
     opener = _Opener(store, checked, data, open_control_plane, trusts_proxy, code)
     return Mount(checked.prefix, opener.open, is_alone)
@@ -135,6 +139,7 @@ class _Opener(NamedTuple):
             decode=self.data.decode,
             mask=self.data.mask,
             serves_calls=self.data.serves_calls,
+            parts=self.data.parts,
         )
         app = make_console(
             service,

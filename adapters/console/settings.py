@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -78,6 +79,23 @@ Leases = Callable[[], Awaitable[Sequence[LeaseSummary]]]
 """Returns the leases of a cluster, by mailbox; raises Unavailable if no admin answers."""
 
 
+class PartState(NamedTuple):
+    """State of a part of a process.
+
+    Arguments:
+        name: such as `worker shop.tasks:worker`.
+        failures: since the process began.
+        error: of its last failure; empty if there was none.
+        failed_at: when it failed last, RFC 3339; empty if it did not.
+    """
+
+    name: str
+    is_running: bool
+    failures: int = 0
+    error: str = ""
+    failed_at: str = ""
+
+
 class ConsoleData(msgspec.Struct, frozen=True, kw_only=True):
     """Data sources of the console; for one that is None, the pages say how to provide it.
 
@@ -98,6 +116,7 @@ class ConsoleData(msgspec.Struct, frozen=True, kw_only=True):
             only.
         mask: headers and fields that are hidden from callers without the right `admin`.
         serves_calls: whether the HTTP interface is served at the same address.
+        parts: returns the parts of this process, if it starts them again when they fail.
     """
 
     store: str = ""
@@ -112,3 +131,4 @@ class ConsoleData(msgspec.Struct, frozen=True, kw_only=True):
     decode: Decode | None = None
     mask: Mask = NO_MASK
     serves_calls: bool = True
+    parts: Callable[[], Sequence[PartState]] | None = None

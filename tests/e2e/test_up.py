@@ -1,5 +1,6 @@
 """`postroom up` runs everything of a mailbox in one process, and `postroom init` writes a project for it."""
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import ClientSession, CookieJar
 
 from tests.e2e.conftest import SCRIPT, TIMEOUT_SECONDS, Postroom
+from tests.support.servers.console import Browser
 from tests.support.servers.process import free_port
 from tests.support.waiting import wait_until
 
@@ -78,6 +81,13 @@ class Up:
             return self.log.read_text().count(text) >= count
 
         wait_until(is_shown)
+
+    async def open_console(self) -> str:
+        """Return the overview of the console."""
+        link = next(line for line in self.log.read_text().splitlines() if line.startswith("Console: "))
+        url, _, code = link.removeprefix("Console: ").partition("/start?code=")
+        async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as client:
+            return (await Browser(client, url).open_link(code)).text
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
@@ -189,6 +199,7 @@ def test_a_part_that_fails_starts_again_and_readiness_names_it(
                 return found
 
     wait_until(lambda: missing() == ["worker handlers:refused"])
+    assert "worker handlers:refused" in asyncio.run(running.open_console())
     postroom.ok("send", "orders", "beside")
     wait_until(lambda: lines(postroom.folder / "handled") == ["beside"])
 

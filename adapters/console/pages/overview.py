@@ -182,6 +182,7 @@ async def _facts(page: Page, backlog: Backlog) -> dict[str, Any]:
         "projections": await _projections(page) if sees_all else None,
         "contexts": await _contexts(page) if sees_all else (),
         "leases": await _leases(page) if sees_all else (),
+        "parts": page.data.parts() if sees_all and page.data.parts is not None else (),
     }
 
 

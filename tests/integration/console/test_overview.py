@@ -3,10 +3,11 @@
 import asyncio
 import re
 from contextlib import AsyncExitStack
+from typing import Any
 
 from aiohttp import ClientTimeout
 
-from postroom.adapters.compose.console import ConsoleSettings
+from postroom.adapters.compose.console import ConsoleSettings, PartState
 from postroom.domain.capability.rights import Right
 from postroom.domain.policy import TopicPolicy
 from tests.integration.console.conftest import access_of
@@ -165,3 +166,18 @@ async def test_rates_come_from_the_metrics_of_the_mailbox(place: MemoryPlace) ->
         assert (page.path, "Messages per second" in page.text) == ("/ops/console/", True)
         page = await browser.sign_in(place.issue(topics=["orders"]))
         assert "Messages per second" not in page.text
+
+
+async def test_it_shows_parts_of_the_process_and_their_errors_to_administrators(place: MemoryPlace) -> None:
+    failed = PartState("views", False, 3, "OSError: <i>", "2030-01-02T03:04:05Z")
+    parts = [PartState("worker <b>", True), failed]
+    options: Any = {"access": access_of(place), "parts": lambda: parts}
+    async with served_console(place.mailbox, **options) as browser:
+        text = (await browser.sign_in(place.issue())).text
+        assert cells(text, "worker &lt;b&gt;") == ["running", "0", "", ""]
+        assert cells(text, ">views<") == ["restarting", "3", "2030-01-0203:04:05.000", "OSError:&lt;i&gt;"]
+        for topics, is_shown in (("*", True), ("orders", False)):
+            await browser.post("/sign-out")
+            token = place.issue(topics=(topics,), operations=(Right.READ_HEADERS,))
+            text = (await browser.sign_in(token)).text
+            assert (">views<" in text, "OSError" in text) == (is_shown, False)
