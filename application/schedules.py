@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import uuid_utils
 
@@ -35,6 +36,16 @@ CHECK_SECONDS = 30.0
 """Longest sleep before a tick: timers of some systems stand still while the machine is suspended."""
 BATCH = 100
 """Ticks that are decided together; it bounds the wait of senders."""
+MAX_RETRY_SECONDS = 10.0
+"""Longest pause before a tick that failed is tried again."""
+
+
+class _Retry(NamedTuple):
+    """A schedule that failed: its version, failures in a row, and the loop's time of the next attempt."""
+
+    version: int
+    failures: int
+    at: float
 
 
 class ScheduleRunner(StepWorker):
@@ -53,28 +64,55 @@ class ScheduleRunner(StepWorker):
         """By stream of the schedule: what they were made from, and the ticks."""
         self._next: dict[bytes, tuple[int, int | None]] = {}
         """By stream of the schedule: its version, and its next tick."""
+        self._retries: dict[bytes, _Retry] = {}
+        """By stream of the schedule."""
 
     async def _run_once(self, *, is_changed: bool) -> float | None:
-        return await self.send_due()
+        return await self.send_due(is_patient=True)
 
-    async def send_due(self) -> float | None:
-        """Send the ticks that are due; return the seconds until the next one, None without any."""
+    async def send_due(self, *, is_patient: bool = False) -> float | None:
+        """Send the ticks that are due; return the seconds until the next one, None without any.
+
+        Arguments:
+            is_patient: leave out schedules that failed until their pause is over.
+        """
         schedules = list(self._engine.mailbox.schedules.values())
-        self._ticks = {
-            each.stream: self._ticks[each.stream] for each in schedules if each.stream in self._ticks
-        }
-        self._next = {each.stream: self._next[each.stream] for each in schedules if each.stream in self._next}
-        now, pauses, steps = self._engine.now(), [], []
+        streams = {each.stream for each in schedules}
+        self._ticks = {stream: each for stream, each in self._ticks.items() if stream in streams}
+        self._next = {stream: each for stream, each in self._next.items() if stream in streams}
+        self._retries = {stream: each for stream, each in self._retries.items() if stream in streams}
+        now, time, pauses, due = self._engine.now(), asyncio.get_running_loop().time(), [], []
         for each in schedules:
             version, tick = self._next.get(each.stream, (None, None))
+            retry = self._retries.get(each.stream)
             if each.is_paused:
                 continue
             if version == each.version and (tick is None or tick > now):
                 pauses.append(_seconds_until(tick, now))
+            elif is_patient and retry is not None and retry.version == each.version and retry.at > time:
+                pauses.append(retry.at - time)
             else:
-                steps.append(self._attempt(self._step(each), schedule=each.name))
-        # At once, so that the ticks of many schedules are in few commits.
-        return min([*pauses, *await asyncio.gather(*steps)], default=None)
+                due.append(each)
+        for start in range(0, len(due), BATCH):
+            # At once, so that the ticks of many schedules are in few commits.
+            pauses += await asyncio.gather(*map(self._attempt_step, due[start : start + BATCH]))
+        return min(pauses, default=None)
+
+    async def _attempt_step(self, schedule: Schedule) -> float:
+        """Send the ticks of a schedule that are due; return the seconds until its next one, or a retry."""
+        stream, before = schedule.stream, self._retries.pop(schedule.stream, None)
+        if before is not None and before.version != schedule.version:
+            before = None
+        try:
+            return await self._step(schedule, is_retry=before is not None)
+        except Exception as error:
+            failures = 1 if before is None else before.failures + 1
+            pause = self._failed(error, schedule=schedule.name) * (1 << min(failures - 1, 10))
+            pause = min(pause, MAX_RETRY_SECONDS)
+            self._retries[stream] = _Retry(
+                schedule.version, failures, asyncio.get_running_loop().time() + pause
+            )
+            return pause
 
     def lateness(self) -> dict[str, float]:
         """Return the time since the first tick of each schedule that is due and not sent, in seconds.
@@ -92,8 +130,12 @@ class ScheduleRunner(StepWorker):
             lateness[each.name] = 0.0 if tick is None else max(0, now - tick) / 1_000_000
         return lateness
 
-    async def _step(self, schedule: Schedule) -> float:
-        """Send the ticks of a schedule that are due; return the seconds until its next one."""
+    async def _step(self, schedule: Schedule, *, is_retry: bool) -> float:
+        """Send the ticks of a schedule that are due; return the seconds until its next one.
+
+        Arguments:
+            is_retry: send one tick only, as the others may fail, too.
+        """
         now, tick = self._engine.now(), self._next_tick(schedule)
         if tick is None or tick > now:
             return _seconds_until(tick, now)
@@ -111,6 +153,8 @@ class ScheduleRunner(StepWorker):
         if not due:
             command = RunSchedule(schedule.name, None, schedule.stream, schedule.version, now)
             await execute(self._engine, command)
+        if is_retry:
+            due = due[:1]
         for start in range(0, len(due), BATCH):
             await self._send(schedule, due[start : start + BATCH], schedule.version + start)
         return 0

@@ -60,8 +60,8 @@ class ScheduleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidRequest(f"Topic {self.topic} is reserved; send to another one.")
         if (self.cron is None) == (self.every_ms is None):
             raise InvalidRequest("A schedule needs either a cron expression or an interval.")
-        if self.cron is not None:
-            check_text("cron", self.cron, 1)
+        if self.cron is not None and not check_text("cron", self.cron, 1).isprintable():
+            raise InvalidRequest("A cron expression must have no control characters or line breaks.")
         if self.every_ms is not None:
             check_int("every_ms", self.every_ms, MIN_INTERVAL_MS, MAX_DURATION_MS)
         check_text("timezone", self.timezone, 1)

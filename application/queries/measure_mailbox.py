@@ -205,7 +205,7 @@ def _subscriptions(mailbox: Mailbox) -> Iterable[Metric]:
 def _schedules(mailbox: Mailbox, lateness: Mapping[str, float]) -> Iterable[Metric]:
     """Yield the metrics of schedules."""
     late = [({"schedule": name}, seconds) for name, seconds in sorted(lateness.items())]
-    text = "Time since the first tick of a schedule that was due and is not sent; 0 if there is none."
+    text = "Time since the first tick of a schedule that was due and is not sent; 0 otherwise."
     yield Metric("postroom_schedule_late_seconds", "gauge", text, late)
     runs = [({"schedule": name}, each.runs) for name, each in sorted(mailbox.schedules.items())]
     yield Metric("postroom_schedule_runs", "counter", "Messages that a schedule sent.", runs)

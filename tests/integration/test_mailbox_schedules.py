@@ -190,6 +190,26 @@ async def test_a_tick_waits_until_its_topic_has_room_and_others_do_not_wait_for_
         assert (await measured(mailbox, "late_seconds"))["full"] == 0
 
 
+async def test_a_tick_that_failed_is_tried_again_after_a_pause_which_grows() -> None:
+    async with open_memory_mailbox() as mailbox:
+        await mailbox.set_topic_policy("jobs", TopicPolicy(shards=1, shard_capacity=1))
+        await mailbox.set_schedule("jobs", EVERY_MINUTE)
+        await mailbox.clock.advance(3 * MINUTE)
+        assert mailbox._runner is not None
+
+        async def refusals() -> float:
+            (metric,) = [each for each in await mailbox.measure() if each.name == "postroom_rejected"]
+            return sum(value for _, value in metric.samples if isinstance(value, int))
+
+        assert await mailbox._runner.send_due() == 1
+        for pause in (2, 4, 8, 10, 10):
+            before = await refusals()
+            assert (await mailbox._runner.send_due(is_patient=True) or 0) > 0
+            assert await refusals() == before
+            assert await mailbox._runner.send_due() == pause
+            assert await refusals() == before + 1
+
+
 async def test_a_tick_that_is_refused_is_left_out_and_the_next_one_is_sent() -> None:
     async with open_memory_mailbox() as mailbox:
         await mailbox.set_schedule(

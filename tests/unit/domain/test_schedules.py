@@ -191,6 +191,7 @@ def test_a_mailbox_has_a_limit_of_schedules(monkeypatch: pytest.MonkeyPatch) -> 
         ({"every_ms": 999}, "every_ms must be at least 1000"),
         ({"every_ms": True}, "every_ms must be of type int"),
         ({"every_ms": None, "cron": b"* * * * *"}, "cron must be of type str"),
+        ({"every_ms": None, "cron": "* * * * *\n"}, "no control characters"),
         ({"timezone": "Europe/Madrid"}, "An interval has no time zone"),
         ({"timezone": None}, "timezone must be of type str"),
         ({"missed": "some"}, "missed must be one of skip, last, all"),
