@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from logging import ERROR
 from typing import NamedTuple
 
 import uuid_utils
@@ -141,23 +142,29 @@ class ScheduleRunner(StepWorker):
             return _seconds_until(tick, now)
         find = partial(due_ticks, schedule.spec, self._ticks_of(schedule), schedule.through, now)
         due = await asyncio.to_thread(find) if now - tick > LATE_US else find()
-        if tick not in due:
-            left_out = logger().warning if len(due) == MAX_TICKS else logger().info
-            left_out(
-                "schedule.ticks_left_out",
-                mailbox=self._engine.name,
-                schedule=schedule.name,
-                since=rfc3339(tick),
-                before=rfc3339(due[0] if due else now),
-            )
-        if not due:
-            command = RunSchedule(schedule.name, None, schedule.stream, schedule.version, now)
-            await execute(self._engine, command)
-        if is_retry:
-            due = due[:1]
-        for start in range(0, len(due), BATCH):
-            await self._send(schedule, due[start : start + BATCH], schedule.version + start)
+        sent = due[:1] if is_retry else due
+        try:
+            if not due:
+                command = RunSchedule(schedule.name, None, schedule.stream, schedule.version, now)
+                await execute(self._engine, command)
+            for start in range(0, len(sent), BATCH):
+                await self._send(schedule, sent[start : start + BATCH], schedule.version + start)
+        finally:
+            if tick not in due and self._has_advanced(schedule):
+                left_out = logger().warning if len(due) == MAX_TICKS else logger().info
+                left_out(
+                    "schedule.ticks_left_out",
+                    mailbox=self._engine.name,
+                    schedule=schedule.name,
+                    since=rfc3339(tick),
+                    before=rfc3339(due[0] if due else now),
+                )
         return 0
+
+    def _has_advanced(self, before: Schedule) -> bool:
+        """Return whether ticks of a schedule have been done since a state of it."""
+        after = self._engine.mailbox.schedules.get(before.name)
+        return after is not None and after.stream == before.stream and after.through > before.through
 
     async def _send(self, schedule: Schedule, ticks: Sequence[int], version: int) -> None:
         """Send the messages of ticks.
@@ -177,11 +184,11 @@ class ScheduleRunner(StepWorker):
                 raise answer
             if not isinstance(answer, Rejected):
                 continue
-            logger().error(
+            logger().retry(
                 "schedule.refused",
+                ERROR,
                 mailbox=self._engine.name,
                 schedule=schedule.name,
-                tick=rfc3339(command.through),
                 error=str(answer),
             )
             await execute(

@@ -210,6 +210,18 @@ async def test_a_tick_that_failed_is_tried_again_after_a_pause_which_grows() -> 
             assert await refusals() == before + 1
 
 
+async def test_ticks_that_are_left_out_are_logged_when_a_later_one_is_sent() -> None:
+    async with open_memory_mailbox() as mailbox:
+        await mailbox.set_topic_policy("jobs", TopicPolicy(shards=1, shard_capacity=1))
+        await mailbox.set_schedule("jobs", EVERY_MINUTE)
+        with capture_logs() as logs:
+            for minutes in (1_010, 10, 10):
+                await mailbox.clock.advance(minutes * MINUTE)
+        since = {each["since"] for each in logs if each["event"] == "schedule.ticks_left_out"}
+        assert since == {"2030-01-01T00:01:00.000000Z"}
+        assert sent_ticks(mailbox) == ["2030-01-01T00:11:00.000000Z"]
+
+
 async def test_a_tick_that_is_refused_is_left_out_and_the_next_one_is_sent() -> None:
     async with open_memory_mailbox() as mailbox:
         await mailbox.set_schedule(
