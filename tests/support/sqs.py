@@ -1,8 +1,9 @@
 """Clients of SQS: boto3 as it is, and with the query protocol, which its earlier versions spoke."""
 
+import os
 import re
-import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,6 +14,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from tests.support.fork_server import shared_server
 from tests.support.servers.http import PostroomServer
 
 PROTOCOLS = ("json", "query")
@@ -48,6 +50,18 @@ def sqs_client(url: str, protocol: str = "json", key: str = "any", secret: str =
     Arguments:
         key, secret: its access key.
     """
+    return _session(protocol).client(
+        "sqs",
+        endpoint_url=url,
+        aws_access_key_id=key,
+        aws_secret_access_key=secret,
+        config=Config(retries={"total_max_attempts": 1}),
+    )
+
+
+@cache
+def _session(protocol: str) -> boto3.Session:
+    """Return a session, which reads the description of SQS once."""
     core = botocore.session.get_session()
     if protocol == "query":
         loader = core.get_component("data_loader")
@@ -58,13 +72,7 @@ def sqs_client(url: str, protocol: str = "json", key: str = "any", secret: str =
             return _as_query(model) if (service, kind) == ("sqs", "service-2") else model
 
         loader.load_service_model = load_service_model
-    session = boto3.Session(
-        aws_access_key_id=key,
-        aws_secret_access_key=secret,
-        region_name="us-east-1",
-        botocore_session=core,
-    )
-    return session.client("sqs", endpoint_url=url, config=Config(retries={"total_max_attempts": 1}))
+    return boto3.Session(region_name="us-east-1", botocore_session=core)
 
 
 def _as_query(model: Any) -> Any:
@@ -162,11 +170,11 @@ def set_labels(server: PostroomServer, name: str, labels: dict[str, str]) -> Non
 
 def token(folder: Path, *arguments: str) -> str:
     """Run a command on tokens of the store in a folder, and return what it prints."""
-    script = Path(sys.executable).parent / "postroom"
+    script = Path(sys.executable).with_name("postroom")
     command = [str(script), "token", *arguments, "--store", str(folder / "store.db")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = shared_server().run(command, folder, os.environ, b"", 60)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return str(done.stdout.decode())
 
 
 def access_key(folder: Path, *arguments: str) -> tuple[str, str]:
