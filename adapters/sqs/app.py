@@ -108,7 +108,7 @@ class SqsApp:
                 )
             name = name.removeprefix(_TARGET)
         else:
-            form = query.read_form((body or scope["query_string"]).decode("latin-1"))
+            form = query.read_form(body or scope["query_string"])
             name = form.get("Action", "")
             if not name:
                 raise SqsError("MissingAction", "The request must contain the parameter Action.")

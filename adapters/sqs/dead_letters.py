@@ -25,6 +25,7 @@ from postroom.adapters.sqs.requests import (
 from postroom.application.messages import NewMessage, ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.query_results import RedriveReport
+from postroom.domain.capability.rights import Right
 from postroom.domain.errors import InvalidRequest, NotFound, Rejected
 from postroom.domain.message import DeadReason, Receipt
 from postroom.domain.redrive.spec import RedriveSpec
@@ -104,6 +105,9 @@ async def start_message_move_task(call: Call, request: StartMessageMoveTask) -> 
     """Move messages of a dead-letter queue to their source queues, or to another one."""
     target, sources = await _find(call, request.source_arn)
     check_range("MaxNumberOfMessagesPerSecond", request.max_number_of_messages_per_second, 1, 500)
+    await call.grant.check(Right.REDRIVE)  # before messages are moved
+    if not all(map(call.grant.covers, sources)):
+        raise SqsError("AccessDeniedException", "The access key is not for all sources of the queue.", 403)
     destination = None
     if request.destination_arn is not None:
         destination = (await _existing(call, name_of(request.destination_arn, "DestinationArn"))).name

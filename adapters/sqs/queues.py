@@ -198,10 +198,10 @@ def _check_tags(tags: dict[str, str]) -> None:
 async def purge_queue(call: Call, request: QueueRequest) -> Empty:
     """Remove the messages of a queue, also those in flight."""
     queue = await call.queue(request.queue_url)
-    await _empty(call, queue.name)
-    if sources := await sources_of(call, queue):
+    if sources := await sources_of(call, queue):  # first, as it may be refused
         spec = RedriveSpec(action="purge", topics=sources, reasons=REASONS)
         await finish(call.mailbox, await call.mailbox.start_redrive(spec))
+    await _empty(call, queue.name)
     return Empty()
 
 
@@ -209,10 +209,12 @@ async def delete_queue(call: Call, request: QueueRequest) -> Empty:
     """Delete a queue with its messages."""
     queue = await call.queue(request.queue_url)
     name = queue.name
+    removed = SettingsChanges(topics={name: None}, labels={name: None})
+    await call.mailbox.preview_settings(removed)  # refused before a message is removed
     await _empty(call, name)
     if queue.dead_letter_queue is not None:  # which keeps them
         await fetch(call, queue.dead_letter_queue, [name])
-    await call.mailbox.set_settings(SettingsChanges(topics={name: None}, labels={name: None}))
+    await call.mailbox.set_settings(removed)
     return Empty()
 
 
@@ -220,8 +222,11 @@ async def _empty(call: Call, name: str) -> None:
     topics = {each.topic: each for each in await call.mailbox.list_topics()}
     if name not in topics:
         return
+    has_hidden = bool(topics[name].in_flight or topics[name].delayed)
+    if has_hidden:
+        await call.grant.check(Right.REDRIVE)
     with suppress(NotFound):
         await call.mailbox.purge_topic(name, dead=False, ready=True)
-    if topics[name].in_flight or topics[name].delayed:
+    if has_hidden:
         job = await call.mailbox.start_redrive(RedriveSpec(action="cancel", topics=(name,)))
         await finish(call.mailbox, job)

@@ -13,7 +13,7 @@ from postroom.adapters.http_server.requests import decode
 from postroom.adapters.http_server.server import make_app
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.domain.errors import InvalidRequest
-from tests.fuzz.services import INPUTS_PER_MAILBOX, stopping_service
+from tests.fuzz.services import INPUTS_PER_MAILBOX, Connection, stopping_service
 from tests.fuzz.target import Check
 
 _SEND = b'{"topic": "orders", "payload_b64": "eyJvcmRlciI6IDd9", "idem_key": "order-7", "attrs": {"a": "b"}}'
@@ -117,16 +117,6 @@ class _Calls:
             self._opening = None
 
 
-class _Connection:
-    """The connection of a client that stays."""
-
-    def __init__(self) -> None:
-        self.closed = asyncio.Event()
-
-    def set_authenticated(self, is_authenticated: bool) -> None:
-        """Accept a valid token; connections are not counted here."""
-
-
 async def _call(app: App, method: str, path: bytes, query: bytes, body: bytes) -> tuple[int, Any]:
     """Return the status of an answer, and its problem document."""
     sent: list[dict[str, Any]] = []
@@ -143,7 +133,7 @@ async def _call(app: App, method: str, path: bytes, query: bytes, body: bytes) -
         "raw_path": path,
         "query_string": query,
         "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
-        "state": {"connection": _Connection()},
+        "state": {"connection": Connection()},
     }
     await app(scope, receive, send)
     status = sent[0]["status"]

@@ -14,6 +14,16 @@ INPUTS_PER_MAILBOX = 5_000
 """Inputs after which a mailbox in memory is replaced by an empty one."""
 
 
+class Connection:
+    """The connection of a client that stays."""
+
+    def __init__(self) -> None:
+        self.closed = asyncio.Event()
+
+    def set_authenticated(self, is_authenticated: bool) -> None:
+        """Accept a valid token; connections are not counted here."""
+
+
 async def _search(filter_: EventFilter) -> Page[FoundMessage]:
     raise NotFound("There are no read models in memory.")
 

@@ -18,6 +18,7 @@ TARGETS = (
     "local_frames",
     "manifests",
     "records",
+    "sqs_requests",
     "tokens",
 )
 """Names of the targets, which are modules of this package."""

@@ -113,11 +113,11 @@ def _as_query(model: Any) -> Any:
     return {**model, "metadata": metadata, "shapes": shapes, "operations": operations}
 
 
-def new_queue(client: Any, suffix: str = "", **attributes: str) -> str:
+def new_queue(client: Any, suffix: str = "", prefix: str = "q", **attributes: str) -> str:
     """Create a queue, and return its URL."""
     if suffix == ".fifo":
         attributes["FifoQueue"] = "true"
-    name = f"q{uuid4().hex}{suffix}"
+    name = f"{prefix}{uuid4().hex}{suffix}"
     return str(client.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"])
 
 

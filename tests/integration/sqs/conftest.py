@@ -11,6 +11,7 @@ from tests.support.sqs import (
     SQS,
     new_queue,
     sqs_client,
+    token,
 )
 
 
@@ -18,6 +19,15 @@ from tests.support.sqs import (
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostroomServer]:
     """A server of a mailbox for HTTP and for clients of SQS."""
     with PostroomServer(tmp_path_factory.mktemp("sqs"), sqs=SQS, console=False) as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostroomServer]:
+    """A server that asks for access keys."""
+    folder = tmp_path_factory.mktemp("checked")
+    token(folder, "rotate")
+    with PostroomServer(folder, sqs=SQS, console=False, dev=False) as running:
         yield running
 
 

@@ -1,16 +1,16 @@
 """Access keys stand for capabilities, and sign requests."""
 
 import json
-from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import time_machine
 from botocore.exceptions import ClientError
 
 from tests.support.servers.http import PostroomServer
 from tests.support.sqs import (
     PROTOCOLS,
-    SQS,
     access_key,
     is_refused,
     new_queue,
@@ -21,15 +21,6 @@ from tests.support.sqs import (
     token,
 )
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture(scope="module")
-def checked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostroomServer]:
-    """A server that asks for access keys."""
-    folder = tmp_path_factory.mktemp("checked")
-    token(folder, "rotate")
-    with PostroomServer(folder, sqs=SQS, console=False, dev=False) as running:
-        yield running
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -91,6 +82,20 @@ def test_a_signature_is_of_its_request_and_time(checked: PostroomServer) -> None
     assert raw(checked, body, old)[0] == 400
     status, answer = raw(checked, body, headers | {"Authorization": "Bearer x"})
     assert (status, "IncompleteSignature" in answer) == (400, True)
+
+
+@pytest.mark.parametrize(("minutes", "is_accepted"), [(-14, True), (14, True), (-16, False), (16, False)])
+def test_clocks_of_clients_may_differ_by_15_minutes(
+    checked: PostroomServer, minutes: int, is_accepted: bool
+) -> None:
+    """A request that was signed at another time is refused."""
+    client = sqs_client(checked.addresses[1], "json", *access_key(checked.folder, "--operation", "all"))
+    now = datetime.now(UTC)
+    with time_machine.travel(now + timedelta(minutes=minutes)):
+        if is_accepted:
+            assert client.list_queues()["ResponseMetadata"]["HTTPStatusCode"] == 200
+        else:
+            assert refused(client.list_queues) == ("RequestExpired", 400)
 
 
 def _text(value: Any) -> str:

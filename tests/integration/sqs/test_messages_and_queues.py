@@ -249,12 +249,10 @@ def test_the_program_of_the_page_prints_what_the_page_shows(server: PostroomServ
 
 
 def test_queues_outlast_a_kill_and_are_the_same_for_two_servers(tmp_path: Path) -> None:
-    """What the first server said is what the second one says, which opened the mailbox meanwhile."""
-    servers = [
-        PostroomServer(tmp_path / name, store=str(tmp_path / "store.db"), sqs=SQS, console=False)
-        for name in ("one", "two")
-    ]
-    with servers[0], servers[1]:
+    """What the first server said is what the second one says, whose long polls outlast the first one."""
+    options: dict[str, Any] = {"store": str(tmp_path / "store.db"), "sqs": SQS, "console": False}
+    servers = [PostroomServer(tmp_path / name, **options) for name in ("one", "two")]
+    with servers[0], servers[1], ThreadPoolExecutor() as pool:
         first, second = (sqs_client(each.addresses[1]) for each in servers)
         url = first.create_queue(QueueName="orders", Attributes={"DelaySeconds": "0"}, tags={"a": "b"})[
             "QueueUrl"
@@ -277,12 +275,16 @@ def test_queues_outlast_a_kill_and_are_the_same_for_two_servers(tmp_path: Path) 
             first.get_queue_attributes(QueueUrl=each, AttributeNames=["All"])["Attributes"]
             for each in (url, fifo)
         ]
+        polled = new_queue(second)
+        waiting = pool.submit(receive, second, polled, WaitTimeSeconds=20)
         servers[0].process.kill()
         after = [
             second.get_queue_attributes(QueueUrl=each, AttributeNames=["All"])["Attributes"]
             for each in (url, fifo)
         ]
         assert after == before
+        second.send_message(QueueUrl=polled, MessageBody="after the kill")
+        assert [each["Body"] for each in waiting.result(timeout=30)] == ["after the kill"]
         assert second.list_queue_tags(QueueUrl=url)["Tags"] == {"a": "b"}
         second.send_message(QueueUrl=fifo, MessageBody="once", MessageGroupId="g")
         assert [each["Body"] for each in receive(second, fifo)] == ["once"]
