@@ -37,6 +37,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "captures": ("outbox.capture",),
     "ordered": ("inbox.ordered",),
     "surfaces": ("surfaces",),
+    "sqs": ("sqs",),
     "keys": ("keys",),
     "workers": ("workers",),
     "access": ("access",),
