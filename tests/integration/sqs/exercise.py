@@ -133,7 +133,7 @@ class Exercise:
         )["QueueUrl"]
         sources = self._do("ListDeadLetterSourceQueues", QueueUrl=target)
         assert sources["queueUrls"] == [source]
-        entries = [{"Id": f"m{i}", "MessageBody": f"m{i}"} for i in range(5)]
+        entries = [{"Id": f"m{i}", "MessageBody": f"m{i}"} for i in range(10)]
         self._do("SendMessageBatch", QueueUrl=source, Entries=entries)
         hidden = [
             {"Id": f"x{i}", "ReceiptHandle": each["ReceiptHandle"], "VisibilityTimeout": 0}
@@ -149,7 +149,7 @@ class Exercise:
             return [each["Status"] for each in tasks]
 
         wait_until(lambda: statuses() == ["COMPLETED", "CANCELLED"])
-        assert len(self._receive(source)) == 5
+        assert len(self._receive(source)) == 10
 
     def _receive(self, url: str, **options: Any) -> list[dict[str, Any]]:
         answer = self._do(

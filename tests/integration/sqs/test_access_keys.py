@@ -84,17 +84,15 @@ def test_a_signature_is_of_its_request_and_time(checked: PostroomServer) -> None
     assert (status, "IncompleteSignature" in answer) == (400, True)
 
 
-@pytest.mark.parametrize(("minutes", "is_accepted"), [(-14, True), (14, True), (-16, False), (16, False)])
-def test_clocks_of_clients_may_differ_by_15_minutes(
-    checked: PostroomServer, minutes: int, is_accepted: bool
-) -> None:
+def test_clocks_of_clients_may_differ_by_15_minutes(checked: PostroomServer) -> None:
     """A request that was signed at another time is refused."""
     client = sqs_client(checked.addresses[1], "json", *access_key(checked.folder, "--operation", "all"))
     now = datetime.now(UTC)
-    with time_machine.travel(now + timedelta(minutes=minutes)):
-        if is_accepted:
+    for minutes in (-14, 14):
+        with time_machine.travel(now + timedelta(minutes=minutes)):
             assert client.list_queues()["ResponseMetadata"]["HTTPStatusCode"] == 200
-        else:
+    for minutes in (-16, 16):
+        with time_machine.travel(now + timedelta(minutes=minutes)):
             assert refused(client.list_queues) == ("RequestExpired", 400)
 
 
