@@ -142,11 +142,15 @@ def _collect(
     """Return a function that adds the metrics of outboxes, and of the mailbox if this process owns it."""
     from postroom.adapters.compose.connect import SharedMailbox
 
+    if not isinstance(mailbox, SharedMailbox):  # of a server, which has metrics of its own
+
+        async def collect_own() -> "list[Metric]":
+            return collect()
+
+        return collect_own
     outboxes = session.outbox_databases().counter()
 
     async def collect_all() -> "list[Metric]":
-        if not isinstance(mailbox, SharedMailbox):  # of a server, which has metrics of its own
-            return collect()
         return [*await mailbox.measure_owned(), *await outboxes.measure(), *collect()]
 
     return collect_all

@@ -13,7 +13,7 @@ import uuid_utils
 
 from postroom.adapters.compose.process import trace_if_used
 from postroom.adapters.compose.schedule import OutboxRelays, check_outboxes
-from postroom.adapters.compose.store import MEMORY, Store, open_protection, open_store
+from postroom.adapters.compose.store import MEMORY, Store, is_remote, open_protection, open_store
 from postroom.adapters.local.endpoints import socket_path as make_socket_path
 from postroom.adapters.local.remote_server import OFF, RemoteServer, check_listen
 from postroom.adapters.local.server import listening
@@ -361,7 +361,10 @@ def is_database(store: str) -> bool:
 
 
 def shown_store(store: str) -> str:
-    """Return a store's name for messages, without a password."""
+    """Return the name of a store, or the URL of a server, for messages: without a password."""
+    if is_remote(store):
+        scheme, slashes, rest = store.partition("://")
+        return f"{scheme}{slashes}{rest.rpartition('@')[2]}"
     return open_store(store).where
 
 

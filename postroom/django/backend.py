@@ -17,8 +17,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.utils import timezone
 
+from postroom.adapters.compose import shown_store
 from postroom.adapters.compose.connect import Connection, connect
-from postroom.adapters.compose.store import is_remote
+from postroom.adapters.compose.store import MEMORY, is_remote
 from postroom.adapters.sql.mailbox_outbox import MailboxOutbox
 from postroom.application.messages import NewMessage
 from postroom.application.outbox.events import read_message
@@ -93,6 +94,8 @@ class PostroomBackend(BaseTaskBackend):  # type: ignore[misc] # Django has no ty
                 yield f"OPTIONS has no {name!r}; it may have {', '.join(OPTIONS)}"
             elif not isinstance(value, kind) or not os.fspath(value):
                 yield f"the option {name} must be text that is not empty; it was {type(value).__name__}"
+        if self.options.get("store") == MEMORY:
+            yield "the option store is memory:, a store of one process; name a file"
         database = self.options.get("database", "default")
         if database not in connections.settings:
             yield f"the option database is {database!r}, which DATABASES does not have"
@@ -146,13 +149,13 @@ class PostroomBackend(BaseTaskBackend):  # type: ignore[misc] # Django has no ty
         address = address_of(connections[self.database])
         return [] if address is None or self.is_remote else [address]
 
-    def connect(self) -> Connection:
+    def connect(self, timeout_ms: int = TIMEOUT_MS) -> Connection:
         """Return a connection to the mailbox; see `postroom.connect`."""
         return connect(
             self.store,
             self.mailbox,
             token=self.token if self.is_remote else None,
-            timeout_ms=TIMEOUT_MS,
+            timeout_ms=timeout_ms,
             outboxes=self.find_outboxes(),
         )
 
@@ -259,9 +262,7 @@ class PostroomBackend(BaseTaskBackend):  # type: ignore[misc] # Django has no ty
         enqueued_at = from_microseconds(message.published_at_us or 0)
         result = make_task_result(task, row.message_id, call, self.alias, enqueued_at, None)
         if row.error is not None:  # the mailbox refused it
-            result.errors.append(
-                TaskError(exception_class_path="postroom.domain.errors.Rejected", traceback=row.error)
-            )
+            result.errors.append(TaskError(exception_class_path="postroom.Rejected", traceback=row.error))
             set_field(result, "status", TaskResultStatus.FAILED)
         return result
 
@@ -301,7 +302,7 @@ class PostroomBackend(BaseTaskBackend):  # type: ignore[misc] # Django has no ty
             )
         try:
             self.find_outboxes()
-            self.store  # noqa: B018  # it is computed once
+            shown_store(self.store)  # refuses a URL that is none of a store
         except (InvalidRequest, ImproperlyConfigured) as error:
             yield Error(f"{where}: {error}", id="postroom.E003")
             return

@@ -19,6 +19,7 @@ from django.apps import apps
 from django.conf import settings
 from django.utils import timezone
 
+import postroom
 from postroom.application.messages import MessageResult
 from postroom.application.query_results import ENDED, HistoryEntry, MessageDetail
 from postroom.application.telemetry import summarize
@@ -104,7 +105,7 @@ def find_task(path: str) -> Any:
     name, _, attribute = path.rpartition(".")
     module = sys.modules.get(name)
     if module is None:
-        if apps.get_containing_app_config(name) is None:
+        if not _is_of_project(name):
             raise InvalidRequest(
                 f"The task {path[:200]!r} is in no installed app, so its module is not imported; add the app "
                 "to INSTALLED_APPS, or import the module in the `ready` of one."
@@ -113,12 +114,17 @@ def find_task(path: str) -> Any:
             module = import_module(name)
         except (Exception, SystemExit) as error:  # whatever the module raises
             raise InvalidRequest(f"The task {path[:200]!r} can't be imported: {summarize(error)}.") from error
-    task = getattr(module, attribute, None)
+    task = vars(module).get(attribute)  # a module may import what it is asked for
     if not isinstance(task, Task) or task.module_path != path:
         raise InvalidRequest(
             f"{path[:200]!r} is not a task; a task is a function of a module with the decorator `task`."
         )
     return task
+
+
+def _is_of_project(module: str) -> bool:
+    """Return whether a module is loaded, or may be: it belongs to an installed app."""
+    return module in sys.modules or apps.get_containing_app_config(module) is not None
 
 
 def message_priority(priority: int) -> int:
@@ -182,7 +188,7 @@ def make_task_result(
         errors=[] if detail is None else _errors_of(detail),
         worker_ids=[_worker_of(each) for each in deliveries],
     )
-    if detail is not None and detail.result is not None:
+    if detail is not None and detail.result is not None and detail.result.content_type == JSON:
         set_field(result, "_return_value", json.loads(detail.result.payload))
     return result
 
@@ -219,23 +225,28 @@ def _errors_of(detail: MessageDetail) -> list[Any]:
     reason = ": ".join(each for each in (detail.reason, detail.last_error) if each)
     if detail.last_error is None and _status_of(detail) != TaskResultStatus.FAILED:
         return []
-    traceback = detail.traceback or reason
+    traceback = reason if detail.traceback is None else f"{detail.traceback}\n"  # as Python ends one
     path = _exception_path(detail.last_error or "", traceback)
     return [TaskError(exception_class_path=path, traceback=traceback)]
 
 
 def _exception_path(error: str, traceback: str) -> str:
-    """Return the path of the class of an error: as its traceback names it, else of a built-in exception.
+    """Return the path of the class of an error, as its traceback names it.
+
+    Who reads the class imports its module, and a text of several lines may look like the end of a traceback:
+    a path of a module that is not of the project is passed over.
 
     Arguments:
         error: the class's name, and the text of the error, as the failed delivery has it.
     """
     name = error.partition(":")[0]
     if name.isidentifier():
-        paths = re.findall(_NAMED.format(name=re.escape(name)), traceback, re.MULTILINE)
-        if paths and "." in paths[-1]:
-            return str(paths[-1])
+        for path in re.findall(_NAMED.format(name=re.escape(name)), traceback, re.MULTILINE):
+            if "." in path and _is_of_project(path.rpartition(".")[0]):
+                return str(path)
+        if name in postroom.__all__:
+            return f"postroom.{name}"
         builtin = getattr(builtins, name, None)
         if isinstance(builtin, type) and issubclass(builtin, BaseException):
             return f"builtins.{name}"
-    return "postroom.domain.errors.PoisonMessage"
+    return "builtins.Exception"

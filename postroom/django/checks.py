@@ -12,6 +12,9 @@ from postroom.django.backend import PostroomBackend
 from postroom.django.framework import task_backends
 from postroom.domain.errors import PostroomError
 
+REACH_MS = 2_000
+"""Time in which a server must answer."""
+
 
 def check_databases(
     app_configs: Sequence[Any] | None, databases: Iterable[str] | None = None, **_: Any
@@ -47,7 +50,7 @@ def _check_mailbox(backend: PostroomBackend) -> Iterator[Any]:
     """Yield a warning if the mailbox can't be used; no store is created."""
     try:
         if backend.is_remote:
-            with backend.connect():
+            with backend.connect(REACH_MS):
                 return
         if has_store(backend.store):
             list_mailboxes(backend.store)

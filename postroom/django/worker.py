@@ -89,7 +89,7 @@ class TaskWorker(Worker):
             )(partial(run_task, self))
 
     async def run(self, mailbox: Mailbox, *, once: bool = False, stop_ms: int = STOP_MS) -> WorkerCounts:
-        self._loop, self._mailbox = asyncio.get_running_loop(), mailbox
+        self._loop, self._mailbox, self._is_stopped = asyncio.get_running_loop(), mailbox, False
         await self._enable_priorities(mailbox)
         if not once:
             return await super().run(mailbox, stop_ms=stop_ms)

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import django.conf
 import django.db
 import psycopg
+from asgiref.sync import SyncToAsync
 
 if TYPE_CHECKING:
     from tests.support.servers.process import ServerProcess
@@ -19,12 +20,40 @@ BACKEND = "postroom.django.PostroomBackend"
 BACKPORT = [] if find_spec("django.tasks") else ["django_tasks"]
 
 
-def configure(apps: tuple[str, ...] = (), **settings: Any) -> None:
+APPS = ["admin", "auth", "contenttypes", "messages", "sessions"]
+TEMPLATES = {
+    "BACKEND": "django.template.backends.django.DjangoTemplates",
+    "APP_DIRS": True,
+    "OPTIONS": {
+        "context_processors": [
+            "django.template.context_processors.request",
+            "django.contrib.auth.context_processors.auth",
+            "django.contrib.messages.context_processors.messages",
+        ]
+    },
+}
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+
+
+def configure(**settings: Any) -> None:
     """Configure Django for this process, unless it is."""
     if django.conf.settings.configured:
         return
-    installed = ["postroom.django", *BACKPORT, "tests.support.django_site", *apps]
-    django.conf.settings.configure(INSTALLED_APPS=installed, USE_TZ=True, SECRET_KEY="site", **settings)
+    own = ["postroom.django", *BACKPORT, "tests.support.django_site"]
+    django.conf.settings.configure(
+        INSTALLED_APPS=[*own, *(f"django.contrib.{name}" for name in APPS)],
+        MIDDLEWARE=MIDDLEWARE,
+        TEMPLATES=[TEMPLATES],
+        MIGRATION_MODULES=dict.fromkeys(APPS),  # their tables are made at once
+        ROOT_URLCONF="tests.support.django_site.urls",
+        USE_TZ=True,
+        SECRET_KEY="site",
+        **settings,
+    )
     django.setup()
 
 
@@ -47,19 +76,28 @@ def database_of(address: str, **options: Any) -> dict[str, Any]:
 def databases(**addresses: str | dict[str, Any]) -> Iterator[None]:
     """Have Django use databases, by alias, as the settings of a site do."""
     configure()
+    _forget(addresses)  # connections of settings before these
     connections: Any = django.db.connections
-    for alias in addresses:
-        with suppress(AttributeError):
-            del connections[alias]  # of settings before these
     connections.settings = connections.configure_settings(
         {alias: database_of(each) if isinstance(each, str) else each for alias, each in addresses.items()}
     )
     try:
         yield
     finally:
-        for alias in addresses:
-            connections[alias].close()
-            del connections[alias]
+        _forget(addresses)
+
+
+def _forget(aliases: Iterable[str]) -> None:
+    """Close the connections of this thread, and of the one in which asynchronous code uses databases."""
+
+    def forget() -> None:
+        for alias in aliases:
+            with suppress(AttributeError):
+                getattr(django.db.connections._connections, alias).close()
+                del django.db.connections[alias]
+
+    forget()
+    SyncToAsync.single_thread_executor.submit(forget).result()
 
 
 @contextmanager

@@ -54,6 +54,11 @@ def decline(name: str) -> None:
 
 
 @task
+def pretend() -> None:
+    raise ValueError("1\nantigravity.ValueError: 1")
+
+
+@task
 def reject(reason: str) -> None:
     raise Reject(reason)
 
