@@ -61,6 +61,6 @@ def _check_mailbox(backend: PostroomBackend) -> Iterator[Any]:
     yield Warning(
         f"The mailbox of TASKS[{backend.alias!r}] in {shown_store(backend.store)} can't be used: {problem} "
         "Tasks are enqueued all the same, and run later.",
-        hint="Run manage.py postroom_worker, which creates a file; for a database, postroom migrate.",
+        hint="Run manage.py postroom_worker, which makes a file; or postroom migrate --store URL.",
         id="postroom.W004",
     )
