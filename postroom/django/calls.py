@@ -117,7 +117,8 @@ def find_task(path: str) -> Any:
     task = vars(module).get(attribute)  # a module may import what it is asked for
     if not isinstance(task, Task) or task.module_path != path:
         raise InvalidRequest(
-            f"{path[:200]!r} is not a task; a task is a function of a module with the decorator `task`."
+            f"{path[:200]!r} is not a task; a task is a function of a module with the decorator "
+            f"{Task.__module__.removesuffix('.base')}.task."
         )
     return task
 
