@@ -1,5 +1,7 @@
 """The console script `postroom`: its commands by group, each imported on first use."""
 
+import atexit
+import gc
 import sys
 from typing import Annotated, Any
 
@@ -248,6 +250,7 @@ COMMANDS: Entries = {
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    atexit.register(gc.freeze)  # else the interpreter visits every object several times before it ends
     prepare_streams()
     arguments = sys.argv[1:]
     out = Output("--json" in arguments)
