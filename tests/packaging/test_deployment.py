@@ -21,6 +21,7 @@ import typer
 import yaml
 
 from postroom.adapters.cli.main import build
+from postroom.adapters.cli.serve import DEFAULT_HTTP
 from tests.packaging.conftest import ROOT, TIMEOUT_SECONDS
 from tests.packaging.environments import Environment
 
@@ -320,12 +321,9 @@ def test_the_commands_of_the_containers_run_in_their_order_on_a_new_database(
     assert own["postroom"]["depends_on"] == {"migrate": {"condition": "service_completed_successfully"}}
     assert all(each["environment"].keys() == {"POSTROOM_STORE", "PGPASSWORD"} for each in own.values())
     assert machine.run("/opt/postroom/bin/postroom init .")[0] == 0
-    migrated, started = (
-        machine.run(
-            f"/opt/postroom/bin/postroom {shlex.join(own[name]['command'])}", POSTROOM_STORE=empty_database
-        )
-        for name in ("migrate", "postroom")
-    )
-    assert migrated[0] == 0, migrated[1]
-    assert started[0] is None, started[1]
-    assert "worker app:worker, console." in started[1]
+    for name, arguments, code in (("migrate", (), 0), ("postroom", ("--http", "127.0.0.1:0"), None)):
+        command = shlex.join(["/opt/postroom/bin/postroom", *own[name]["command"], *arguments])
+        done, printed = machine.run(command, POSTROOM_STORE=empty_database)
+        assert done == code, printed
+    assert "worker app:worker, console." in printed
+    assert DEFAULT_HTTP in (DEPLOY / "healthcheck.py").read_text()
