@@ -319,12 +319,16 @@ class Worker(Sender):
         if self._stop is not None:
             self._stop.set()
 
+    async def _prepare(self, mailbox: Mailbox) -> None:
+        """Set in the mailbox what the handlers need; repeated while the mailbox is unavailable."""
+        await prepare(self.name, mailbox, self._consumers.values())
+        await register_schedules(self.name, mailbox, self._schedules)
+
     async def _run_all(self, mailbox: Mailbox, runs: Sequence[ConsumerRun], stop: asyncio.Event) -> None:
         failures = 0
         while True:
             try:
-                await prepare(self.name, mailbox, self._consumers.values())
-                await register_schedules(self.name, mailbox, self._schedules)
+                await self._prepare(mailbox)
                 break
             except (Fenced, MailboxClosed):
                 raise

@@ -90,7 +90,6 @@ class TaskWorker(Worker):
 
     async def run(self, mailbox: Mailbox, *, once: bool = False, stop_ms: int = STOP_MS) -> WorkerCounts:
         self._loop, self._mailbox, self._is_stopped = asyncio.get_running_loop(), mailbox, False
-        await self._enable_priorities(mailbox)
         if not once:
             return await super().run(mailbox, stop_ms=stop_ms)
         handled = failed = 0
@@ -115,8 +114,9 @@ class TaskWorker(Worker):
                 return
             await asyncio.sleep(OUTBOX_PAUSE)
 
-    async def _enable_priorities(self, mailbox: Mailbox) -> None:
+    async def _prepare(self, mailbox: Mailbox) -> None:
         """Have the topics obey priorities, unless the settings of the mailbox say otherwise."""
+        await super()._prepare(mailbox)
         try:
             topics = (await mailbox.get_settings()).topics
             for each in self.topics:
