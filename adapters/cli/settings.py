@@ -244,16 +244,18 @@ def _validate(values: Bounded, where: str) -> Bounded:
 
 def _read_file(config: str | None) -> tuple[str | None, dict[str, Any]]:
     path = Path(config or FILE)
-    if config is None and not path.exists():
-        return None, {}
-    import tomllib  # slow to import, and most folders have no settings file
-
     try:
-        tables = tomllib.loads(path.read_text("utf-8"))
+        content = path.read_bytes()
     except OSError as error:
+        if config is None and isinstance(error, FileNotFoundError):
+            return None, {}
         raise InvalidSettings(
             f"The settings file {path} can't be read: {error.strerror or error}."
         ) from error
+    import tomllib  # slow to import, and most folders have no settings file
+
+    try:
+        tables = tomllib.loads(content.decode())
     except ValueError as error:
         raise InvalidSettings(f"The settings file {path} is not valid TOML: {error}.") from error
     for key in tables:

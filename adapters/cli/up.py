@@ -25,7 +25,7 @@ from postroom.adapters.cli.views import FOLLOWED_RECORDS, open_running_follower
 from postroom.adapters.cli.work import load_worker, read_schedules
 from postroom.adapters.compose.console import ConsoleSettings, PartState, console_mount, new_code
 from postroom.adapters.compose.serve import HttpSettings, open_http_surface, serve_mailbox
-from postroom.application.extras import explain_missing_extra
+from postroom.application.extras import MissingExtra, explain_missing_extra
 from postroom.application.messages import rfc3339
 from postroom.application.metrics import Metric, Monitor, is_answering, label
 from postroom.application.telemetry import logger, summarize
@@ -61,13 +61,19 @@ class Part:
         self._stop = asyncio.Event()
 
     async def supervise(self) -> None:
-        """Run the part until it is stopped."""
+        """Run the part until it is stopped.
+
+        Raises: MissingExtra when a package is not installed, which no other start would change.
+        """
         in_a_row = 0
         while not self._stop.is_set():
             start, self.state = time.monotonic(), self.state._replace(is_running=True)
             reason = "It ended."
             try:
-                await self._run()
+                with explain_missing_extra():
+                    await self._run()
+            except MissingExtra:
+                raise
             except Exception as error:  # whatever the code of a user raises
                 reason = summarize(error)
             self.state = self.state._replace(is_running=False)
@@ -366,6 +372,8 @@ async def _up(
         async with serving as (address,):
             with monitoring(session, metrics_port, Monitor(measure, find_missing)):
                 tasks = [asyncio.create_task(each.supervise()) for each in parts]
+                for task in tasks:
+                    task.add_done_callback(lambda _: stop.set())  # only a missing extra ends one before
                 names = [*(each.name for each in states()), "console"]
                 link = f"{address}{console.prefix}/start?code={code.text}"
                 async with AsyncExitStack() as watching:
@@ -386,6 +394,9 @@ async def _up(
                 if tasks:
                     await asyncio.wait(tasks, timeout=stop_ms / SECOND_MS + STOP_SECONDS)
                 await cancel_and_wait(*tasks, seconds=STOP_SECONDS)
+                for task in tasks:
+                    if task.done() and not task.cancelled():
+                        task.result()
     return changed.is_set()
 
 
@@ -448,6 +459,6 @@ def init(
     session.out.result({"folder": str(folder), "files": [*FILES]}, f"Wrote {', '.join(FILES)}.")
     enter = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
     session.out.note(
-        f"Start it with `{enter}postroom up app:worker --reload`, and send in another terminal: "
+        f"Start it with `{enter}postroom up app:worker --reload`. In the same folder of another terminal:"
     )
     session.out.note("""postroom send orders '{"id": 1}'""")

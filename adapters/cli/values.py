@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
 
 from typer import Option
@@ -198,6 +199,16 @@ def readable(payload: bytes) -> tuple[str, bool]:
         return b64encode(payload).decode(), False
 
 
+def _place_of(error: BaseException) -> str:
+    """Return file and line of the user's code that raised, if any, as the end of a sentence."""
+    if isinstance(error, SyntaxError):  # whose text has them
+        return ""
+    others = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]), "<frozen")
+    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    own = [(file, line) for file, line in places if not file.startswith(others)]
+    return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
+
+
 T = TypeVar("T")
 
 
@@ -218,10 +229,13 @@ def load_object(text: str, kind: type[T]) -> T:
         value = import_module(module)
         for part in name.split("."):
             value = getattr(value, part)
-    except (Exception, SystemExit) as error:  # whatever the user's module raises
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of the module; an extension in Rust may panic
         from postroom.application.telemetry import summarize
 
-        raise WrongUsage(f"{text} can't be imported: {summarize(error).rstrip('.')}.") from error
+        said = summarize(error).rstrip(".") + _place_of(error)
+        raise WrongUsage(f"{text} can't be imported: {said}.") from error
     if not isinstance(value, kind):
         raise WrongUsage(f"{text} is of type {type(value).__name__}, not {kind.__name__}.")
     return value

@@ -219,6 +219,7 @@ def test_a_part_that_fails_starts_again_and_readiness_names_it(
     ("arguments", "said"),
     [
         (["nothing:worker"], "nothing:worker can't be imported"),
+        (["broken:worker"], "can't be imported: BaseException: no license (broken.py, line 4)."),
         (["handlers:worker", "handlers:again"], "are the same worker"),
         (["handlers:idle"], "has no handlers"),
         (["--http", "unix:/x"], "--http must be a host:port"),
@@ -228,6 +229,7 @@ def test_a_part_that_fails_starts_again_and_readiness_names_it(
 def test_wrong_arguments_are_refused_before_anything_starts(
     postroom: Postroom, arguments: list[str], said: str
 ) -> None:
+    (postroom.folder / "broken.py").write_text("\n\n\nraise BaseException('no license')")
     (postroom.folder / "handlers.py").write_text(f"{HANDLERS}\nagain, idle = worker, Worker()")
     done = postroom("up", *arguments)
     assert (done.code, said in done.err, postroom.store.exists()) == (2, True, False), done

@@ -307,11 +307,27 @@ def test_the_containers_have_no_privileges_and_only_this_machine_reaches_them() 
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
         assert not {"privileged", "cap_add", "devices", "pid", "ipc"} & service.keys()
         if service["image"] == "postroom":
-            assert (ROOT / "deploy" / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
             assert service["read_only"] is True
             assert service["cap_drop"] == ["ALL"]
             assert service["security_opt"] == ["no-new-privileges"]
         assert not re.search("://[^ ]*:[^ ]*@", str(service))  # no password in an address
+
+
+def test_one_service_builds_the_image_as_two_that_write_its_tag_at_once_can_fail() -> None:
+    own = [each for each in services().values() if each["image"] == "postroom"]
+    (built,) = (each["build"] for each in own if "build" in each)
+    assert (DEPLOY / built["context"] / built["dockerfile"]).is_file()
+    assert all(each["pull_policy"] == "never" for each in own if "build" not in each)
+
+
+def test_the_containers_of_ci_start_in_a_folder_that_their_user_can_read() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    commands = [step.get("run", "") for step in jobs["container"]["steps"]]
+    started = [shlex.split(each.partition("&& ")[2]) for each in commands if "docker run" in each]
+    assert started
+    for words in started:  # the working directory of the image is closed to other users
+        mounted = words[words.index("--volume") + 1].partition(":")[2]
+        assert "--user" not in words or words[words.index("--workdir") + 1] == mounted
 
 
 def test_the_commands_of_the_containers_run_in_their_order_on_a_new_database(

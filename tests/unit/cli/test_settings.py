@@ -197,6 +197,12 @@ def test_a_settings_file_that_was_named_must_be_there(folder):
         load_settings({}, {}, "none.toml")
 
 
+def test_a_settings_file_that_can_not_be_read_is_not_passed_over(folder):
+    (folder / "postroom.toml").symlink_to("postroom.toml")
+    with pytest.raises(InvalidSettings, match=r"^The settings file postroom\.toml can't be read: Too many"):
+        load_settings({}, {})
+
+
 def test_a_bad_flag_or_variable_is_named(folder):
     with pytest.raises(InvalidSettings, match="--durability is 'x'"):
         load_settings({"durability": "x"}, {})

@@ -1,4 +1,4 @@
-"""What commands that need Spark say where its extra is not installed."""
+"""What commands say where the extra that they need is not installed."""
 
 import subprocess
 import sys
@@ -40,3 +40,10 @@ def test_the_demo_shows_the_queue_and_names_the_extra(tmp_path: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     assert "pip install 'postroom[spark]'" in shown.stdout + shown.stderr
     assert "Backlog" in shown.stdout
+
+
+def test_up_ends_with_the_extra_that_a_part_needs(tmp_path: Path) -> None:
+    ended = without("polars", tmp_path, "up", "--views", "--http", "127.0.0.1:0")
+    assert ended.returncode != 0
+    assert "pip install 'postroom[views]'" in ended.stderr
+    assert "Traceback" not in ended.stderr
