@@ -1,9 +1,11 @@
 """Values and options that commands share: durations, sizes, times, `NAME=VALUE` pairs, exit codes."""
 
+import os
 import re
 import sys
+import threading
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
@@ -211,6 +213,32 @@ def _place_of(error: BaseException) -> str:
 
 T = TypeVar("T")
 
+END_SECONDS = 2.0
+"""Time for threads of the user's code, and for functions of `atexit`, after a command has ended."""
+_imported: set[str] = set()
+
+
+def end_soon(code: int) -> None:
+    """Make the process end within `END_SECONDS` if it has imported code of the user.
+
+    Python waits at its end for all threads that are no daemons, however long they run.
+    """
+    if not _imported:
+        return
+
+    def end() -> None:
+        from postroom.application.telemetry import logger
+
+        threads = [each.name for each in threading.enumerate() if not each.daemon]
+        logger().warning("process.threads_left", threads=threads)
+        with suppress(OSError, ValueError):  # nobody reads the output
+            sys.stdout.flush()
+        os._exit(code)
+
+    timer = threading.Timer(END_SECONDS, end)
+    timer.daemon = True
+    timer.start()
+
 
 def load_object(text: str, kind: type[T]) -> T:
     """Import an object by `module:name`; the working directory comes first, as with `python -m`.
@@ -225,6 +253,7 @@ def load_object(text: str, kind: type[T]) -> T:
         )
     if "" not in sys.path:
         sys.path.insert(0, "")
+    _imported.add(module)
     try:
         value = import_module(module)
         for part in name.split("."):

@@ -233,3 +233,20 @@ def test_wrong_arguments_are_refused_before_anything_starts(
     (postroom.folder / "handlers.py").write_text(f"{HANDLERS}\nagain, idle = worker, Worker()")
     done = postroom("up", *arguments)
     assert (done.code, said in done.err, postroom.store.exists()) == (2, True, False), done
+
+
+def test_threads_of_the_application_do_not_keep_a_process_whose_command_has_ended(postroom: Postroom) -> None:
+    started = "\n\nimport threading\nthreading.Thread(target=threading.Event().wait, name='poller').start()\n"
+    (postroom.folder / "handlers.py").write_text(f"{HANDLERS}{started}")
+    done = subprocess.run(  # not a fork, as Python waits for threads at its own end
+        [SCRIPT, "work", "handlers:worker", "--once"],
+        cwd=postroom.folder,
+        env=postroom.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_SECONDS,
+    )
+    assert (done.returncode, "0 handled" in done.stdout) == (0, True), done
+    assert '"event": "process.threads_left"' in done.stderr
+    assert "poller" in done.stderr
