@@ -9,7 +9,7 @@ import typer
 
 from postroom.adapters.cli.command import Command, Entries, Group, as_root, build_root
 from postroom.adapters.cli.output import Output, prepare_streams
-from postroom.adapters.cli.values import DONE, HELP, INTERRUPTED, REFUSED, USAGE, end_soon
+from postroom.adapters.cli.values import DONE, HELP, INTERRUPTED, REFUSED, USAGE, end_soon, imported
 
 # Typer may bundle its own copy of click, where the base class of usage errors has no public name.
 UsageError: Any = typer.BadParameter.__bases__[0]
@@ -268,7 +268,8 @@ def main() -> None:
     except OSError as error:
         out.error({"code": "E_USAGE", "message": str(error)})
         code = REFUSED
-    end_soon(code or DONE)
+    if imported:
+        end_soon(code or DONE)
     sys.exit(code)
 
 

@@ -215,16 +215,15 @@ T = TypeVar("T")
 
 END_SECONDS = 2.0
 """Time for threads of the user's code, and for functions of `atexit`, after a command has ended."""
-_imported: set[str] = set()
+imported: set[str] = set()
+"""Modules of the user that this process has imported."""
 
 
 def end_soon(code: int) -> None:
-    """Make the process end within `END_SECONDS` if it has imported code of the user.
+    """Make a process that has imported code of the user end within `END_SECONDS`.
 
     Python waits at its end for all threads that are no daemons, however long they run.
     """
-    if not _imported:
-        return
 
     def end() -> None:
         from postroom.application.telemetry import logger
@@ -253,7 +252,7 @@ def load_object(text: str, kind: type[T]) -> T:
         )
     if "" not in sys.path:
         sys.path.insert(0, "")
-    _imported.add(module)
+    imported.add(module)
     try:
         value = import_module(module)
         for part in name.split("."):
