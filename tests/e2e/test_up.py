@@ -52,6 +52,20 @@ async def handle(message: bytes) -> None:
 @refused.consumer("some.*", subscription="mail")
 async def copy(message: bytes) -> None: ...
 """
+THREADS = """
+import asyncio
+import threading
+
+from postroom import Retry, Worker
+
+threading.Thread(target=threading.Event().wait, name="poller").start()
+worker = Worker()
+
+
+@worker.consumer("orders", timeout="50ms", retry=Retry(attempts=1))
+async def handle(message: bytes) -> None:
+    await asyncio.to_thread(threading.Event().wait)
+"""
 WORKERS = ("handlers:worker", "handlers:other")
 
 
@@ -236,8 +250,8 @@ def test_wrong_arguments_are_refused_before_anything_starts(
 
 
 def test_threads_of_the_application_do_not_keep_a_process_whose_command_has_ended(postroom: Postroom) -> None:
-    started = "\n\nimport threading\nthreading.Thread(target=threading.Event().wait, name='poller').start()\n"
-    (postroom.folder / "handlers.py").write_text(f"{HANDLERS}{started}")
+    (postroom.folder / "handlers.py").write_text(THREADS)
+    postroom.ok("send", "orders", "x")
     done = subprocess.run(  # not a fork, as Python waits for threads at its own end
         [SCRIPT, "work", "handlers:worker", "--once"],
         cwd=postroom.folder,
@@ -247,6 +261,6 @@ def test_threads_of_the_application_do_not_keep_a_process_whose_command_has_ende
         check=False,
         timeout=TIMEOUT_SECONDS,
     )
-    assert (done.returncode, "0 handled" in done.stdout) == (0, True), done
+    assert (done.returncode, "0 handled, 1 failed" in done.stdout) == (0, True), done
     assert '"event": "process.threads_left"' in done.stderr
     assert "poller" in done.stderr
