@@ -13,7 +13,15 @@ from postroom.adapters.cli.mailbox import Apply, use_applied
 from postroom.adapters.cli.running import mailbox_settings, monitoring, opened, running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
-from postroom.adapters.cli.values import DONE, MetricsPort, WrongUsage, end_soon, load_object, parse_duration
+from postroom.adapters.cli.values import (
+    DONE,
+    MetricsPort,
+    WrongUsage,
+    end_soon,
+    imported,
+    load_object,
+    parse_duration,
+)
 from postroom.application.metrics import mailbox_monitor
 from postroom.application.text import pluralize
 from postroom.application.threads import cancel_and_wait
@@ -81,7 +89,8 @@ async def run_worker(
                     session.out.note(f"Handling messages of {mailbox.name} in {session.shown_store}.")
                 counts = await worker.run(mailbox, once=once, stop_ms=stop_ms)
     session.out.result(counts, f"{counts.handled:,} handled, {counts.failed:,} failed")
-    end_soon(DONE)  # asyncio.run waits for the threads of `asyncio.to_thread`, too
+    if imported:  # else the process is another program's, such as Django's
+        end_soon(DONE)  # asyncio.run waits for the threads of `asyncio.to_thread`, too
     stuck = asyncio.all_tasks() - {asyncio.current_task()}
     if await cancel_and_wait(*stuck, seconds=STUCK_SECONDS):  # handlers that ignore their cancellation
         session.out.flush()
