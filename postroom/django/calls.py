@@ -9,8 +9,10 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
+from pkgutil import resolve_name
 from traceback import format_exception
 from typing import Any
 
@@ -216,9 +218,15 @@ def _worker_of(entry: HistoryEntry) -> str:
 
 def error_of(error: BaseException) -> Any:
     """Return an error that a task has raised."""
-    kind = type(error)
-    path = f"{kind.__module__}.{kind.__qualname__}"
-    return TaskError(exception_class_path=path, traceback="".join(format_exception(error)))
+    return TaskError(exception_class_path=_path_of(type(error)), traceback="".join(format_exception(error)))
+
+
+def _path_of(kind: type) -> str:
+    """Return the path of a class of errors, or of its first base that can be imported by it.
+
+    `shop.models.Order.DoesNotExist` can't be, as `shop.models.Order` is no module.
+    """
+    return next(f"{each.__module__}.{each.__name__}" for each in kind.__mro__ if "." not in each.__qualname__)
 
 
 def _errors_of(detail: MessageDetail) -> list[Any]:
@@ -242,9 +250,13 @@ def _exception_path(error: str, traceback: str) -> str:
     """
     name = error.partition(":")[0]
     if name.isidentifier():
-        for path in re.findall(_NAMED.format(name=re.escape(name)), traceback, re.MULTILINE):
+        # The last one: those before it are of causes, whose names Django's errors of databases also have.
+        for path in reversed(re.findall(_NAMED.format(name=re.escape(name)), traceback, re.MULTILINE)):
             if "." in path and _is_of_project(path.rpartition(".")[0]):
-                return str(path)
+                with suppress(Exception, SystemExit):  # whatever its module raises
+                    kind = resolve_name(path)
+                    if isinstance(kind, type) and issubclass(kind, BaseException):
+                        return _path_of(kind)
         if name in postroom.__all__:
             return f"postroom.{name}"
         builtin = getattr(builtins, name, None)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from django.core.checks import Warning
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections
 
 from postroom.adapters.compose import list_mailboxes, shown_store
@@ -56,6 +57,8 @@ def _check_mailbox(backend: PostroomBackend) -> Iterator[Any]:
             list_mailboxes(backend.store)
             return
         problem = "There is no file yet."
+    except ImproperlyConfigured:  # no option names a store, which the checks of the backend report
+        return
     except PostroomError as error:
         problem = str(error)
     yield Warning(

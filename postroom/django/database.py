@@ -4,6 +4,8 @@ import os
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from django.db import connections
+
 from postroom.adapters.sql.mailbox_outbox import create_table
 from postroom.application.extras import explain_missing_extra
 from postroom.domain.errors import InvalidRequest
@@ -41,6 +43,11 @@ def address_of(connection: Any) -> str | None:
     )
 
 
+def is_of_tests(connection: Any) -> bool:
+    """Return whether a database is the one in memory of `manage.py test`; nothing is sent from it."""
+    return connection.vendor == SQLITE and str(connection.settings_dict["NAME"]).startswith("file:memorydb_")
+
+
 def create_tables(connection: Any) -> None:
     """Create the tables of `postroom migrate --messaging` that a database lacks, in the caller's transaction.
 
@@ -59,3 +66,15 @@ def create_tables(connection: Any) -> None:
                 f"The database {connection.alias} has another driver than psycopg 3; install psycopg."
             )
         apply_within(connection.connection, address_of(connection) or "", "messaging")
+
+
+def end_transactions() -> list[str]:
+    """Roll back the transactions of this thread that are open, with connections that are not used again.
+
+    Returns: the aliases of their databases.
+    """
+    open_ = [each for each in connections.all(initialized_only=True) if each.in_atomic_block]
+    for connection in open_:
+        connection.close()  # within a transaction it stays closed, so it is not kept
+        del connections[connection.alias]
+    return [each.alias for each in open_]

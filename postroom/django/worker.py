@@ -31,6 +31,7 @@ from postroom.django.calls import (
     make_task_result,
     set_field,
 )
+from postroom.django.database import end_transactions
 from postroom.django.framework import (
     TaskContext,
     TaskResultStatus,
@@ -128,7 +129,8 @@ class TaskWorker(Worker):
     def run_message(self, message: ReceivedMessage) -> MessageResult | None:
         """Run the task of a message, and return its result.
 
-        Raises: Reject for a message that is not the call of a task; what the task raises.
+        Raises: Reject for a message that is not the call of a task; RuntimeError for a task
+            that leaves a transaction open; what the task raises.
         """
         try:
             call = TaskCall.read(message.payload)
@@ -142,6 +144,11 @@ class TaskWorker(Worker):
             function = async_to_sync(task.func) if _is_async(task.func) else task.func
             value = normalize_json(function(*arguments, *result.args, **result.kwargs))
             answer = encode_result(value)
+            if aliases := end_transactions():
+                raise RuntimeError(  # a class that the result names without a traceback
+                    f"The task left a transaction of the database {', '.join(aliases)} open, which was "
+                    "rolled back; leave transactions before the task returns."
+                )
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -194,6 +201,7 @@ def run_task(worker: TaskWorker, message: ReceivedMessage) -> MessageResult | No
     try:
         return worker.run_message(message)
     finally:
+        end_transactions()  # of a task that raised; the next ones of the thread would be within them
         close_old_connections()
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from django.core.checks import run_checks
+from django.core.exceptions import ObjectDoesNotExist
 from django.core.management import CommandError, call_command
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.test import Client
 from django.utils import timezone
 
@@ -248,6 +249,15 @@ def test_the_checks_of_databases_warn_of_missing_tables_and_of_the_mailbox(tmp_p
             assert ids() == ["postroom.W004"]
 
 
+def test_tasks_are_enqueued_in_the_database_in_memory_that_tests_of_a_site_have() -> None:
+    with databases(default="file:memorydb_default?mode=memory&cache=shared"), backends(default={}):
+        migrate()
+        assert not [
+            each for each in run_checks(databases=["default"]) if str(each.id).startswith("postroom.")
+        ]
+        assert tasks.add.get_result(tasks.add.enqueue(1).id).status == "READY"
+
+
 @pytest.mark.usefixtures("kept_logging")
 @pytest.mark.parametrize(
     ("arguments", "reason"),
@@ -359,6 +369,12 @@ def test_a_task_that_fails_for_good_has_the_class_and_the_text_of_its_error(site
         (tasks.place.enqueue(), "argument", TypeError),
         (tasks.pretend.enqueue(), "antigravity", ValueError),
         (tasks.decline.enqueue("ada"), "was declined", tasks.Declined),
+        (tasks.find.enqueue("nobody"), "models.Order.DoesNotExist", ObjectDoesNotExist),
+        (
+            tasks.place_twice.enqueue(),
+            "UNIQUE",
+            IntegrityError,
+        ),  # caused by one of sqlite3 with the same name
     ]
     assert run_tasks(site) == (0, len(cases))
     for result, text, kind in cases:
@@ -366,6 +382,18 @@ def test_a_task_that_fails_for_good_has_the_class_and_the_text_of_its_error(site
         assert result.status == "FAILED"
         assert text in result.errors[0].traceback
         assert result.errors[0].exception_class is kind
+
+
+def test_a_task_that_leaves_a_transaction_open_fails_and_the_next_are_not_within_it(any_site: Any) -> None:
+    with any_site.connect() as mailbox:
+        mailbox.set_topic_policy("default", {"max_attempts": 1})
+    returned, raised = tasks.leave_open.enqueue("returned"), tasks.leave_open.enqueue("raised", "no")
+    after = [tasks.place.enqueue("after"), tasks.aplace.enqueue("after, async")]
+    assert run_tasks(any_site) == (2, 2)
+    assert names() == ["after", "after, async"]
+    assert "database default open" in any_site.get_result(returned.id).errors[0].traceback
+    assert any_site.get_result(raised.id).errors[0].exception_class is tasks.Declined
+    assert {any_site.get_result(each.id).status for each in after} == {"SUCCESSFUL"}
 
 
 def test_a_task_knows_its_attempt(site: Any) -> None:

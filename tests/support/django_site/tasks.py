@@ -4,6 +4,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from django.db import transaction
+
 from postroom import Reject, RetryLater
 from postroom.django.framework import TaskContext
 from tests.support.django_site import BACKPORT
@@ -51,6 +53,25 @@ async def aplace(name: str) -> str:
 @task
 def decline(name: str) -> None:
     raise Declined(f"{name} was declined")
+
+
+@task
+def find(name: str) -> None:
+    Order.objects.get(name=name)
+
+
+@task
+def place_twice() -> None:
+    Order.objects.create(pk=1, name="first")
+    Order.objects.create(pk=1, name="second")
+
+
+@task
+def leave_open(name: str, error: str | None = None) -> None:
+    transaction.atomic().__enter__()
+    Order.objects.create(name=name)
+    if error is not None:
+        raise Declined(error)
 
 
 @task
