@@ -44,6 +44,7 @@ from postroom.django.framework import (
     TaskResultStatus,
     task_enqueued,
 )
+from postroom.domain.arguments import check_text
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.message import MS
 from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox, check_topic
@@ -225,6 +226,8 @@ class PostroomBackend(BaseTaskBackend):  # type: ignore[misc] # Django has no ty
             more; Unavailable when the mailbox can't be used.
         """
         self.ensure_valid()
+        if not _can_be_id(str(result_id)):
+            raise TaskResultDoesNotExist(result_id)
         result = self._find_recorded(result_id)
         if result is None and (detail := self._find_message(result_id)) is not None:
             result = self.result_of(detail)
@@ -329,6 +332,15 @@ class PostroomBackend(BaseTaskBackend):  # type: ignore[misc] # Django has no ty
                 hint="Set 'OPTIONS': {'transaction_mode': 'IMMEDIATE'} of the database.",
                 id="postroom.W002",
             )
+
+
+def _can_be_id(text: str) -> bool:
+    """Return whether a text, which views may take from a URL, can be that of a message in each database."""
+    try:
+        check_text("The message id", text, 1)
+    except InvalidRequest:
+        return False
+    return "\0" not in text  # PostgreSQL has none
 
 
 def _delay_ms(run_after: datetime | None) -> int:

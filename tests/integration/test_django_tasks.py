@@ -396,6 +396,12 @@ def test_a_task_that_leaves_a_transaction_open_fails_and_the_next_are_not_within
     assert {any_site.get_result(each.id).status for each in after} == {"SUCCESSFUL"}
 
 
+def test_what_is_no_id_of_a_task_has_no_result(any_site: Any) -> None:
+    for id_ in ("", "other", "a\0b", "\ud800", "x" * 256, None, 5):
+        with pytest.raises(TaskResultDoesNotExist):
+            any_site.get_result(id_)
+
+
 def test_a_task_knows_its_attempt(site: Any) -> None:
     with site.connect() as mailbox:
         mailbox.set_topic_policy("default", {"backoff_base_ms": 1, "backoff_max_ms": 1})
