@@ -1,18 +1,15 @@
 """Target: requests of the gRPC services; the first byte chooses the method."""
 
-import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack
 from typing import Any
 
-from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.grpc.calls import METHODS
 from postroom.adapters.grpc.messages import read_request
 from postroom.adapters.grpc.service import Call, MailboxService
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.domain.errors import InternalError, PostroomError, Unavailable
-from tests.fuzz.services import INPUTS_PER_MAILBOX, stopping_service
-from tests.fuzz.target import Check
+from tests.fuzz.services import MailboxCalls, stopping_service
 
 _NAMES = [name for name, method in METHODS.items() if not method.is_stream]
 _RECEIPT = "r.AZnSxG8AehCMITtbD2-eAQAAAAIAAAAAAAE"
@@ -50,17 +47,6 @@ BOMBS = [
 ]
 
 
-@contextmanager
-def opened() -> Iterator[Check]:
-    """Yield the check, over a mailbox in memory that is replaced before it grows large."""
-    with asyncio.Runner() as runner:
-        calls = _Calls(runner)
-        try:
-            yield calls.check
-        finally:
-            calls.close()
-
-
 class _Context:
     """A call whose deadline is near."""
 
@@ -71,22 +57,11 @@ class _Context:
         return None
 
 
-class _Calls:
+class _Calls(MailboxCalls):
     """Requests to a service over a mailbox in memory."""
 
-    def __init__(self, runner: asyncio.Runner) -> None:
-        self._runner = runner
-        self._count = 0
-        self._opening: Any = None
-        self._service: Any = None
-        self._call: Any = None
-
-    def check(self, data: bytes) -> None:
+    def call(self, data: bytes) -> None:
         """Check that a request is answered, or refused by a documented error."""
-        if self._count % INPUTS_PER_MAILBOX == 0:
-            self.close()
-            self._runner.run(self._open())
-        self._count += 1
         name = _NAMES[data[0] % len(_NAMES)] if data else "info"
         kind = METHODS[name].request
         try:
@@ -99,15 +74,11 @@ class _Calls:
             return
         METHODS[name].response.FromString(response.SerializeToString())
 
-    async def _open(self) -> None:
-        self._opening = open_mailbox("memory:", "acme@one")
-        service = stopping_service(await self._opening.__aenter__())
+    async def serve(self, mailbox: OwnedMailbox, opened: AsyncExitStack) -> None:
+        service = stopping_service(mailbox)
         self._service = MailboxService(service)
         context: Any = _Context()
         self._call = Call(context, await service.open_session(None), lambda: service.open_session(None))
 
-    def close(self) -> None:
-        """Close the mailbox."""
-        if self._opening is not None:
-            self._runner.run(self._opening.__aexit__(None, None, None))
-            self._opening = None
+
+opened = _Calls.opened

@@ -1,20 +1,15 @@
 """Target: requests of the HTTP interface, whose first line is method and target, and the rest is the body."""
 
-import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import AsyncExitStack, suppress
 
 import msgspec
 
-from postroom.adapters.compose import open_mailbox
-from postroom.adapters.http_server.app import App
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.http_server.requests import decode
 from postroom.adapters.http_server.server import make_app
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.domain.errors import InvalidRequest
-from tests.fuzz.services import INPUTS_PER_MAILBOX, Connection, stopping_service
-from tests.fuzz.target import Check
+from tests.fuzz.services import MailboxCalls, call_app, stopping_service
 
 _SEND = b'{"topic": "orders", "payload_b64": "eyJvcmRlciI6IDd9", "idem_key": "order-7", "attrs": {"a": "b"}}'
 _RECEIPT = b'"r.AZnSxG8AehCMITtbD2-eAQAAAAIAAAAAAAE"'
@@ -58,41 +53,28 @@ BOMBS = [
 ]
 
 
-@contextmanager
-def opened() -> Iterator[Check]:
-    """Yield the check, over a mailbox in memory that is replaced before it grows large."""
-    with asyncio.Runner() as runner:
-        calls = _Calls(runner)
-        try:
-            yield calls.check
-        finally:
-            calls.close()
-
-
-class _Calls:
+class _Calls(MailboxCalls):
     """Requests to an application over a mailbox in memory."""
 
-    def __init__(self, runner: asyncio.Runner) -> None:
-        self._runner = runner
-        self._count = 0
-        self._opening: Any = None
-        self._app: Any = None
-
-    def check(self, data: bytes) -> None:
+    def call(self, data: bytes) -> None:
         """Check that a request is answered by anything but an internal error."""
-        if self._count % INPUTS_PER_MAILBOX == 0:
-            self.close()
-            self._runner.run(self._open())
-        self._count += 1
         line, _, body = data.partition(b"\n")
         method, _, target = line.partition(b" ")
         path, _, query = target.partition(b"?")
         if not method.isalpha() or not path.startswith(b"/") or not query.isascii():
             return  # the HTTP parser refuses them
         self._check_round_trip(method.decode(), path.decode("latin-1"), body)
-        status, answer = self._runner.run(_call(self._app, method.decode(), path, query, body))
-        assert status != 500, answer
+        scope = {
+            "method": method.decode(),
+            "scheme": "http",
+            "raw_path": path,
+            "query_string": query,
+            "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+        }
+        status, content = self._runner.run(call_app(self._app, scope, body))
+        assert status != 500, content
         if status >= 400:
+            answer = msgspec.json.decode(content)
             assert answer["code"].startswith("E_"), answer
             assert answer["message"].endswith((".", "?")), answer
 
@@ -105,37 +87,8 @@ class _Calls:
                     value = decode(body, decoder)
                     assert decode(msgspec.json.encode(value), decoder) == value
 
-    async def _open(self) -> None:
-        self._opening = open_mailbox("memory:", "acme@one")
-        mailbox = await self._opening.__aenter__()
+    async def serve(self, mailbox: OwnedMailbox, opened: AsyncExitStack) -> None:
         self._app = make_app(stopping_service(mailbox), HttpSettings())
 
-    def close(self) -> None:
-        """Close the mailbox."""
-        if self._opening is not None:
-            self._runner.run(self._opening.__aexit__(None, None, None))
-            self._opening = None
 
-
-async def _call(app: App, method: str, path: bytes, query: bytes, body: bytes) -> tuple[int, Any]:
-    """Return the status of an answer, and its problem document."""
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    scope = {
-        "method": method,
-        "scheme": "http",
-        "raw_path": path,
-        "query_string": query,
-        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
-        "state": {"connection": Connection()},
-    }
-    await app(scope, receive, send)
-    status = sent[0]["status"]
-    content = b"".join(message.get("body", b"") for message in sent[1:])
-    return status, msgspec.json.decode(content) if status >= 400 else None
+opened = _Calls.opened

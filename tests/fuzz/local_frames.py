@@ -1,15 +1,15 @@
 """Target: what a client of a mailbox's local socket writes, and what its owner answers."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 
-from postroom.adapters.compose import OwnedMailbox, open_mailbox
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.local import protocol
 from postroom.adapters.local.protocol import FRAME_BYTES, Frames, MalformedFrame, Query, Receiving, frame
 from postroom.adapters.local.server import LocalServer, listening
@@ -18,10 +18,8 @@ from postroom.domain.errors import InternalError, PostroomError, Unavailable
 from postroom.domain.mailbox.commands import Ack, Extend, Nack, Purge, Receive, Redrive, Send, SetPolicy
 from postroom.domain.message import Headers, Receipt
 from postroom.domain.policy import TopicPolicy
-from tests.fuzz.services import INPUTS_PER_MAILBOX
-from tests.fuzz.target import Check
+from tests.fuzz.services import MAILBOX, MailboxCalls
 
-MAILBOX = "acme@one"
 SECONDS = 30
 """Deadline of an answer."""
 _RECEIPT = Receipt(b"m" * 16, 1, 1)
@@ -66,17 +64,6 @@ BOMBS = [
 ]
 
 
-@contextmanager
-def opened() -> Iterator[Check]:
-    """Yield the check, over an owner that listens at a socket."""
-    with asyncio.Runner() as runner, TemporaryDirectory() as folder:
-        owner = _Owner(runner, Path(folder) / "socket")
-        try:
-            yield owner.check
-        finally:
-            owner.close()
-
-
 class _Engine:
     """The engine of a mailbox, which notes errors that it should not raise."""
 
@@ -114,37 +101,27 @@ class _Outboxes:
         """Relay nothing."""
 
 
-class _Owner:
+class _Owner(MailboxCalls):
     """A mailbox whose owner listens at a socket."""
 
-    def __init__(self, runner: asyncio.Runner, path: Path) -> None:
-        self._runner = runner
-        self._path = path
+    def __init__(self, runner: asyncio.Runner) -> None:
+        super().__init__(runner)
         self._failures: list[Any] = []
-        self._opened: list[Any] = []
-        self._mailbox: Any = None
-        self._count = 0
         runner.get_loop().set_exception_handler(lambda _, context: self._failures.append(context))
 
-    def check(self, data: bytes) -> None:
+    def call(self, data: bytes) -> None:
         """Check that the owner answers or ends the connection, and that a client reads or refuses replies."""
-        if self._count % INPUTS_PER_MAILBOX == 0:
-            self.close()
-            self._runner.run(self._open())
-        self._count += 1
         _check_replies(data)
         self._runner.run(self._send(data))
         failures, self._failures[:] = list(self._failures), []
         assert not failures, failures
         assert self._runner.run(self._mailbox.receive_messages("nothing")) == []
 
-    async def _open(self) -> None:
-        opening = open_mailbox("memory:", MAILBOX)
-        self._mailbox = await opening.__aenter__()
-        listener = listening(self._path, MAILBOX, None)
-        server: LocalServer = await listener.__aenter__()
-        server.serve(_Engine(self._mailbox, self._failures), _Outboxes())
-        self._opened = [opening, listener]
+    async def serve(self, mailbox: OwnedMailbox, opened: AsyncExitStack) -> None:
+        self._mailbox = mailbox
+        self._path = Path(opened.enter_context(TemporaryDirectory())) / "socket"
+        server: LocalServer = await opened.enter_async_context(listening(self._path, MAILBOX, None))
+        server.serve(_Engine(mailbox, self._failures), _Outboxes())
 
     async def _send(self, data: bytes) -> None:
         """Write data and read until the answer to a ping behind it, or the end of the connection."""
@@ -165,11 +142,6 @@ class _Owner:
             finally:
                 writer.close()
 
-    def close(self) -> None:
-        """Close the mailbox and its socket."""
-        while self._opened:
-            self._runner.run(self._opened.pop().__aexit__(None, None, None))
-
 
 def _ends_with_frame(data: bytes) -> bool:
     start = 0
@@ -189,3 +161,6 @@ def _check_replies(data: bytes) -> None:
                 read(result)
     except MalformedFrame:
         pass
+
+
+opened = _Owner.opened

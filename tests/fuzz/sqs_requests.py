@@ -1,18 +1,15 @@
 """Target: requests of SQS clients: a line with the action, or `form` of the query protocol, and the body."""
 
-import asyncio
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 from xml.etree import ElementTree
 
-from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.sqs.app import SqsApp
 from postroom.adapters.sqs.errors import SqsError
 from postroom.adapters.sqs.signature import Request, read_signature
-from tests.fuzz.services import INPUTS_PER_MAILBOX, Connection, stopping_service
-from tests.fuzz.target import Check
+from tests.fuzz.services import MailboxCalls, call_app, stopping_service
 
 URL = "http://localhost/000000000000/orders"
 _ARN = b"arn:aws:sqs:us-east-1:000000000000:orders"
@@ -76,54 +73,25 @@ BOMBS = [
 ]
 
 
-@contextmanager
-def opened() -> Iterator[Check]:
-    """Yield the check, over a mailbox in memory that is replaced before it grows large."""
-    with asyncio.Runner() as runner:
-        calls = _Calls(runner)
-        try:
-            yield calls.check
-        finally:
-            calls.close()
-
-
-class _Calls:
+class _Calls(MailboxCalls):
     """Requests to an application over a mailbox in memory that has the queue `orders`."""
 
-    def __init__(self, runner: asyncio.Runner) -> None:
-        self._runner = runner
-        self._count = 0
-        self._opening: Any = None
-        self._app: Any = None
-
-    def check(self, data: bytes) -> None:
+    def call(self, data: bytes) -> None:
         """Check that a request is answered by anything but an internal error."""
-        if self._count % INPUTS_PER_MAILBOX == 0:
-            self.close()
-            self._runner.run(self._open())
-        self._count += 1
         line, _, body = data.partition(b"\n")
         if line == b"AWS4-HMAC-SHA256":
             _check_signature(body)
             return
-        status, answer = self._runner.run(_call(self._app, line, body))
+        status, answer = self._runner.run(call_app(self._app, _scope(line), body))
         assert status < 500, answer
         if line == b"form":
             ElementTree.fromstring(answer)
         else:
             json.loads(answer)
 
-    async def _open(self) -> None:
-        self._opening = open_mailbox("memory:", "acme@one")
-        mailbox = await self._opening.__aenter__()
+    async def serve(self, mailbox: OwnedMailbox, opened: AsyncExitStack) -> None:
         self._app = SqsApp(stopping_service(mailbox), "http")
-        await _call(self._app, b"CreateQueue", b'{"QueueName": "orders"}')
-
-    def close(self) -> None:
-        """Close the mailbox."""
-        if self._opening is not None:
-            self._runner.run(self._opening.__aexit__(None, None, None))
-            self._opening = None
+        await call_app(self._app, _scope(b"CreateQueue"), b'{"QueueName": "orders"}')
 
 
 def _check_signature(value: bytes) -> None:
@@ -135,24 +103,14 @@ def _check_signature(value: bytes) -> None:
         read_signature(Request("POST", "/", "", headers, b""), 0.0)
 
 
-async def _call(app: SqsApp, line: bytes, body: bytes) -> tuple[int, bytes]:
-    """Return the status and the body of an answer."""
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    scope = {
-        "type": "http",
+def _scope(line: bytes) -> dict[str, Any]:
+    return {
         "method": "POST",
         "path": "/",
         "raw_path": b"/",
         "query_string": b"",
         "headers": [] if line == b"form" else [(b"x-amz-target", b"AmazonSQS." + line)],
-        "state": {"connection": Connection()},
     }
-    await app(scope, receive, send)
-    return sent[0]["status"], sent[1]["body"]
+
+
+opened = _Calls.opened
