@@ -11,7 +11,7 @@ from postroom.application.telemetry import logger
 from postroom.application.workers.handler import Handler, Middleware
 from postroom.application.workers.retry import Retry
 from postroom.domain.errors import Forbidden, InvalidRequest
-from postroom.domain.settings import DEFAULT, SettingsChanges, explain_policy
+from postroom.domain.settings import DEFAULT, explain_policy
 from postroom.domain.subscription import SubscriptionFilter
 
 
@@ -138,17 +138,7 @@ async def _subscribe(worker: str, mailbox: Mailbox, filters: Mapping[str, Subscr
 async def _order_keys(worker: str, mailbox: Mailbox, topics: Sequence[str]) -> None:
     """Set the policy `ordered_keys` of topics."""
     try:
-        settings = await mailbox.get_settings()
-        for topic in topics:
-            value, section = explain_policy(settings, topic)["ordered_keys"]
-            if not value and section != DEFAULT:
-                raise InvalidRequest(
-                    f"Section {section} of the settings of mailbox {mailbox.name} sets ordered_keys to "
-                    f"false, but worker {worker} handles topic {topic} with ordered_keys; change either."
-                )
-            if not value:
-                await mailbox.set_settings(SettingsChanges(topics={topic: {"ordered_keys": True}}))
-                logger().info("worker.policy_set", topic=topic, ordered_keys=True)
+        refusing = await enable_policy(mailbox, topics, "ordered_keys")
     except Forbidden as error:
         raise Forbidden(
             f"The token of worker {worker} lacks `admin` of mailbox {mailbox.name} to set ordered_keys; "
@@ -156,3 +146,27 @@ async def _order_keys(worker: str, mailbox: Mailbox, topics: Sequence[str]) -> N
             f"`postroom topic policy {shlex.quote(topics[0])} ordered_keys=true`.",
             error.reason,
         ) from error
+    for topic, section in refusing.items():
+        raise InvalidRequest(
+            f"Section {section} of the settings of mailbox {mailbox.name} sets ordered_keys to "
+            f"false, but worker {worker} handles topic {topic} with ordered_keys; change either."
+        )
+
+
+async def enable_policy(mailbox: Mailbox, topics: Sequence[str], field: str) -> dict[str, str]:
+    """Set a field of the policy of topics to true, unless a section of the settings sets it to false.
+
+    Returns: by topic, the section that does.
+    Raises: Forbidden when the token may not read or change settings.
+    """
+    settings, refusing = await mailbox.get_settings(), {}
+    for topic in topics:
+        value, section = explain_policy(settings, topic)[field]
+        if value:
+            continue
+        if section == DEFAULT:
+            await mailbox.set_topic_policy(topic, {field: True})
+            logger().info("worker.policy_set", topic=topic, field=field)
+        else:
+            refusing[topic] = section
+    return refusing

@@ -18,6 +18,7 @@ from postroom.application.messages import MessageResult, ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.query_results import MessageDetail
 from postroom.application.telemetry import logger, summarize
+from postroom.application.workers.consumer import enable_policy
 from postroom.application.workers.handler import Handle
 from postroom.application.workers.retry import Duration, Reject, RetryLater
 from postroom.application.workers.sending import current_mailbox
@@ -56,7 +57,7 @@ class TaskWorker(Worker):
     """Worker that runs the tasks of queues of a backend, each in a thread, with connections of its own.
 
     Arguments:
-        queues: names of queues; none for those of `QUEUES`.
+        queues: names of queues; by default all of `QUEUES`.
         concurrency: maximum number of tasks of a queue that run at once.
         visibility: time after which the tasks of a killed worker run again; see `Worker.consumer`.
 
@@ -116,13 +117,10 @@ class TaskWorker(Worker):
             await asyncio.sleep(OUTBOX_PAUSE)
 
     async def _prepare(self, mailbox: Mailbox) -> None:
-        """Have the topics obey priorities, unless the settings of the mailbox say otherwise."""
+        """Enable priorities of the topics, unless a section of the settings disables them."""
         await super()._prepare(mailbox)
         try:
-            topics = (await mailbox.get_settings()).topics
-            for each in self.topics:
-                if "priorities" not in topics.get(each, {}):
-                    await mailbox.set_topic_policy(each, {"priorities": True})
+            await enable_policy(mailbox, self.topics, "priorities")
         except (Forbidden, InvalidRequest) as error:  # an operator may set them
             logger().warning("worker.priorities_not_set", worker=self.name, error=str(error))
 
@@ -225,7 +223,7 @@ def _with_history(next_: Handle) -> Handle:
 
 
 def _choose_queues(backend: PostroomBackend, queues: list[str]) -> list[str]:
-    """Return the queues to work on: those that are named, or all of `QUEUES`."""
+    """Return the given queues, or all of `QUEUES` without any."""
     if not backend.queues and not queues:
         raise InvalidRequest(
             f"QUEUES of TASKS[{backend.alias!r}] is empty, which allows any queue; name those of this worker."

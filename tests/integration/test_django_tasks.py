@@ -18,7 +18,7 @@ from django.db import IntegrityError, transaction
 from django.test import Client
 from django.utils import timezone
 
-from postroom import NewMessage, Reject, Sent, open_mailbox
+from postroom import NewMessage, Reject, Sent, SettingsChanges, open_mailbox
 from tests.support.django_site import (
     BACKPORT,
     backends,
@@ -326,6 +326,15 @@ def test_urgent_tasks_run_first(site: Any) -> None:
         tasks.log.using(priority=priority).enqueue(priority)
     assert run_tasks(site) == (4, 0)
     assert [order.text for order in Order.objects.order_by("pk")] == ["100", "50", "0", "-100"]
+
+
+def test_a_section_of_the_settings_without_priorities_wins_over_a_worker(site: Any) -> None:
+    with site.connect() as mailbox:
+        mailbox.set_settings(SettingsChanges(topics={"def*": {"priorities": False}}))
+    for priority in (-100, 100):
+        tasks.log.using(priority=priority).enqueue(priority)
+    assert run_tasks(site) == (2, 0)
+    assert [order.text for order in Order.objects.order_by("pk")] == ["-100", "100"]
 
 
 def test_a_task_runs_after_its_time(site: Any) -> None:
