@@ -292,6 +292,18 @@ async def wait_uncancelled(awaitable: Awaitable[object]) -> None:
     await waiting
 
 
+QUIET_RATIO = 8
+
+
+def poll_pause(quiet: float, least: float, most: float) -> float:
+    """Return the pause before the next poll: an eighth of the quiet time, within bounds, all in seconds.
+
+    Arguments:
+        quiet: time since a poll last found something.
+    """
+    return min(max(least, quiet / QUIET_RATIO), most)
+
+
 async def wait_at_most(seconds: float, awaitable: Awaitable[object]) -> None:
     """Wait for `awaitable`, but no longer than some seconds.
 

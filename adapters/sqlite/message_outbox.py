@@ -14,11 +14,10 @@ from postroom.adapters.sqlite.database import BUSY_TIMEOUT_MS, open_file
 from postroom.adapters.sqlite.store_file import is_frozen
 from postroom.application.outbox.events import rank_mailboxes
 from postroom.application.ports.outbox import MAX_COUNTED, MessageCount, MessageOutbox, RecordedMessage
+from postroom.application.threads import poll_pause
 from postroom.domain.errors import Unavailable
 
 POLL_SECONDS, MAX_POLL_SECONDS = 0.02, 0.2
-QUIET_RATIO = 8
-"""The pause between polls is the time since a commit was seen, divided by this, within the bounds."""
 BATCH_BYTES = 8 << 20
 COUNT_BUSY_SECONDS = 1.0
 """Time for which a count waits for a program that locks the file."""
@@ -59,7 +58,7 @@ class SqliteMessageOutbox(MessageOutbox):
         now = asyncio.get_running_loop().time
         since = now()
         while True:
-            await asyncio.sleep(min(max(POLL_SECONDS, (now() - since) / QUIET_RATIO), MAX_POLL_SECONDS))
+            await asyncio.sleep(poll_pause(now() - since, POLL_SECONDS, MAX_POLL_SECONDS))
             if self._data_version() != self._version:
                 return
 

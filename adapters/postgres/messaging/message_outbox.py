@@ -22,7 +22,7 @@ from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.outbox.events import rank_mailboxes
 from postroom.application.ports.outbox import MAX_COUNTED, MessageCount, MessageOutbox, RecordedMessage
 from postroom.application.telemetry import logger
-from postroom.application.threads import cancel_and_wait, wait_at_most
+from postroom.application.threads import cancel_and_wait, poll_pause, wait_at_most
 from postroom.domain.errors import PostroomError, Unavailable
 
 RECONNECT_SECONDS = 5.0
@@ -82,8 +82,6 @@ async def _connect(url: str, name: str) -> AsyncConnection:
 
 
 POLL_SECONDS, MAX_POLL_SECONDS = 0.1, 0.5
-QUIET_RATIO = 8
-"""The pause between polls is the time since a message was found, divided by this, within the bounds."""
 MISSING_TABLE_SECONDS = 60.0
 """Interval at which a table that is missing is looked for."""
 BATCH_BYTES = 8 << 20
@@ -127,8 +125,7 @@ class PostgresMessageOutbox(MessageOutbox):
         if self._hints is None:
             await asyncio.sleep(MISSING_TABLE_SECONDS)
             return
-        quiet = time.monotonic() - self._found_at
-        pause = min(max(POLL_SECONDS, quiet / QUIET_RATIO), MAX_POLL_SECONDS)
+        pause = poll_pause(time.monotonic() - self._found_at, POLL_SECONDS, MAX_POLL_SECONDS)
         await wait_at_most(pause, self._hints.wait())
 
     async def close(self) -> None:
