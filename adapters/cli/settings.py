@@ -180,8 +180,8 @@ def load_settings(
         merged[name] = from_file | variables
         origins |= {f"{name}.{key}": path for key in from_file}
         origins |= {f"{name}.{key}": f"{PREFIX}{name.upper()}__{key.upper()}" for key in variables}
-    values["policy"] = make_policy(TopicPolicy(), merged["policy"], where["policy"])
-    values["limits"] = _validate(_build(MailboxLimits(), merged["limits"], where["limits"]), where["limits"])
+    values["policy"] = change_fields(TopicPolicy(), merged["policy"], where["policy"])
+    values["limits"] = change_fields(MailboxLimits(), merged["limits"], where["limits"])
     values["topics"] = {
         _check_name(topic, _check_pattern, where["topics"]): _make_section(
             values["policy"],
@@ -201,7 +201,7 @@ def load_settings(
 
 
 def _make_section(base: TopicPolicy, changes: Mapping[str, object], where: str) -> dict[str, PolicyValue]:
-    """Return the fields that a section of topics sets; raises as `make_policy`."""
+    """Return the fields that a section of topics sets; raises as `change_fields`."""
     fields = parse_fields(base, changes, where)
     _validate(msgspec.structs.replace(base, **fields), where)
     return fields
@@ -222,8 +222,8 @@ def _check_pattern(pattern: str) -> str:
     return pattern
 
 
-def make_policy(base: TopicPolicy, changes: Mapping[str, object], where: str) -> TopicPolicy:
-    """Return a topic policy with some fields changed.
+def change_fields(base: Bounded, changes: Mapping[str, object], where: str) -> Bounded:
+    """Return a topic policy or limits with some fields changed.
 
     Arguments:
         changes: by field; a duration `x_ms` may be set as `x` in a form such as `30s`.
@@ -231,7 +231,7 @@ def make_policy(base: TopicPolicy, changes: Mapping[str, object], where: str) ->
 
     Raises: InvalidSettings for an unknown field or a value out of bounds.
     """
-    return _validate(_build(base, changes, where), where)
+    return _validate(msgspec.structs.replace(base, **parse_fields(base, changes, where)), where)
 
 
 def _validate(values: Bounded, where: str) -> Bounded:
@@ -315,14 +315,10 @@ def _from_environment(table: str, environment: Mapping[str, str]) -> dict[str, s
     }
 
 
-def _build(base: Struct, changes: Mapping[str, object], where: str) -> Struct:
-    return msgspec.structs.replace(base, **parse_fields(base, changes, where))
-
-
 def parse_fields(base: msgspec.Struct, changes: Mapping[str, object], where: str) -> dict[str, Any]:
     """Return the values of some fields of a policy or of limits, whose bounds are not checked.
 
-    Arguments: as of `make_policy`.
+    Arguments: as of `change_fields`.
     Raises: InvalidSettings for an unknown field, one under two names, or a value of a wrong type.
     """
     values: dict[str, Any] = {}

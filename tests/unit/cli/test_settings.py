@@ -7,7 +7,7 @@ from postroom.adapters.cli.config import all_settings
 from postroom.adapters.cli.mailbox import parse_changes
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.settings import InvalidSettings, load_settings, make_policy
+from postroom.adapters.cli.settings import InvalidSettings, change_fields, load_settings
 from postroom.adapters.cli.streams import read_definitions
 from postroom.adapters.cli.values import WrongUsage, parse_pairs
 from postroom.adapters.cli.views import body_rules
@@ -229,8 +229,8 @@ def test_an_unknown_field_of_the_environment_is_not_blamed_on_the_file_alone(fol
 @pytest.mark.parametrize("value", [3600, "3600"])
 def test_a_duration_without_a_unit_is_refused_unless_its_key_says_ms(folder, value):
     with pytest.raises(InvalidSettings, match=r"ready_retention: '3600' is not a duration; .* 500ms"):
-        make_policy(TopicPolicy(), {"ready_retention": value}, "here")
-    assert make_policy(TopicPolicy(), {"ready_retention_ms": value}, "here").ready_retention_ms == 3_600
+        change_fields(TopicPolicy(), {"ready_retention": value}, "here")
+    assert change_fields(TopicPolicy(), {"ready_retention_ms": value}, "here").ready_retention_ms == 3_600
 
 
 def test_bodies_are_opted_in_to_search_by_topics_and_globs(folder):
@@ -291,7 +291,7 @@ def read_all():
 
 
 def test_a_policy_is_changed_field_by_field():
-    changed = make_policy(TopicPolicy(), {"visibility": "2m", "backoff_base_ms": "50", "shards": 1}, "here")
+    changed = change_fields(TopicPolicy(), {"visibility": "2m", "backoff_base_ms": "50", "shards": 1}, "here")
 
     assert (changed.visibility_ms, changed.backoff_base_ms, changed.shards) == (120_000, 50, 1)
     assert changed.max_attempts == TopicPolicy().max_attempts
@@ -299,10 +299,10 @@ def test_a_policy_is_changed_field_by_field():
 
 @pytest.mark.parametrize("value", [True, "true"])
 def test_a_policy_is_given_priorities(value):
-    changed = make_policy(TopicPolicy(), {"priorities": value, "priority_aging": "1m"}, "here")
+    changed = change_fields(TopicPolicy(), {"priorities": value, "priority_aging": "1m"}, "here")
 
     assert changed == TopicPolicy(priorities=True, priority_aging_ms=60_000)
-    assert make_policy(changed, {"priorities": "false"}, "here").priorities is False
+    assert change_fields(changed, {"priorities": "false"}, "here").priorities is False
 
 
 def test_a_received_message_is_hidden_for_30_seconds_by_default(folder):
