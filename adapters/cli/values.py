@@ -222,7 +222,7 @@ imported: set[str] = set()
 def end_soon(code: int) -> None:
     """Make a process that has imported code of the user end within `END_SECONDS`.
 
-    Python waits at its end for all threads that are no daemons, however long they run.
+    At exit, Python waits for every non-daemon thread, however long it runs.
     """
 
     def end() -> None:

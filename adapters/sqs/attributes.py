@@ -308,7 +308,7 @@ def permits(target: Queue, source: str) -> bool:
     if OWN + "RedriveAllowPolicy" not in target.labels:
         return True
     if not (allow := target.attribute("RedriveAllowPolicy")):
-        return False  # others set the label, to what is no policy
+        return False  # another client set the label to an invalid value
     policy = json.loads(allow)
     if policy["redrivePermission"] == "byQueue":
         return source in [name_of(each, "RedriveAllowPolicy") for each in policy["sourceQueueArns"]]

@@ -133,7 +133,7 @@ async def _return_received(
     """Move the messages that were received from a dead-letter queue before, and are visible again."""
     mailbox, arns = call.mailbox, {ARN + each for each in sources}
     topics = await call.service.mailbox.list_topics()
-    left = sum(each.ready for each in topics if each.topic == target.name)  # not those sent meanwhile
+    left = sum(each.ready for each in topics if each.topic == target.name)  # later messages stay
     others: list[Receipt] = []
     try:
         while left > 0:

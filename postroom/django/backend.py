@@ -85,7 +85,7 @@ class PostroomBackend(BaseTaskBackend):  # type: ignore[misc] # Django has no ty
         self._outbox = MailboxOutbox(self.mailbox)
 
     def _find_problems(self) -> Iterator[str]:
-        """Yield what is wrong with the settings, without a stop."""
+        """Yield each problem of the settings."""
         if not isinstance(self.options, dict):
             yield f"OPTIONS must be a dictionary, not {type(self.options).__name__}"
             return
@@ -108,7 +108,7 @@ class PostroomBackend(BaseTaskBackend):  # type: ignore[misc] # Django has no ty
             yield str(error).rstrip(".")
 
     def ensure_valid(self) -> None:
-        """Raise InvalidTaskBackend with what is wrong with the settings, if anything is."""
+        """Raise InvalidTaskBackend with the problems of the settings, if there are any."""
         if self.problems:
             raise self._invalid("; ".join(self.problems))
 
@@ -236,7 +236,7 @@ class PostroomBackend(BaseTaskBackend):  # type: ignore[misc] # Django has no ty
         return result
 
     def result_of(self, detail: MessageDetail) -> Any:
-        """Return the result of a task of which there is a message.
+        """Return the result of a task whose message is in the mailbox.
 
         Raises: InvalidTask when it is not the call of a task that exists.
         """
@@ -306,7 +306,7 @@ class PostroomBackend(BaseTaskBackend):  # type: ignore[misc] # Django has no ty
         try:
             self.find_outboxes()
             if "store" in self.options or not is_of_tests(connections[self.database]):
-                shown_store(self.store)  # refuses a URL that is none of a store
+                shown_store(self.store)  # refuses the URL of anything else
         except (InvalidRequest, ImproperlyConfigured) as error:
             yield Error(f"{where}: {error}", id="postroom.E003")
             return
@@ -335,7 +335,7 @@ class PostroomBackend(BaseTaskBackend):  # type: ignore[misc] # Django has no ty
 
 
 def _can_be_id(text: str) -> bool:
-    """Return whether a text, which views may take from a URL, can be that of a message in each database."""
+    """Return whether each database accepts a text as a message id; a view may take it from a URL."""
     try:
         check_text("The message id", text, 1)
     except InvalidRequest:

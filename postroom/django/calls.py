@@ -1,7 +1,7 @@
 """Calls of tasks: as messages, as results that Django's framework shows, and from the name of a task to it.
 
-A message names its task by the path of its function. It can't have other code imported than that of the
-project: a module that is not loaded must belong to an installed app, and the object must be a task.
+A message names its task by the path of its function. It can import only code of the project: a module that is
+not loaded must belong to an installed app, and the object must be a task.
 """
 
 import builtins
@@ -102,7 +102,7 @@ class TaskCall(msgspec.Struct, frozen=True, omit_defaults=True):
 def find_task(path: str) -> Any:
     """Return the task whose function has a path.
 
-    Raises: InvalidRequest when there is none; a module outside of the project is not imported.
+    Raises: InvalidRequest when there is none. It imports only modules of the project.
     """
     name, _, attribute = path.rpartition(".")
     module = sys.modules.get(name)
@@ -173,7 +173,7 @@ def make_task_result(
     """
     history = [] if detail is None else detail.history
     deliveries = [each for each in history if each.event == "MessageReceived"]
-    # Those before a redrive are history, and those that were released do not count.
+    # Deliveries before a redrive do not count, nor do released ones.
     deliveries = deliveries[-detail.attempt :] if detail is not None and detail.attempt else []
     times = [read_time(each.at) for each in deliveries]
     is_ended = detail is not None and detail.status in ENDED
@@ -250,7 +250,7 @@ def _exception_path(error: str, traceback: str) -> str:
     """
     name = error.partition(":")[0]
     if name.isidentifier():
-        # The last one: those before it are of causes, whose names Django's errors of databases also have.
+        # The traceback ends with the error; its causes, which may have the same name, come first.
         for path in reversed(re.findall(_NAMED.format(name=re.escape(name)), traceback, re.MULTILINE)):
             if "." in path and _is_of_project(path.rpartition(".")[0]):
                 with suppress(Exception, SystemExit):  # whatever its module raises

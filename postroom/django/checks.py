@@ -20,7 +20,7 @@ REACH_MS = 2_000
 def check_databases(
     app_configs: Sequence[Any] | None, databases: Iterable[str] | None = None, **_: Any
 ) -> Iterator[Any]:
-    """Yield what is missing in the databases of backends; a mailbox that can't be reached is a warning."""
+    """Yield a warning for each table that is missing, and for each mailbox that can't be reached."""
     for backend in task_backends.all():
         if not isinstance(backend, PostroomBackend) or backend.problems:
             continue

@@ -13,7 +13,7 @@ from postroom.domain.errors import InvalidRequest
 SQLITE, POSTGRESQL = "sqlite", "postgresql"
 _IN_AUTHORITY = ("user", "password", "dbname")
 _OF_DJANGO = ("client_encoding", "context", "cursor_factory", "prepare_threshold", "server_side_binding")
-"""Parameters that Django gives to the driver, and which are none of a connection URL."""
+"""Parameters that Django passes to the driver, and that a connection URL can't have."""
 
 
 def address_of(connection: Any) -> str | None:

@@ -103,7 +103,7 @@ def by_boto3(url: str, queue: str, key: str, secret: str) -> Actions:
 
 
 def by_hand(url: str, queue: str, key: str, secret: str) -> Actions:
-    """Return the actions by requests; those of sends and receives are signed before."""
+    """Return the actions of a client without an SDK, which signs sends and receives in advance."""
     client = RawClient(url, key, secret)
     sent = client.prepare("SendMessage", {"QueueUrl": queue, "MessageBody": BODY})
     received = client.prepare("ReceiveMessage", {"QueueUrl": queue})

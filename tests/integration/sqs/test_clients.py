@@ -121,7 +121,7 @@ def conversation(command: Sequence[str | Path], url: str) -> Iterator[Invoke]:
 def test_each_action_by_other_sdks_gives_what_the_page_says(
     server: PostroomServer, tmp_path: Path, column: str, prepare: Prepare
 ) -> None:
-    """They are installed for the test, as their requirements differ from those of boto3."""
+    """The test installs each SDK, as its requirements conflict with boto3's."""
     with conversation(prepare(tmp_path), server.addresses[1]) as invoke:
         assert Exercise(invoke, f"q{uuid4().hex}").run() == documented(column)
 

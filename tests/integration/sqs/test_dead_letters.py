@@ -158,7 +158,7 @@ def test_a_queue_is_not_its_own_dead_letter_queue(server: PostroomServer, client
 
 
 def test_a_move_task_moves_all_visible_messages(server: PostroomServer, client: Any) -> None:
-    """Also those behind many that no source has sent."""
+    """It passes over the many messages that no source has sent."""
     source, target, arn = dead_letter_queue(client)
     origin = arn.rpartition(":")[0] + ":" + source.rpartition("/")[2]
     for count_, attrs in ((110, {}), (130, {"$sqs.deadLetterQueueSource": origin})):

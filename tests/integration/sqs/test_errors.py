@@ -113,7 +113,7 @@ def cases(client: Any, url: str) -> dict[str, list[Case]]:
 
 
 def test_each_error_has_the_documented_code(cases: dict[str, list[Case]]) -> None:
-    """Codes are the same in both protocols: boto3 shows those of the query protocol."""
+    """Both protocols have the same codes; boto3 shows the names of the query protocol."""
     for name, calls in cases.items():
         for call, arguments in calls:
             status = 404 if name == "ResourceNotFoundException" else 400
@@ -136,7 +136,7 @@ def test_limits_have_errors_of_their_own(server: PostroomServer, client: Any, ur
 
 
 def test_the_page_lists_the_errors_of_each_action(client: Any, cases: dict[str, list[Case]]) -> None:
-    """boto3 knows all that SQS documents; those that are answered are tested."""
+    """boto3's model lists the errors that SQS documents; a test answers each that Postroom has."""
     model = client.meta.service_model
     shapes = {
         error.name for name in model.operation_names for error in model.operation_model(name).error_shapes

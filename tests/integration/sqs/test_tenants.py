@@ -49,7 +49,7 @@ def policy(url: str) -> str:
 
 
 def fail(client: Any, url: str, count: int = 1) -> None:
-    """Send messages, and let them and those of the queue become dead letters."""
+    """Send messages, and make them and all others of the queue dead letters."""
     entries = [{"Id": str(i), "MessageBody": "failed"} for i in range(count)]
     client.send_message_batch(QueueUrl=url, Entries=entries)
     for message in wait_for(client, url, count):

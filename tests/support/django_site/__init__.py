@@ -120,7 +120,7 @@ def migrate(alias: str = "default") -> None:
 
 
 def run_tasks(backend: Any, **options: Any) -> tuple[int, int]:
-    """Run the tasks that are enqueued and due; return the numbers of those that succeeded and that failed."""
+    """Run the tasks that are due; return how many succeeded, and how many failed."""
     from postroom.django.worker import TaskWorker
 
     async def run() -> tuple[int, int]:

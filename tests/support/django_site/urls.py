@@ -1,4 +1,4 @@
-"""The pages of the site: those of the admin."""
+"""The pages of the site: the admin."""
 
 from django.contrib import admin
 from django.urls import path

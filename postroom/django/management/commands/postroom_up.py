@@ -18,7 +18,7 @@ class Command(MailboxCommand):
     help = "Run the owner of the mailbox, a worker and the console in one process, until interrupted."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the options of the console, and of what else runs."""
+        """Add the options of the console and the other parts."""
         super().add_arguments(parser)
         add = parser.add_argument
         add("--http", default=DEFAULT_HTTP, metavar="ADDRESS", help="Of the console; default: %(default)s.")
