@@ -1,6 +1,7 @@
 """`Worker`: registration of handlers by topic, independent of any mailbox, and their run."""
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ from postroom.domain.errors import (
     Saturated,
     Unavailable,
 )
-from postroom.domain.names import check_topic
+from postroom.domain.names import TOPIC_TEXT, check_topic
 from postroom.domain.policy import MAX_DURATION_MS, MAX_VISIBILITY_MS, MIN_VISIBILITY_MS
 from postroom.domain.schedule import Missed, ScheduleSpec, check_schedule_name
 from postroom.domain.subscription import SubscriptionFilter, check_filter
@@ -65,6 +66,7 @@ def worker_metrics(runs: Sequence[ConsumerRun]) -> list[Metric]:
 
 MAX_CONCURRENCY = 10_000
 WILDCARDS = "*?["
+_WILDCARD = re.compile(r"\*|\?|\[!?[^\]]+\]")
 STOP_MS = 10_000
 ABORT_SECONDS = 3.0
 """Time for the nacks of cancelled handlers."""
@@ -361,7 +363,14 @@ def _check_one_topic(topic: object, headers: object) -> str:
             "subscription with its name."
         )
     check_text("topic", topic, 1)
-    return topic if any(wildcard in topic for wildcard in WILDCARDS) else check_topic(topic)
+    if not any(wildcard in topic for wildcard in WILDCARDS):
+        return check_topic(topic)
+    if not TOPIC_TEXT.match(_WILDCARD.sub("x", topic)):
+        raise InvalidRequest(
+            f"The topic pattern {topic[:80]!r} matches no topic: names have no spaces, control characters or "
+            "brackets, and a [ of a pattern needs its ]."
+        )
+    return topic
 
 
 def _check_middlewares(middlewares: object) -> tuple[Middleware, ...]:

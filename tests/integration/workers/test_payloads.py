@@ -183,6 +183,10 @@ class Refused:
         ("orders", {"visibility": None}),
         ("orders", {"middlewares": [1]}),
         ("orders", {"middlewares": None}),
+        ("[", {}),
+        ("orders.[", {}),
+        ("orders *", {}),
+        ("[]", {}),
     ],
 )
 def test_malformed_options_are_refused(topic: Any, options: dict[str, Any]) -> None:
