@@ -3,9 +3,11 @@
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -16,15 +18,23 @@ from postroom.adapters.parquet.segment_files import (
     SCHEMA,
     Part,
     commits_where,
+    events_at,
+    file_columns,
     first_difference,
     make_folder,
+    read_table,
     remove_unfinished,
-    scan,
     select,
     to_rows,
     to_table,
     unavailable,
     write,
+)
+from postroom.adapters.parquet.sent_columns import (
+    EVENTS,
+    SENT_COLUMNS,
+    STEP_COLUMNS,
+    first_wrong_sent,
 )
 from postroom.application.mailbox.records import SCAN_POSITIONS
 from postroom.application.ports.event_log import LogArchive, Segment
@@ -53,7 +63,7 @@ class ParquetLogArchive(LogArchive):
     def store(self, mailbox: str, commits: Sequence[Commit], before: bytes | None) -> Segment:
         segment = Segment(mailbox, commits[0].first, commits[-1].last, before, commits[-1].chain)
         folder = self._folder / mailbox
-        table = to_table(segment, commits)
+        table = to_table(segment, commits, partial(self._events_at, mailbox))
         with unavailable(folder, "written"):
             make_folder(folder)
             remove_unfinished(folder)
@@ -129,22 +139,35 @@ class ParquetLogArchive(LogArchive):
 
     def verify(self, segment: Segment) -> None:
         path = self._folder / segment.mailbox / _name(segment.first, segment.last)
+        columns = file_columns(path)
+        names = [name for name in columns if name not in SENT_COLUMNS]
         for group in _group_commits(commits_where(Part(segment.first, segment.last, path))):
-            with unavailable(path, "read"):
-                batches = scan(Part(group[0].first, group[-1].last, path), SCHEMA.names)
-                stored = pa.Table.from_batches(batches, SCHEMA)
-            position = first_difference(stored, to_rows(segment.mailbox, group))
+            stored = read_table(Part(group[0].first, group[-1].last, path), names)
+            position = first_difference(
+                stored, to_rows(segment.mailbox, group).select(names).cast(stored.schema)
+            )
             if position is not None:
-                raise BrokenLog(
-                    f"The archive file {path} differs at position {position} from the commit that it holds: "
-                    "it was altered. Restore it from a backup.",
-                    position,
-                )
+                raise _altered(path, position)
+        if len(names) < len(columns):
+            events = read_table(Part(segment.first, segment.last, path), [*STEP_COLUMNS, *SENT_COLUMNS])
+            position = first_wrong_sent(events, partial(self._events_at, segment.mailbox))
+            if position is not None:
+                raise _altered(path, position)
 
     def size(self, segment: Segment) -> int:
         path = self._folder / segment.mailbox / _name(segment.first, segment.last)
         with unavailable(path, "read"):
             return path.stat().st_size
+
+    def _events_at(self, mailbox: str, positions: pl.Series) -> pl.DataFrame:
+        """Return archived events at sorted positions; see `sent_columns`."""
+        parts = self.parts(mailbox, positions[0], positions[-1])
+        frames = [
+            events_at(part, within)
+            for part in parts
+            if (within := positions.filter(positions.is_between(part.first, part.last))).len()
+        ]
+        return pl.concat(frames) if frames else pl.DataFrame(schema=EVENTS)
 
     def parts(self, mailbox: str, first: int = 1, last: int | None = None) -> list[Part]:
         """Return the files of the archived positions from `first` to `last`, in order, without overlaps."""
@@ -192,6 +215,14 @@ def _segment(mailbox: str, file: Part) -> Segment:
             file.first,
         )
     return segment
+
+
+def _altered(path: Path, position: int) -> BrokenLog:
+    return BrokenLog(
+        f"The archive file {path} differs at position {position} from the commit that it holds: "
+        "it was altered. Restore it from a backup.",
+        position,
+    )
 
 
 def _verify_segment(segment: Segment, file: Part, *, envelopes: bool) -> Iterator[Commit]:

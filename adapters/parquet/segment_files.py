@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import mkstemp
 from typing import Any, NamedTuple
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -15,46 +16,56 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 
 from postroom.adapters.files.durable import sync
+from postroom.adapters.parquet.sent_columns import (
+    EVENTS,
+    SENT_COLUMNS,
+    STEP_COLUMNS,
+    EventsAt,
+    own_columns,
+    sent_columns,
+)
 from postroom.application.mailbox.codec import encode_envelopes
 from postroom.application.ports.event_log import Segment
 from postroom.domain.commit import Commit
 from postroom.domain.errors import Unavailable
 from postroom.projections.commit_columns import to_batches
 from postroom.projections.log_reader import LogExtent
-from postroom.projections.projection import EVENT_COLUMNS
+from postroom.projections.projection import COLUMNS, EVENT_COLUMNS
 
-FORMAT = "2"
-ROW_GROUP_ROWS = 10_000
+FORMAT = "3"
+ROW_GROUP_ROWS = 25_000
 READ_ROWS = 2_000
 _TEMPORARY = ".tmp"
 
 _LAST, _COMMIT = pa.field("last", pa.int64()), pa.field("commit", pa.binary())
-_COLUMNS = ("position", *EVENT_COLUMNS)
-_REQUIRED = ("position", "stream", "version", "epoch", "event", "at", "chain")
-_WIDTHS = {"stream": 16, "chain": 32}
+_COLUMNS = ("position", "mailbox", "distance", *EVENT_COLUMNS)
+_REQUIRED = ("position", "mailbox", "distance", "stream", "version", "epoch", "event", "at", "chain")
 SCHEMA = pa.schema(
     [
-        pa.field("position", pa.int64(), nullable=False),
-        *(
-            pa.field(
-                name,
-                pa.binary(_WIDTHS[name]) if name in _WIDTHS else type_,
-                nullable=name not in _REQUIRED,
-            )
-            for name, type_ in EVENT_COLUMNS.items()
-        ),
+        *(pa.field(name, COLUMNS[name], nullable=name not in _REQUIRED) for name in _COLUMNS),
+        *(pa.field(name, type_) for name, (_, type_) in SENT_COLUMNS.items()),
         _LAST,
         _COMMIT,
     ]
 )
 """One row for each event, with the columns that log readers provide.
 
-`at`, `due` and `expires_at` are log time in µs, `timestamp` is in ms, all UTC. The first event of a commit
-has the commit's last position and its encoded events, from which the other columns were made.
+`at`, `due`, `expires_at` and `sent_at` are log time in µs, `timestamp` is in ms, all UTC. `SENT_COLUMNS` have
+the values of the `MessageSent` of an event's message. The first event of a commit has the commit's last
+position and its encoded events, from which the other columns were made.
+
+Files of format 2 have no `mailbox`, no `distance` and no `SENT_COLUMNS`.
 """
 
-_REPEATING = ["event", "topic", "reason", "consumer", "content_type", "schema_url", "schema_version"]
-_REPEATING += ["encryption", "principal", "namespace", "custom_headers"]
+_INTEGERS = [field.name for field in SCHEMA if field.type == pa.int64()]
+_REPEATING = ["chain", *(field.name for field in SCHEMA if field.type == pa.string())]
+_DISTINCT = [
+    field.name for field in SCHEMA if field.type == pa.binary() and field.name not in ("chain", "stream")
+]
+_ENCODINGS = dict.fromkeys(_INTEGERS, "DELTA_BINARY_PACKED") | dict.fromkeys(
+    _DISTINCT, "DELTA_LENGTH_BYTE_ARRAY"
+)
+_BLOOM_FILTERS = ("stream", "sent_message_id")
 
 
 class Part(NamedTuple):
@@ -92,6 +103,13 @@ def scan(
         )
 
 
+def read_table(part: Part, columns: Sequence[str], where: pc.Expression | None = None) -> pa.Table:
+    """Return the rows that `scan` yields."""
+    schema = pa.schema([SCHEMA.field(name) for name in columns])
+    with unavailable(part.path, "read"):
+        return pa.Table.from_batches(scan(part, columns, where), schema)
+
+
 def select(
     part: Part, columns: Sequence[str], where: pc.Expression | None = None
 ) -> Iterator[tuple[Any, ...]]:
@@ -125,6 +143,24 @@ def commits_where(
         yield _commit(head, envelopes_read)
 
 
+def file_columns(path: Path) -> list[str]:
+    """Return the names of the columns of `SCHEMA` that a file has; those of format 2 lack some."""
+    with unavailable(path, "read"):
+        names = set(pq.read_schema(path).names)
+    return [name for name in SCHEMA.names if name in names]
+
+
+def events_at(part: Part, positions: pl.Series) -> pl.DataFrame:
+    """Return the events of a part at sorted positions, with the columns `EVENTS`."""
+    within = Part(positions[0], positions[-1], part.path)
+    if "sent_position" in file_columns(part.path):
+        is_at = pc.field("position").isin(positions.to_arrow())
+        return pl.DataFrame(read_table(within, list(EVENTS), is_at))
+    rows = pl.DataFrame(to_rows("", list(read_commits(within, envelopes=False))).select(STEP_COLUMNS))
+    rows = rows.filter(pl.col("position").is_in(positions.implode()))
+    return rows.with_columns(own_columns()).select(*EVENTS)
+
+
 def read_commits(part: Part, *, envelopes: bool = True) -> Iterator[Commit]:
     """Yield the commits that hold the positions of a part, not verified; see `LogArchive.commits`."""
     is_held = pc.field("last") >= part.first
@@ -152,8 +188,14 @@ def first_difference(stored: pa.Table, expected: pa.Table) -> int | None:
     return None
 
 
-def to_table(segment: Segment, commits: Sequence[Commit]) -> pa.Table:
-    """Return the content of a segment's file, with the segment in its metadata."""
+def to_table(segment: Segment, commits: Sequence[Commit], events_at: EventsAt) -> pa.Table:
+    """Return the content of a segment's file, with the segment in its metadata.
+
+    Arguments:
+        events_at: as for `sent_columns`.
+
+    Raises: BrokenLog when a commit can't be decoded.
+    """
     metadata = {
         "postroom.format": FORMAT,
         "postroom.mailbox": segment.mailbox,
@@ -163,11 +205,15 @@ def to_table(segment: Segment, commits: Sequence[Commit]) -> pa.Table:
     }
     if segment.before is not None:
         metadata["postroom.before"] = segment.before.hex()
-    return to_rows(segment.mailbox, commits).replace_schema_metadata(metadata)
+    rows = to_rows(segment.mailbox, commits)
+    sent = sent_columns(rows, events_at)
+    for name in SENT_COLUMNS:
+        rows = rows.append_column(name, sent[name])
+    return rows.select(SCHEMA.names).cast(SCHEMA).replace_schema_metadata(metadata)
 
 
 def to_rows(mailbox: str, commits: Sequence[Commit]) -> pa.Table:
-    """Return the rows of consecutive commits.
+    """Return the rows of consecutive commits, without `SENT_COLUMNS`.
 
     Raises: BrokenLog when a commit can't be decoded.
     """
@@ -180,7 +226,7 @@ def to_rows(mailbox: str, commits: Sequence[Commit]) -> pa.Table:
         lasts[commit.first - first] = commit.last
         encoded[commit.first - first] = commit.events
     table = table.append_column(_LAST, pa.array(lasts, _LAST.type))
-    return table.append_column(_COMMIT, pa.array(encoded, _COMMIT.type)).cast(SCHEMA)
+    return table.append_column(_COMMIT, pa.array(encoded, _COMMIT.type))
 
 
 def write(table: pa.Table, path: Path) -> None:
@@ -189,7 +235,15 @@ def write(table: pa.Table, path: Path) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             pq.write_table(
-                table, file, compression="zstd", use_dictionary=_REPEATING, row_group_size=ROW_GROUP_ROWS
+                table,
+                file,
+                compression="zstd",
+                use_dictionary=_REPEATING,
+                column_encoding=_ENCODINGS,
+                row_group_size=ROW_GROUP_ROWS,
+                write_page_index=True,
+                sorting_columns=[pq.SortingColumn(0)],
+                bloom_filter_options=_bloom_filters(table),
             )
             file.flush()
             os.fsync(file.fileno())
@@ -199,6 +253,12 @@ def write(table: pa.Table, path: Path) -> None:
             os.unlink(temporary)
         raise
     sync(path.parent)
+
+
+def _bloom_filters(table: pa.Table) -> dict[str, dict[str, float]]:
+    rows = min(table.num_rows, ROW_GROUP_ROWS)
+    names = [name for name in _BLOOM_FILTERS if table[name].null_count < table.num_rows]
+    return {name: {"ndv": rows, "fpp": 0.05} for name in names}
 
 
 def make_folder(folder: Path) -> None:
