@@ -35,9 +35,8 @@ help: ## List the targets
 WORKERS ?= 4
 
 .PHONY: demo demo-cluster example test test-extended test-pythons bench bench-spark bench-cluster
-demo: .venv ## Send, receive, crash, rebuild, search and show the console; without Java, all but the search
-	@scripts/ensure-java.sh || true
-	@$(with_java) $(bin)/postroom demo
+demo: .venv ## Send, receive, crash, rebuild, search and show the console
+	@$(bin)/postroom demo
 
 demo-cluster: .venv ## Kill the runner of a mailbox while messages flow: leases in three NATS servers, admins, proxies and runners
 	@$(bin)/python -m docs.examples.cluster.run

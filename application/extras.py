@@ -68,11 +68,12 @@ class MissingExtra(PostroomError, ImportError):
 
 
 @contextmanager
-def explain_missing_extra(extra: str | None = None) -> Iterator[None]:
+def explain_missing_extra(extra: str | None = None, otherwise: str = "") -> Iterator[None]:
     """Replace the import error of an optional dependency with one that names its extra.
 
     Arguments:
         extra: the extra to name; None uses `EXTRAS`.
+        otherwise: what the user can do instead.
 
     Raises: MissingExtra when an optional dependency can't be imported within the context.
     """
@@ -84,5 +85,5 @@ def explain_missing_extra(extra: str | None = None) -> Iterator[None]:
             raise
         raise MissingExtra(
             f"This needs the package {module}, which is not installed; "
-            f"run: pip install 'postroom[{extra or EXTRAS[module]}]'."
+            f"run: pip install 'postroom[{extra or EXTRAS[module]}]'{otherwise and f', or {otherwise}'}."
         ) from error

@@ -18,6 +18,7 @@ from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 from postroom.domain.names import describe_choices
 from postroom.domain.search import NO_BODIES, BodyRules
+from postroom.projections.engine import EngineChoice
 from postroom.projections.fold import MESSAGES, check_folds
 from postroom.projections.follow import Follower
 from postroom.projections.incremental.cursors import Cursor
@@ -54,6 +55,7 @@ class RebuildReport(msgspec.Struct, frozen=True):
         seconds: duration of each phase (start, fold, load, index, catch_up, flip), and `total`.
         task_seconds: time spent in `read`, `fold` and `write`, summed over all concurrent tasks.
         differences: from the previously active version, a sentence each; None without a comparison.
+        computed_by: the engine, and why it was chosen; None for a runner of the caller.
     """
 
     version: int
@@ -67,6 +69,7 @@ class RebuildReport(msgspec.Struct, frozen=True):
     seconds: dict[str, float]
     task_seconds: dict[str, float]
     differences: list[str] | None = None
+    computed_by: EngineChoice | None = None
 
     def summary(self) -> str:
         """Return a few lines of text."""

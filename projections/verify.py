@@ -17,6 +17,7 @@ import polars as pl
 from postroom.application.text import pluralize
 from postroom.domain.errors import NotFound, PostroomError, Unavailable
 from postroom.domain.mailbox.counts import TopicCount
+from postroom.projections.engine import EngineChoice
 from postroom.projections.fold import MESSAGES, FoldResult, piece_schemas
 from postroom.projections.log_checks import check_bounds, check_names, check_same_log
 from postroom.projections.log_reader import LogExtent, LogReader
@@ -149,6 +150,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
         engine: result of comparing the backlog with the live engine, for mailboxes with a complete log.
         skipped: checks that were not possible, a sentence each.
         seconds: duration of the verification.
+        computed_by: the engine that read the log, and why it was chosen; None for a runner of the caller.
     """
 
     version: int
@@ -157,6 +159,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
     engine: Comparison
     skipped: list[str]
     seconds: float
+    computed_by: EngineChoice | None = None
 
     @property
     def is_intact(self) -> bool:

@@ -33,6 +33,7 @@ from postroom.application.inbox.metrics import InboxSettings
 from postroom.application.outbox.relay import OutboxSettings
 from postroom.domain.names import describe_choices
 from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.projections.engine import EngineSettings
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.doctor import Check, Finding
@@ -50,6 +51,7 @@ _KINDS: Mapping[str, type[msgspec.Struct]] = {
     "kafka": KafkaSettings,
     "rabbitmq": RabbitmqSettings,
     "search": SearchSettings,
+    "engine": EngineSettings,
     "messaging": MessagingSettings,
     "outbox": OutboxSettings,
     "inbox": InboxSettings,

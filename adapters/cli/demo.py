@@ -44,10 +44,10 @@ async def demo(
         ),
     ] = None,
 ) -> None:
-    """Send 20,000 messages to two consumers, kill one, rebuild the read models with Spark, and search.
+    """Send 20,000 messages to two consumers, kill one, rebuild the read models, and search.
 
     The demo writes to postroom-demo.db, or the file of --store, and does not delete it afterwards. Without
-    Spark or Java it omits the search.
+    the extra `views` it omits the search.
     """
     from postroom.adapters.compose import is_database
 
@@ -166,13 +166,13 @@ async def _is_busy(postroom: "SharedMailbox") -> bool:
 
 
 def _rebuild(session: Session) -> dict[str, Any] | None:
-    """Build the read models and return the report; print why and return None without Spark or Java."""
-    _heading(session, "Rebuilding the read models with Spark")
+    """Build the read models and return the report; print why and return None without the extra `views`."""
+    _heading(session, "Rebuilding the read models")
     try:
-        with explain_missing_extra("spark"):
+        with explain_missing_extra("views"):
             from postroom.adapters.compose.projections import rebuild_projections
 
-        with session.out.progress("Starting Spark") as advance:
+        with session.out.progress("Rebuilding") as advance:
             report = rebuild_projections(
                 session.store, lambda at: advance(at.done, f"{at.phase} {at.done:,} {at.unit}")
             )

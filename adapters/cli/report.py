@@ -18,9 +18,10 @@ from postroom.adapters.cli.values import (
     parse_duration,
     parse_micros,
 )
-from postroom.adapters.cli.views import ENGINES, Engine
+from postroom.adapters.cli.views import EngineOption, check_engine
 from postroom.application.extras import explain_missing_extra
 from postroom.application.text import pluralize
+from postroom.projections.engine import Engine, EngineChoice, EngineSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,7 +60,7 @@ class ReportOptions(msgspec.Struct, frozen=True):
     until: int | None
     topic: str | None
     archive: str | None
-    engine: str
+    engine: Engine
     parquet: str | None
     html: str | None
     overwrite: bool
@@ -71,14 +72,13 @@ def report_options(
     until: Until = None,
     topic: Topic = None,
     archive: Archive = None,
-    engine: Engine = "spark",
+    engine: EngineOption = "auto",
     parquet: Parquet = None,
     html: Html = None,
     overwrite: Overwrite = False,
 ) -> ReportOptions:
     """Return the options; raise WrongUsage for an invalid value."""
-    if engine not in ENGINES:
-        raise WrongUsage(f"Unknown --engine {engine!r}; expected {' or '.join(ENGINES)}.")
+    checked = check_engine(engine)
     if topic is not None and not topic.strip("*").strip():
         raise WrongUsage("--topic is blank; name a topic, or leave the option out for all.")
     return ReportOptions(
@@ -86,7 +86,7 @@ def report_options(
         parse_micros("--until", until),
         topic,
         session.archive(archive),
-        engine,
+        checked,
         parquet,
         html,
         overwrite,
@@ -171,38 +171,46 @@ def _write(
 
     if by not in PERIODS:
         raise WrongUsage(f"Unknown --by {by!r}; expected {' or '.join(PERIODS)}.")
-    rows = compute(session, report, options, {"period": PERIODS[by], **(parameters or {})})
+    rows, choice = compute(session, report, options, {"period": PERIODS[by], **(parameters or {})})
     headings = [name.removesuffix("_ms") for name in rows.column_names]
     cells = [[cell(name, value) for name, value in row.items()] for row in rows.to_pylist()]
     only_wide = [name.removesuffix("_ms") for name in report.only_wide]
-    show(session, report, rows, options, lambda: session.out.table(headings, cells, only_wide=only_wide))
+    show(
+        session,
+        report,
+        rows,
+        choice,
+        options,
+        lambda: session.out.table(headings, cells, only_wide=only_wide),
+    )
     return None if rows.num_rows else NOTHING
 
 
 def compute(
     session: Session, report: "Report", options: ReportOptions, parameters: Mapping[str, int]
-) -> "pa.Table":
-    """Return the rows of a report, and write them to the files that the options name."""
+) -> "tuple[pa.Table, EngineChoice]":
+    """Return the rows of a report and the engine, and write the rows to the files that the options name."""
     with explain_missing_extra("reports"):
-        from postroom.adapters.compose.reports import make_report, write_page, write_parquet
+        from postroom.adapters.compose.reports import make_report, report_engine, write_page, write_parquet
 
-    store = session.existing_store()
-    label = "Starting Spark" if options.engine == "spark" else "Reading"
-    with session.out.progress(label):
+    store, selection, archive = session.existing_store(), selection_of(session, options), options.archive
+    settings = session.settings.section("engine", EngineSettings)
+    choice = report_engine(store, report, options.engine, settings, selection=selection, archive=archive)
+    with session.out.progress(choice.summary()):
         rows = make_report(
             store,
             report,
-            selection=selection_of(session, options),
+            selection=selection,
             topic=options.topic,
-            archive=options.archive,
-            engine="local" if options.engine == "local" else "spark",
+            archive=archive,
+            engine=choice,
             parameters=parameters,
         )
     if options.parquet is not None:
         write_parquet(report, rows, options.parquet, overwrite=options.overwrite)
     if options.html is not None:
         write_page(report, rows, options.html)
-    return rows
+    return rows, choice
 
 
 def selection_of(session: Session, options: ReportOptions) -> "LogSelection":
@@ -213,7 +221,12 @@ def selection_of(session: Session, options: ReportOptions) -> "LogSelection":
 
 
 def show(
-    session: Session, report: "Report", rows: "pa.Table", options: ReportOptions, table: Callable[[], None]
+    session: Session,
+    report: "Report",
+    rows: "pa.Table",
+    choice: EngineChoice,
+    options: ReportOptions,
+    table: Callable[[], None],
 ) -> None:
     """Print the rows of a report, and the names of the files that were written.
 
@@ -221,7 +234,8 @@ def show(
         table: prints the rows as a table.
     """
     if session.out.as_json:
-        session.out.json({"report": report.name, "rows": [_json(row) for row in rows.to_pylist()]})
+        listed = [_json(row) for row in rows.to_pylist()]
+        session.out.json({"report": report.name, "computed_by": choice, "rows": listed})
         return
     table()
     for option, path in (("--parquet", options.parquet), ("--html", options.html)):
@@ -285,9 +299,9 @@ def whatif(
         selection=selection_of(session, options),
         archive=options.archive,
     )
-    rows = compute(session, report, options, {"by_topic": by_topic})
+    rows, choice = compute(session, report, options, {"by_topic": by_topic})
     listed = rows.to_pylist()
-    show(session, report, rows, options, lambda: _table(session, listed))
+    show(session, report, rows, choice, options, lambda: _table(session, listed))
     return None if listed else NOTHING
 
 

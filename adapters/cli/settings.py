@@ -125,6 +125,7 @@ SECTIONS = (
     "consumers",
     "archive",
     "search",
+    "engine",
     "owner",
     "erasure",
     "relay",

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import msgspec
 from typer import Option
@@ -16,18 +16,17 @@ from postroom.application.extras import explain_missing_extra
 from postroom.application.text import pluralize
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.domain.names import describe_choices
+from postroom.projections.engine import ENGINES, Engine, EngineChoice, EngineSettings
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.projections import MessagingSettings, RunningFollower
     from postroom.application.ports.read_models import ProjectionStatus
     from postroom.domain.search import BodyRules
-    from postroom.projections.ports.runner import TaskRunner
 
 
 MAX_PARKED_LIMIT = 10_000
 """Maximum number of parked records that `--parked` lists."""
 DEFAULT_PARKED_LIMIT = 5
-ENGINES = ("spark", "local")
 FOLLOWED_RECORDS = 300_000
 """Maximum number of log records in a batch of the follower."""
 
@@ -36,11 +35,12 @@ Archive = Annotated[
     Option("--archive", metavar="FOLDER", help="Also read the log segments that retention archived here."),
 ]
 
-Engine = Annotated[
+EngineOption = Annotated[
     str,
     Option(
-        metavar="spark|local",
-        help="spark: tasks on all cores, or on a cluster; local: in this process, without a JVM.",
+        "--engine",
+        metavar="auto|local|spark",
+        help="local: this process; spark: all cores, or a cluster; auto: spark for a large log. [engine]",
     ),
 ]
 
@@ -76,7 +76,7 @@ def rebuild(
     restart: Annotated[
         bool, Option("--restart", help="Start over instead of resuming an interrupted rebuild.")
     ] = False,
-    engine: Engine = "spark",
+    engine: EngineOption = "auto",
     verify: Annotated[
         bool, Option("--verify", help="Check the hashes of all commits and envelopes that are read.")
     ] = False,
@@ -84,12 +84,11 @@ def rebuild(
         bool, Option("--allow-gaps", help="Go on when records are missing from a log.")
     ] = False,
 ) -> None:
-    """Rebuild the read models from the logs with Spark, and switch to the new version when it is complete."""
-    runner = _runner(engine)
-    with explain_missing_extra("spark"):
-        from postroom.adapters.compose.projections import rebuild_projections
+    """Rebuild the read models from the logs, and switch to the new version when it is complete."""
+    choice = _choose_engine(session, engine, archive)
+    from postroom.adapters.compose.projections import rebuild_projections
 
-    with session.out.progress("Starting Spark" if runner is None else "Starting") as advance:
+    with session.out.progress(choice.summary()) as advance:
         report = rebuild_projections(
             session.existing_store(),
             lambda at: advance(at.done / at.total if at.total else 0, at.summary()),
@@ -102,7 +101,7 @@ def rebuild(
             restart=restart,
             verify=verify,
             allow_gaps=allow_gaps,
-            runner=runner,
+            engine=choice,
         )
     session.out.result(report, *report.summary().splitlines())
 
@@ -128,23 +127,22 @@ def status(
 def verify(
     session: Session,
     archive: Archive = None,
-    engine: Engine = "spark",
+    engine: EngineOption = "auto",
     chain: Annotated[
         bool, Option("--chain/--no-chain", help="Also check the hashes of all commits and envelopes.")
     ] = True,
 ) -> int | None:
-    """Recompute the read models from the logs with Spark, and compare them with the active version."""
-    runner = _runner(engine)
-    with explain_missing_extra("spark"):
-        from postroom.adapters.compose.projections import verify_projections
+    """Recompute the read models from the logs, and compare them with the active version."""
+    choice = _choose_engine(session, engine, archive)
+    from postroom.adapters.compose.projections import verify_projections
 
-    with session.out.progress("Starting Spark" if runner is None else "Starting") as advance:
+    with session.out.progress(choice.summary()) as advance:
         report = verify_projections(
             session.existing_store(),
             lambda at: advance(at.done / at.total if at.total else 0, at.summary()),
             archive=archive,
             chain=chain,
-            runner=runner,
+            engine=choice,
         )
     session.out.result(report, *report.summary().splitlines())
     return None if report.is_intact else REFUSED
@@ -176,16 +174,20 @@ def body_rules(session: Session) -> "BodyRules":
     return BodyRules(topics)
 
 
-def _runner(engine: str) -> "TaskRunner | None":
-    """Return the runner of an engine; None for the default, Spark."""
+def check_engine(engine: str) -> Engine:
+    """Return the value of `--engine`; raise WrongUsage for an unknown one."""
     if engine not in ENGINES:
-        raise WrongUsage(f"Unknown --engine {engine!r}; expected {' or '.join(ENGINES)}.")
-    if engine == "spark":
-        return None
-    with explain_missing_extra("spark"):
-        from postroom.adapters.compose.projections import LocalTaskRunner
+        raise WrongUsage(f"Unknown --engine {engine!r}; expected {', '.join(ENGINES[:-1])} or {ENGINES[-1]}.")
+    return cast(Engine, engine)
 
-    return LocalTaskRunner()
+
+def _choose_engine(session: Session, engine: str, archive: str | None) -> EngineChoice:
+    checked = check_engine(engine)
+    with explain_missing_extra("spark" if engine == "spark" else "views"):
+        from postroom.adapters.compose.projections import projection_engine
+
+    settings = session.settings.section("engine", EngineSettings)
+    return projection_engine(session.existing_store(), checked, settings, archive=archive)
 
 
 def _show_status(session: Session, current: "ProjectionStatus") -> None:

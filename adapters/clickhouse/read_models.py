@@ -188,7 +188,8 @@ class ClickHouseReadModels(SqlReadModels):
 
     def _not_built(self) -> NotFound:
         return NotFound(
-            f"There are no read models in {self._shown}; build them with `postroom views rebuild --into`."
+            f"There are no read models in {self._shown}; build them with `postroom views rebuild --into "
+            f"{self._database.address}`."
         )
 
     def _exists(self) -> bool:
@@ -232,7 +233,7 @@ class ClickHouseReadModels(SqlReadModels):
             if ended(f"{model}_v{number}") not in snapshot.tables:
                 raise Unavailable(
                     f"Version {version} of the read models {self._shown} was built by an earlier release; "
-                    f"rebuild them with `postroom views rebuild --into`."
+                    f"rebuild them with `postroom views rebuild --into {self._database.address}`."
                 )
         return tables
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from threading import Event
 
+from msgspec.structs import replace
+
 from postroom.adapters.compose.queries import open_clickhouse, open_target, read_mailbox
 from postroom.adapters.compose.store import Store, open_log_reader, open_store
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
@@ -11,6 +13,7 @@ from postroom.application.messaging.backlog_monitor import ContextBacklogRefresh
 from postroom.application.metrics import Monitor
 from postroom.domain.mailbox.counts import TopicCount
 from postroom.domain.search import NO_BODIES, BodyRules
+from postroom.projections.engine import Engine, EngineChoice, EngineSettings, find_engine
 from postroom.projections.follow import Follower, follow_monitor
 from postroom.projections.incremental.batch import FollowCounts
 from postroom.projections.incremental.cursors import MAX_EVENTS
@@ -104,6 +107,18 @@ def open_follower(
         yield RunningFollower(follower)
 
 
+def projection_engine(
+    address: str,
+    engine: Engine | EngineChoice,
+    settings: EngineSettings | None = None,
+    *,
+    archive: str | None = None,
+) -> EngineChoice:
+    """Return the engine of a rebuild or a verification; see `find_engine` and `rebuild_projections`."""
+    log = open_log_reader(open_store(address), archive)
+    return find_engine(engine, lambda: sum(each.events for each in log.extents()), settings)
+
+
 def rebuild_projections(
     address: str,
     progress: Callable[[Progress], None] = lambda _: None,
@@ -117,6 +132,7 @@ def rebuild_projections(
     restart: bool = False,
     verify: bool = False,
     allow_gaps: bool = False,
+    engine: Engine | EngineChoice = "auto",
     runner: TaskRunner | None = None,
 ) -> RebuildReport:
     """Rebuild the read models of a store; see `postroom.projections.rebuild.rebuild`.
@@ -125,17 +141,21 @@ def rebuild_projections(
         address: of the store.
         archive: folder of the records that retention removed, to be read as the log's beginning.
         into: a target instead of the store's own read models; see `open_target`.
-        runner: Spark by default.
+        engine: `local`, this process; `spark`; or `auto`, which takes Spark for logs of more than 10 million
+            records where pyspark and Java are installed, and for a process that `spark-submit` started.
+        runner: runs the tasks instead of the engine's runner.
     """
     store = open_store(address)
-    return rebuild(
+    choice = projection_engine(address, engine, archive=archive)
+    report = rebuild(
         open_log_reader(store, archive, allow_gaps=allow_gaps),
         store.read_model_store() if into is None else open_target(into),
-        runner or SparkTaskRunner(),
+        runner or _runner(choice),
         (lambda version: make_follower(store, version=version)) if into is None else None,
         RebuildRequest(only, to_position, compare, archive, bodies, restart, verify, allow_gaps),
         progress,
     )
+    return replace(report, computed_by=choice) if runner is None else report
 
 
 def verify_projections(
@@ -144,12 +164,13 @@ def verify_projections(
     *,
     archive: str | None = None,
     chain: bool = True,
+    engine: Engine | EngineChoice = "auto",
     runner: TaskRunner | None = None,
 ) -> VerifyReport:
     """Compare the read models of a store with its log; see `postroom.projections.verify.verify`.
 
     Arguments:
-        address, archive, runner: as for `rebuild_projections`.
+        address, archive, engine, runner: as for `rebuild_projections`.
         chain: also check the hashes of the log.
     """
 
@@ -158,14 +179,20 @@ def verify_projections(
             return reader.get_backlog(at=position).shards
 
     store = open_store(address)
-    return verify(
+    choice = projection_engine(address, engine, archive=archive)
+    report = verify(
         open_log_reader(store, archive),
         store.read_model_store(),
-        runner or SparkTaskRunner(),
+        runner or _runner(choice),
         backlog_at=backlog_at,
         chain=chain,
         progress=progress,
     )
+    return replace(report, computed_by=choice) if runner is None else report
+
+
+def _runner(choice: EngineChoice) -> TaskRunner:
+    return LocalTaskRunner() if choice.engine == "local" else SparkTaskRunner()
 
 
 def roll_back_projections(address: str, to: int | None = None) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.compose.store import open_log_reader, open_store
@@ -13,6 +13,7 @@ from postroom.application.queries.mailbox_past import read_mailbox_past, to_us
 from postroom.domain.arguments import check_any_text
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.policy_simulation import Changes
+from postroom.projections.engine import Engine, EngineChoice, EngineSettings, find_engine
 from postroom.projections.log_reader import LogReader
 from postroom.projections.reports import whatif
 from postroom.projections.reports.report import BEGINNING, END_OF_TIME, Report
@@ -24,8 +25,26 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-Engine = Literal["spark", "local"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def report_engine(
+    address: str,
+    report: Report,
+    engine: Engine | EngineChoice,
+    settings: EngineSettings | None = None,
+    *,
+    selection: LogSelection,
+    archive: str | None = None,
+) -> EngineChoice:
+    """Return the engine that makes a report; see `find_engine` and `make_report`."""
+    log, selection = open_log_reader(open_store(address), archive), _selection(report, selection)
+    return find_engine(
+        engine,
+        lambda: sum(each.size for each in selection.ranges(log, log.extents())),
+        settings,
+        local_module="duckdb",
+    )
 
 
 def make_report(
@@ -35,7 +54,7 @@ def make_report(
     selection: LogSelection,
     topic: str | None = None,
     archive: str | None = None,
-    engine: Engine = "spark",
+    engine: Engine | EngineChoice = "auto",
     parameters: Mapping[str, int] | None = None,
 ) -> "pa.Table":
     """Return the rows of a report.
@@ -44,7 +63,7 @@ def make_report(
         selection: mailboxes and times; a report that follows messages reads to the end of the log.
         topic: a topic, or with `*` at its end those that begin so.
         archive: folder of the records that retention removed.
-        engine: `local` runs in this process, without a JVM.
+        engine: see `rebuild_projections`; `local` needs DuckDB.
         parameters: of the report's SQL text.
 
     Raises: InvalidRequest for an invalid parameter; Unavailable when the store can't be read, or Spark does
@@ -53,7 +72,8 @@ def make_report(
     log = open_log_reader(open_store(address), archive)
     _check_names(selection, topic)
     arguments = _arguments(log, report, selection, parameters or {})
-    if engine == "local":
+    choice = report_engine(address, report, engine, selection=selection, archive=archive)
+    if choice.engine == "local":
         return _run_locally(log, report, _selection(report, selection), topic, arguments)
     with explain_missing_extra("spark"):
         from postroom.adapters.compose.spark import register

@@ -58,12 +58,12 @@ def check_java() -> Iterator[Finding]:
     try:
         spark = f"PySpark {version('pyspark')}"
     except PackageNotFoundError:
-        yield Finding("java", "ok", "PySpark is not installed; only rebuilds and clusters need it")
+        yield Finding("java", "ok", "PySpark is not installed; only the engine spark needs it")
         return
     java = _java()
     advice = "Install a JDK (such as openjdk-17-jre-headless), or set JAVA_HOME."
     if java is None:
-        yield Finding("java", "warning", f"{spark} has no Java, which rebuilds need", advice)
+        yield Finding("java", "warning", f"{spark} has no Java, which the engine spark needs", advice)
         return
     try:
         done = subprocess.run(

@@ -98,7 +98,7 @@ class TargetReadModelStore(ReadModelStore):
     def roll_back(self, to: int | None = None) -> int:
         if not self._target.exists():
             raise NotFound(
-                f"There are no read models in {self.where}; build them with `postroom views rebuild`."
+                f"There are no read models in {self.where}; build them with `postroom views rebuild --into`."
             )
         with self._target.catalog() as database:
             versions = Versions(database)

@@ -108,15 +108,15 @@ def find_java() -> None:
     if not (own / "bin" / "java").exists():
         raise Unavailable(
             "Spark needs Java 17 or newer, which is not installed; install a JDK (for example "
-            "openjdk-17-jre-headless) or set JAVA_HOME."
+            "openjdk-17-jre-headless), set JAVA_HOME, or do without Spark: --engine local."
         )
     os.environ["JAVA_HOME"] = str(own)
 
 
 def _settings(config: Mapping[str, str], defaults: Mapping[str, str], jvm: Mapping[str, str]) -> "SparkConf":
-    find_java()
-    with explain_missing_extra():
+    with explain_missing_extra(otherwise="do without Spark: --engine local"):
         from pyspark import SparkConf, SparkContext
+    find_java()
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         # spark-submit started this process; SparkConf sees its options only after a call to the JVM.
         SparkContext.getSystemProperty("spark.master")
@@ -140,7 +140,8 @@ def _start_errors() -> Iterator[None]:
         yield
     except PySparkRuntimeError as error:
         raise Unavailable(
-            f"Spark did not start ({error}). It needs Java 17 or newer; see its output above."
+            f"Spark did not start ({error}). It needs Java 17 or newer; see its output above, or do without "
+            "Spark: --engine local."
         ) from error
 
 

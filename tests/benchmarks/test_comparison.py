@@ -106,7 +106,6 @@ def test_in_life_hardly_any_message_is_settled_far_from_where_it_was_sent(store:
 
 
 @pytest.mark.extended
-@pytest.mark.usefixtures("spark")
 def test_every_peer_makes_the_rows_and_the_indexes_of_the_rebuild(store: str, tmp_path: Path) -> None:
     build(store, tmp_path)
     rebuild_projections(store, only=("search",))
@@ -172,7 +171,6 @@ def version_in_postgres(store: str) -> int:
 
 
 @pytest.mark.extended
-@pytest.mark.usefixtures("spark")
 def test_every_message_that_is_sampled_while_a_follower_runs_is_found(
     postgres_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

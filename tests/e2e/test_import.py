@@ -224,7 +224,7 @@ def test_search_finds_in_webhook_deliveries_what_a_scan_of_the_file_finds(postro
     all_ = len(deliveries)
     assert counts(postroom.ok("import", str(webhooks), *mapping, *timed, "--json")) == (all_, all_, 0, 0)
     assert counts(postroom.ok("import", str(webhooks), *mapping, *timed, "--json")) == (all_, 0, all_, 0)
-    postroom.ok("views", "rebuild", "--engine", "local", "--verify")
+    postroom.ok("views", "rebuild", "--verify")
 
     def scan(is_wanted):
         return sorted(line for line, delivery in deliveries if is_wanted(delivery))

@@ -25,20 +25,28 @@ def without(package: str, folder: Path, *arguments: str) -> subprocess.Completed
     )
 
 
-@pytest.mark.parametrize("package", ["polars", "pyspark"])
 @pytest.mark.parametrize("command", ["rebuild", "verify"])
-def test_a_rebuild_and_a_verification_name_the_extra(tmp_path: Path, package: str, command: str) -> None:
+def test_a_rebuild_and_a_verification_name_the_extra(tmp_path: Path, command: str) -> None:
     assert without("redis", tmp_path, "send", "orders", "hello").returncode == 0
-    refused = without(package, tmp_path, "views", command)
+    refused = without("polars", tmp_path, "views", command)
     assert refused.returncode != 0
-    if (package, command) != ("pyspark", "verify"):  # which first misses the read models
-        assert "pip install 'postroom[spark]'" in refused.stderr
+    assert "pip install 'postroom[views]'" in refused.stderr
+
+
+def test_without_spark_a_rebuild_runs_here_and_one_on_spark_names_the_extra_and_the_other_engine(
+    tmp_path: Path,
+) -> None:
+    assert without("redis", tmp_path, "send", "orders", "hello").returncode == 0
+    assert without("pyspark", tmp_path, "views", "rebuild").returncode == 0
+    refused = without("pyspark", tmp_path, "views", "rebuild", "--engine", "spark")
+    assert refused.returncode != 0
+    assert "pip install 'postroom[spark]', or do without Spark: --engine local." in refused.stderr
 
 
 def test_the_demo_shows_the_queue_and_names_the_extra(tmp_path: Path) -> None:
     shown = without("polars", tmp_path, "demo")
     assert shown.returncode == 0, shown.stderr
-    assert "pip install 'postroom[spark]'" in shown.stdout + shown.stderr
+    assert "pip install 'postroom[views]'" in shown.stdout + shown.stderr
     assert "Backlog" in shown.stdout
 
 

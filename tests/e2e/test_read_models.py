@@ -110,7 +110,7 @@ def test_following_keeps_the_context_of_the_settings_up_to_date(
 
 @pytest.mark.extended
 def test_read_models_in_clickhouse_answer_like_those_of_the_store(filled: Postroom) -> None:
-    filled.ok("views", "rebuild", "--engine", "local", "--into", "chdb:models")
+    filled.ok("views", "rebuild", "--into", "chdb:models")
     assert filled.ok("search", "--json", "--from", "chdb:models").out == filled.ok("search", "--json").out
     (shard,) = filled.ok("backlog", "shop", "--json", "--from", "chdb:models").json["shards"]
     assert (shard["topic"], shard["ready"], shard["dead"]) == ("shop", 0, 1)
@@ -129,7 +129,7 @@ def test_read_models_in_clickhouse_answer_like_those_of_the_store(filled: Postro
 
 def test_a_search_for_words_says_whether_bodies_are_indexed_and_how_to_index_them(postroom):
     postroom.ok("send", "orders", "-", stdin=b"needle in the body")
-    postroom.ok("views", "rebuild", "--engine", "local")
+    postroom.ok("views", "rebuild")
     missed = postroom("search", "--match", "needle")
     assert missed.code == 3
     note = missed.err.replace("\n", " ")
@@ -138,7 +138,7 @@ def test_a_search_for_words_says_whether_bodies_are_indexed_and_how_to_index_the
     (postroom.folder / "postroom.toml").write_text('[search]\nbodies = ["*"]\n')
     still = postroom("search", "--match", "needle")  # the version was built without them
     assert "bodies are not indexed" in still.err.replace("\n", " ")
-    postroom.ok("views", "rebuild", "--engine", "local")
+    postroom.ok("views", "rebuild")
     found = postroom.ok("search", "--match", "needle")
     assert "1 found" in found.err
     assert "indexed" not in found.err

@@ -11,15 +11,17 @@ EXAMPLE = ROOT / "docs" / "examples" / "reports" / "ack_times.py"
 
 
 def test_a_report_is_a_table_json_a_parquet_file_and_a_page(postroom: Postroom) -> None:
-    assert postroom("report", "traffic", "--engine", "local").code == 3
+    assert postroom("report", "traffic").code == 3
     postroom.ok("send", "<b>orders</b>", "hello", "--principal", "me")
     files = ("--html", "page.html", "--parquet", "rows")
-    (row,) = postroom.ok("report", "traffic", "--engine", "local", "--json", *files).json["rows"]
+    report = postroom.ok("report", "traffic", "--json", *files).json
+    (row,) = report["rows"]
+    assert report["computed_by"]["engine"] == "local"
     assert (row["topic"], row["principal"], row["messages"], row["bytes"]) == ("<b>orders</b>", "me", 1, 5)
     assert row["start"].endswith(":00:00Z")
     assert "&lt;b&gt;orders&lt;/b&gt;" in (postroom.folder / "page.html").read_text()
     assert (postroom.folder / "rows" / "report.parquet").is_file()
-    table = postroom.ok("report", "latency", "--engine", "local", "--by", "day", COLUMNS="80").out
+    table = postroom.ok("report", "latency", "--by", "day", COLUMNS="80").out
     assert all(len(line) <= 80 for line in table.splitlines())
     assert "total_p95" in table
 
@@ -30,9 +32,7 @@ def test_the_report_of_the_page_computes_median_and_p95_by_topic_and_hour(postro
     receipt = json.loads(postroom.ok("recv", "orders", "--json").out)["receipt"]
     postroom.ok("ack", receipt)
     path = str(Path(EXAMPLE).parent)
-    (row,) = postroom.ok("report", "run", "ack_times", "--engine", "local", "--json", PYTHONPATH=path).json[
-        "rows"
-    ]
+    (row,) = postroom.ok("report", "run", "ack_times", "--json", PYTHONPATH=path).json["rows"]
     assert row["topic"] == "orders"
     assert row["median_ms"] == row["p95_ms"] > 0
 
@@ -42,7 +42,7 @@ def test_a_grid_of_policies_is_a_table_that_fits_with_ranges(postroom: Postroom)
     receipt = json.loads(postroom.ok("recv", "orders", "--json").out)["receipt"]
     postroom.ok("nack", receipt, "--delay", "0")
     grid = ("--attempts", "1,3", "--visibility", "5s,1m", "--backoff", "1s", "--backoff-max", "1h")
-    whatif = ("report", "whatif", *grid, "--engine", "local")
+    whatif = ("report", "whatif", *grid)
     table = postroom.ok(*whatif, "--html", "page.html", COLUMNS="80").out
     assert all(len(line) <= 80 for line in table.splitlines())
     assert "dead letters" in table
@@ -57,7 +57,7 @@ def test_a_grid_of_policies_is_a_table_that_fits_with_ranges(postroom: Postroom)
     ("arguments", "problem"),
     [
         (("latency", "--by", "week"), "Unknown --by 'week'; expected hour or day."),
-        (("latency", "--engine", "duck"), "Unknown --engine 'duck'; expected spark or local."),
+        (("latency", "--engine", "duck"), "Unknown --engine 'duck'; expected auto, local or spark."),
         (("traffic", "--since", "12"), "--since '12' is not a time"),
         (("sla", "--within", "soon"), "'soon' is not a duration"),
         (("whatif",), "Pass at least one of --attempts, --backoff, --backoff-max and --visibility."),
@@ -65,8 +65,8 @@ def test_a_grid_of_policies_is_a_table_that_fits_with_ranges(postroom: Postroom)
         (("whatif", "--attempts", "3,many"), "--attempts: 'many' is not a number of deliveries"),
         (("whatif", "--attempts", "0"), "max_attempts"),
         (("whatif", "--visibility", "soon"), "'soon' is not a duration"),
-        (("run", "nowhere", "--engine", "local"), "The report nowhere can't be loaded"),
-        (("run", "json", "--engine", "local"), "The report json can't be loaded"),
+        (("run", "nowhere"), "The report nowhere can't be loaded"),
+        (("run", "json"), "The report json can't be loaded"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, tuple) else None,
 )

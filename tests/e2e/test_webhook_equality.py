@@ -150,7 +150,7 @@ def imported(deliveries: list[Delivery], tmp_path_factory: pytest.TempPathFactor
     for duplicates in (survived, len(lines)):
         facts = postroom.ok("import", "webhooks.ndjson", *MAPPING, "--json").json
         assert (facts["read"], facts["duplicates"]) == (len(lines), duplicates)
-    postroom.ok("views", "rebuild", "--engine", "local")
+    postroom.ok("views", "rebuild")
     for format_ in FORMATS:
         exported = postroom.ok("export", format_, format_, "--payload", "--json").json
         assert exported["messages"] == len(lines)

@@ -229,7 +229,7 @@ def into(store: Store) -> str | None:
 
 def rebuild(store: Store, **options: Any) -> RebuildReport:
     """Rebuild the read models of a store with Spark."""
-    return rebuild_projections(str(store), **options)
+    return rebuild_projections(str(store), engine="spark", **options)
 
 
 def model_target(into: str) -> ReadModelStore:

@@ -32,7 +32,9 @@ def die_at(at):
     if (at.phase, unit) in ((phase, at.unit), (phase, "")) and at.done >= int(done):
         os.kill(os.getpid(), signal.SIGKILL)
 
-rebuild_projections(store, progress=die_at, runner=None if int(is_on_spark) else LocalRunner())
+rebuild_projections(
+    store, progress=die_at, engine="spark", runner=None if int(is_on_spark) else LocalRunner()
+)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 STEPS = {
