@@ -15,11 +15,14 @@ from postroom.projections.projection import COLUMNS
 SENT_COLUMNS = {
     "sent_position": ("position", pa.int64()),
     "sent_at": ("at", pa.int64()),
-    "sent_topic": ("topic", pa.string()),
-    "sent_shard": ("shard", pa.int64()),
     "sent_message_id": ("message_id", pa.string()),
+    "event_topic": ("topic", pa.string()),
+    "event_shard": ("shard", pa.int64()),
 }
-"""Columns with values of the `MessageSent` of an event's message: their sources and types."""
+"""Columns with values of the `MessageSent` of an event's message: their sources and types.
+
+Topic and shard of an event of the mailbox are its own, so that a reader can filter all events by them.
+"""
 STEP_COLUMNS = ("position", "stream", "event", "distance", "at", "topic", "shard", "message_id")
 """Columns from which `SENT_COLUMNS` are made."""
 
@@ -36,7 +39,7 @@ EventsAt = Callable[[pl.Series], pl.DataFrame]
 def sent_columns(events: pa.Table, events_at: EventsAt) -> pa.Table:
     """Return `SENT_COLUMNS` of the events of a segment.
 
-    They are null for events of the mailbox, and where the `MessageSent` was never archived.
+    Those of messages are null for events of the mailbox, and where the `MessageSent` was never archived.
 
     Arguments:
         events: all events of consecutive positions, with `STEP_COLUMNS`.
@@ -77,9 +80,12 @@ def first_wrong_sent(events: pa.Table, events_at: EventsAt) -> int | None:
 
 
 def own_columns() -> list[pl.Expr]:
-    """Return `SENT_COLUMNS` of the events that are a `MessageSent`, and null for others."""
+    """Return `SENT_COLUMNS` of the events that need no other event, and null for others."""
     is_sent = pl.col("event") == SENT
-    return [pl.when(is_sent).then(source).alias(name) for name, (source, _) in SENT_COLUMNS.items()]
+    return [
+        pl.when(is_sent | ~is_message() if name.startswith("event_") else is_sent).then(source).alias(name)
+        for name, (source, _) in SENT_COLUMNS.items()
+    ]
 
 
 def _has_previous() -> pl.Expr:

@@ -20,6 +20,7 @@ from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.mailbox.codec import to_records
 from postroom.domain.commit import GENESIS, Commit
 from postroom.domain.errors import BrokenLog
+from postroom.domain.mailbox.commands import TopicPaused
 from postroom.domain.message import Headers
 from postroom.domain.names import message_id
 from postroom.domain.record import Event
@@ -44,7 +45,7 @@ def write(log: SqliteEventLog, steps: list[tuple[int, int, bool]]) -> list[Commi
     """Append a history in which ids are sent again after retention; return its commits."""
     commits: list[Commit] = []
     sent_at: dict[int, int] = {}
-    append(log, [created(BOX, at=1)])
+    append(log, [created(BOX, at=1), TopicPaused(bytes(16), 2, 1, "t1")])
     for at, (number, count, removes) in enumerate(steps, 2):
         events: list[Event] = [received(number, at=at, version=at * 10 + each) for each in range(count)]
         if number not in sent_at:
@@ -111,24 +112,24 @@ def test_they_are_what_the_events_of_the_log_are_resolved_to(
             sent_events[event.stream] = {
                 "sent_position": record.position,
                 "sent_at": event.at,
-                "sent_topic": event.topic,  # type: ignore[attr-defined]  # of a MessageSent
-                "sent_shard": event.shard,  # type: ignore[attr-defined]
-                "sent_message_id": event.headers.message_id,  # type: ignore[attr-defined]
+                "sent_message_id": event.headers.message_id,  # type: ignore[attr-defined]  # of a MessageSent
+                "event_topic": event.topic,  # type: ignore[attr-defined]
+                "event_shard": event.shard,  # type: ignore[attr-defined]
             }
         is_message = record.type.startswith("Message")
-        values = sent_events.get(event.stream) if is_message else None
-        expected[record.position] = values or dict.fromkeys(SENT_COLUMNS)
+        own = {"event_topic": getattr(event, "topic", None), "event_shard": getattr(event, "shard", None)}
+        values = dict.fromkeys(SENT_COLUMNS) | ({} if is_message else own)
         if is_message:
-            row = rows[record.position]
-            assert (row["topic"], row["shard"]) == (
-                values and values["sent_topic"],
-                values and values["sent_shard"],
-            )
-            assert row["message_id"] == (values and message_id(event.stream, values["sent_message_id"]))
+            values |= sent_events.get(event.stream, {})
+        expected[record.position] = values
+        row = rows[record.position]
+        assert (row["topic"], row["shard"]) == (values["event_topic"], values["event_shard"])
+        is_known = is_message and values["sent_position"] is not None
+        assert row["message_id"] == (message_id(event.stream, values["sent_message_id"]) if is_known else None)
     assert stored == [{"position": row["position"], **expected[row["position"]]} for row in stored]
 
 
-@pytest.mark.parametrize(("column", "value"), [("sent_topic", "other"), ("sent_position", None)])
+@pytest.mark.parametrize(("column", "value"), [("event_topic", "other"), ("sent_position", None)])
 def test_a_forged_value_is_found_by_verifying_the_segment(tmp_path: Path, column: str, value: object) -> None:
     archive = ParquetLogArchive(tmp_path)
     segment = keep(archive, 1, 20)
