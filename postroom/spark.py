@@ -1,15 +1,16 @@
 """Postroom's logs as data sources of Apache Spark.
 
 ```
-from postroom.spark import register, report_frame
+from postroom.spark import events, register, report_frame
 
 register(spark)
 spark.read.format("postroom_events").load("orders.db")
+events(spark, "orders.db", archive="archive").groupBy("topic", "event").count()
 report_frame(spark, "orders.db", "latency")
 ```
 """
 
 from postroom.adapters.compose.reports import report_frame
-from postroom.adapters.compose.spark import register
+from postroom.adapters.compose.spark import events, register
 
-__all__ = ["register", "report_frame"]
+__all__ = ["events", "register", "report_frame"]

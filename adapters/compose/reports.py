@@ -112,7 +112,8 @@ def report_frame(
 
     Raises: InvalidRequest for an unknown report or parameter; Unavailable when the store can't be read.
     """
-    selection = LogSelection(mailbox, *(None if each is None else to_us(each) for each in (since, until)))
+    times = (None if each is None else to_us(each) for each in (since, until))
+    selection = LogSelection(mailbox, next(times), next(times))
     if isinstance(report, str):
         report = _report(report, store, selection, archive, policies)
     log = open_log_reader(open_store(store), archive)

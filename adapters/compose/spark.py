@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+import msgspec
+
 from postroom.adapters.compose.store import open_log_reader, open_store
+from postroom.adapters.postgres.url import is_url
 from postroom.adapters.schemas.content_decoder import ContentDecoder
 from postroom.application.extras import explain_missing_extra
 from postroom.domain.errors import InvalidRequest
@@ -14,10 +17,13 @@ from postroom.projections.log_reader import LogReader, PayloadDecoder
 from postroom.projections.spark.options import Options
 
 with explain_missing_extra():
+    from postroom.adapters.parquet.log_archive import ParquetLogArchive
+    from postroom.adapters.parquet.segment_files import SCHEMA
+    from postroom.projections.spark.scan import scan_segments
     from postroom.projections.spark.sources import EventsSource, MessagesSource, PayloadsSource
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 STORE_VARIABLE = "POSTROOM_STORE"
 
@@ -86,6 +92,39 @@ class PostroomPayloads(PayloadsSource):
 SOURCES = (PostroomEvents, PostroomMessages, PostroomPayloads)
 
 
+def events(spark: "SparkSession", store: str, **options: str | None) -> "DataFrame":
+    """Return the events of a store, of which Spark itself scans the segments of the archive.
+
+    Filters and the choice of columns reach the Parquet files. Other events, such as those that are only in
+    the log, come from the data source `postroom_events`. The call sets the end of each log.
+
+    Arguments:
+        spark: a session with which the data sources are registered.
+        store: path or URL of the store.
+        options: of `postroom_events` in batches, such as `archive`, `mailbox`, `topic`, `event`, `since` and
+            `columns`; None leaves one out.
+
+    Raises: InvalidRequest for an unknown option or an invalid value; BrokenLog when records are missing;
+        Unavailable when the store or the archive can't be read.
+    """
+    values = {"url" if is_url(store) else "path": _absolute(store)} | {
+        name: value for name, value in options.items() if value is not None
+    }
+    if values.get("archive", "").strip():
+        values["archive"] = _absolute(values["archive"])
+    source = PostroomEvents(values)
+    reader = spark.read.format(source.name()).options(**values)
+    if "archive" not in values:
+        return reader.load()
+    ranges, filter_ = source.selection()
+    files, rest = ParquetLogArchive(values["archive"]).divide(ranges)
+    others = reader.option("ranges", msgspec.json.encode(rest).decode()).load()
+    if not files:
+        return others
+    scan = scan_segments(spark, files, SCHEMA, source.schema(), filter_)
+    return scan.unionByName(others) if rest else scan
+
+
 def register(spark: "SparkSession") -> None:
     """Register Postroom's data sources with a Spark session, which then reads stores by `spark.read.format`.
 
@@ -108,6 +147,11 @@ def register(spark: "SparkSession") -> None:
     for source in SOURCES:
         # Made here and so pickled by value: the number of cores is only known in this process.
         spark.dataSource.register(type(source.__name__, (source,), {"cores": cores}))
+
+
+def _absolute(path: str) -> str:
+    """Return a path for Spark's processes, which may have another working directory; URLs are unchanged."""
+    return path if "://" in path else str(Path(path).absolute())
 
 
 def _local_path(path: str) -> str:

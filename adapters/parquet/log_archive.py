@@ -41,6 +41,7 @@ from postroom.application.ports.event_log import LogArchive, Segment
 from postroom.domain.commit import Commit, IndexEntry, chained
 from postroom.domain.errors import BrokenLog
 from postroom.domain.message import MessageAcked, MessageDeadLettered, MessageExpired, MessageSent
+from postroom.projections.log_reader import Range
 
 _NAME = re.compile(r"(\d{13})-(\d{13})\.parquet")
 _INDEX_COLUMNS = ("stream", "version", "position", "event")
@@ -179,6 +180,21 @@ class ParquetLogArchive(LogArchive):
                 parts.append(Part(start, end, file.path))
                 first = end + 1
         return parts
+
+    def divide(self, ranges: Iterable[Range]) -> tuple[list[str], dict[str, list[tuple[int, int]]]]:
+        """Return the files of this format that lie within ranges, and the other positions by mailbox."""
+        files: list[str] = []
+        rest: dict[str, list[tuple[int, int]]] = {}
+        for extent, first, last in ranges:
+            for file in self.files(extent.name):
+                if first <= file.first and file.last <= last and "sent_position" in file_columns(file.path):
+                    if first < file.first:
+                        rest.setdefault(extent.name, []).append((first, file.first - 1))
+                    files.append(str(file.path))
+                    first = file.last + 1
+            if first <= last:
+                rest.setdefault(extent.name, []).append((first, last))
+        return files, rest
 
     def files(self, mailbox: str) -> list[Part]:
         """Return the files of a mailbox in the order of their positions; they may overlap."""

@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
 STORE = ("path", "url", "archive", "driver", "allow_gaps")
 """Options that name the store and how to read it."""
-RANGE = ("mailbox", "since", "until", "from_position", "to_position")
+RANGE = ("mailbox", "since", "until", "from_position", "to_position", "ranges")
 """Options that select the ranges of logs to read."""
 
 Offset = dict[str, int]
 """The last position that a stream has read, by mailbox name."""
+
+Ranges = dict[str, list[tuple[int, int]]]
+"""First and last positions of the ranges to read, by mailbox name."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,15 @@ class Options:
         except (msgspec.DecodeError, UnicodeError):
             raise self._invalid(name, 'a JSON object of positions, such as {"main@local": 120}') from None
 
+    def ranges(self, name: str) -> Ranges | None:
+        """Return ranges by mailbox, or None if it is not set; raise InvalidRequest for other text."""
+        text = self.values.get(name)
+        try:
+            return None if text is None else msgspec.json.decode(text, type=Ranges)
+        except (msgspec.DecodeError, UnicodeError):
+            expectation = 'a JSON object of ranges of positions, such as {"main@local": [[1, 120]]}'
+            raise self._invalid(name, expectation) from None
+
     def moment(self, name: str) -> tuple[int | None, int | None]:
         """Return a position or a time in µs since 1970; raise InvalidRequest if it is neither."""
         if self.values.get(name, "").isdecimal():
@@ -127,6 +139,7 @@ class LogSelection:
         mailbox: a name, or a prefix followed by `*`; None for all.
         since, until: log times in µs, inclusive and exclusive.
         first, last: positions, both inclusive.
+        within: ranges of positions, by mailbox; None for all.
     """
 
     mailbox: str | None = None
@@ -134,6 +147,7 @@ class LogSelection:
     until: int | None = None
     first: int | None = None
     last: int | None = None
+    within: Ranges | None = None
 
     @classmethod
     def of(cls, options: Options) -> "LogSelection":
@@ -144,6 +158,7 @@ class LogSelection:
             options.time("until"),
             options.number("from_position"),
             options.number("to_position"),
+            options.ranges("ranges"),
         )
 
     def includes(self, mailbox: str) -> bool:
@@ -166,8 +181,9 @@ class LogSelection:
                 first = max(first, position_of(log, extent, self.since))
             if self.until is not None:
                 last = min(last, position_of(log, extent, self.until) - 1)
-            if first <= last:
-                yield Range(extent, first, last)
+            for low, high in [(first, last)] if self.within is None else self.within.get(extent.name, []):
+                if max(first, low) <= min(last, high):
+                    yield Range(extent, max(first, low), min(last, high))
 
 
 WHOLE_LOG = LogSelection()

@@ -22,7 +22,7 @@ from postroom.projections.spark.columns import (
     select_columns,
     spark_schema,
 )
-from postroom.projections.spark.event_rows import EventRows
+from postroom.projections.spark.event_rows import EventFilter, EventRows
 from postroom.projections.spark.message_rows import MessageRows, extents_as_of, message_parts
 from postroom.projections.spark.options import (
     RANGE,
@@ -82,10 +82,7 @@ class StoreSource(DataSource):
         Raises: InvalidRequest for an unknown option or an invalid value, BrokenLog when a log lacks its
             beginning or end.
         """
-        options = self._options(stored_options(schema, self.options))
-        for name in STREAM:
-            if name in options.values:
-                raise InvalidRequest(f"The option {name} of {self.name()} is for streams; use readStream.")
+        options = self._batch_options(stored_options(schema, self.options))
         selection, partitions = LogSelection.of(options), options.number("partitions")
         log, rows = self._open(options, schema)
         return BatchReader(rows, parts_of(list(selection.ranges(log, log.extents())), self.cores, partitions))
@@ -96,7 +93,7 @@ class StoreSource(DataSource):
         Raises: InvalidRequest for an unknown option or an invalid value.
         """
         options = self._options(stored_options(schema, self.options))
-        for name in ("until", "to_position", "partitions"):
+        for name in ("until", "to_position", "ranges", "partitions"):
             if name in options.values:
                 raise InvalidRequest(f"The option {name} of {self.name()} is for batches; use read.")
         start, max_rows, selection = (
@@ -106,6 +103,13 @@ class StoreSource(DataSource):
         )
         log, rows = self._open(options, schema)
         return StreamReader(log, rows, start, max_rows, selection=selection, cores=self.cores)
+
+    def _batch_options(self, values: Mapping[str, str]) -> Options:
+        options = self._options(values)
+        for name in STREAM:
+            if name in options.values:
+                raise InvalidRequest(f"The option {name} of {self.name()} is for streams; use readStream.")
+        return options
 
     def _options(self, values: Mapping[str, str]) -> Options:
         options = Options(self.name(), dict(values))
@@ -135,6 +139,15 @@ class EventsSource(StoreSource):
     def rows(self, log: LogReader, schema: pa.Schema, options: Options) -> EventRows:
         """Return the reader of events that match the options `event` and `topic`."""
         return EventRows(log, schema, options.event_filter())
+
+    def selection(self) -> tuple[list[Range], EventFilter]:
+        """Return the ranges of the logs that the options select, and the filter of their events.
+
+        Raises: as `reader`.
+        """
+        options = self._batch_options(self.options)
+        log, _ = self._open(options, self.schema())
+        return list(LogSelection.of(options).ranges(log, log.extents())), options.event_filter()
 
 
 class PayloadsSource(StoreSource):

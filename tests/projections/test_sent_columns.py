@@ -125,7 +125,8 @@ def test_they_are_what_the_events_of_the_log_are_resolved_to(
         row = rows[record.position]
         assert (row["topic"], row["shard"]) == (values["event_topic"], values["event_shard"])
         is_known = is_message and values["sent_position"] is not None
-        assert row["message_id"] == (message_id(event.stream, values["sent_message_id"]) if is_known else None)
+        id_ = message_id(event.stream, values["sent_message_id"]) if is_known else None
+        assert row["message_id"] == id_
     assert stored == [{"position": row["position"], **expected[row["position"]]} for row in stored]
 
 
