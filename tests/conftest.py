@@ -82,6 +82,7 @@ SPARK_FILES = {
     "tests/integration/spark/test_documentation.py": "spark 2",
     "tests/integration/spark/test_rebuild.py": "spark 2",
     "tests/integration/spark/test_reports.py": "spark 2",
+    "tests/integration/spark/test_scan.py": "spark 2",
     "tests/integration/spark/test_source.py": "spark 2",
     "tests/integration/spark/test_source_stream.py": "spark 2",
     "tests/integration/spark/test_verify.py": "spark 2",

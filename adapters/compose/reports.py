@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.compose.store import open_log_reader, open_store
-from postroom.adapters.postgres.url import is_url
 from postroom.application.extras import explain_missing_extra
 from postroom.application.queries.mailbox_past import read_mailbox_past, to_us
 from postroom.domain.arguments import check_any_text
@@ -187,21 +186,21 @@ def _frame(
     archive: str | None,
     parameters: Mapping[str, int],
 ) -> "DataFrame":
+    from postroom.adapters.compose.spark import events
     from postroom.projections.reports import spark as on_spark
 
-    # Spark's processes may have another working directory than this one.
-    options = {
-        "url" if is_url(address) else "path": address if is_url(address) else str(Path(address).absolute()),
-        "columns": ",".join(report.reads),
-        "event": ",".join(report.events) or None,
-        "topic": topic,
-        "mailbox": selection.mailbox,
-        "archive": None if archive is None else str(Path(archive).absolute()),
-        "since": _time(selection.since),
-        "until": _time(selection.until),
-    }
-    events = spark.read.format("postroom_events").options(**options).load()
-    return on_spark.report_frame(report, events, parameters)
+    frame = events(
+        spark,
+        address,
+        columns=",".join(report.reads),
+        event=",".join(report.events) or None,
+        topic=topic,
+        mailbox=selection.mailbox,
+        archive=archive,
+        since=_time(selection.since),
+        until=_time(selection.until),
+    )
+    return on_spark.report_frame(report, frame, parameters)
 
 
 def whatif_report(
