@@ -87,6 +87,10 @@ EVENTS = (
     ),
     SourceColumn("topic", "text", "Topic of the message, or of the policy or pause."),
     SourceColumn("shard", "number", "Number of the message's shard."),
+    SourceColumn(
+        "sent_position", "number", "Position of the message's `MessageSent`; null where `message_id` is."
+    ),
+    SourceColumn("sent_at", "time", "Log time at which the message was sent; null where `message_id` is."),
     SourceColumn("attempt", "number", "Number of the delivery."),
     SourceColumn("due", "time", "When the message may be delivered, or its delivery times out."),
     SourceColumn("expires_at", "time", "When the message or dead letter expires."),

@@ -29,11 +29,18 @@ MAX_MESSAGES = 500_000
 GAP = 200
 """Maximum gap between positions that one read spans."""
 _KINDS = {column.name: column.kind for column in EVENTS}
-_OF_MESSAGE = ("message_id", "topic", "shard")
-_RESOLVED = {name: pa.int64() if name == "shard" else pa.string() for name in _OF_MESSAGE}
-_STEP = ("position", "stream", "event", "distance", *_OF_MESSAGE)
+_RESOLVED = {
+    **{"message_id": pa.string(), "topic": pa.string(), "shard": pa.int64()},
+    **{"sent_position": pa.int64(), "sent_at": pa.int64()},
+}
+_SENT_SOURCES = {"sent_position": "position", "sent_at": "at"}
+"""Columns that the log does not have: values of the `MessageSent` under their own names."""
+_STEP = ("position", "stream", "event", "distance", "at", "message_id", "topic", "shard")
 _POSITIONS = {"stream": pl.Binary(), "position": pl.Int64()}
-_SENT_SCHEMA = {**_POSITIONS, "message_id": pl.String(), "topic": pl.String(), "shard": pl.Int64()}
+_SENT_SCHEMA = {
+    **_POSITIONS,
+    **{name: pl.String() if type_ == pa.string() else pl.Int64() for name, type_ in _RESOLVED.items()},
+}
 
 
 class EventFilter(NamedTuple):
@@ -81,7 +88,8 @@ class EventRows:
 
     def read(self, ranges: Iterable[Range]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of ranges, in the order of positions."""
-        columns = list(dict.fromkeys((*self.schema.names, *self._needed())))
+        stored = (_SENT_SOURCES.get(name, name) for name in self.schema.names)
+        columns = list(dict.fromkeys((*stored, *self._needed())))
         with self.log.connected() as log:
             messages: _Messages | None = None
             for range_ in split(ranges, POSITIONS_PER_READ):
@@ -95,7 +103,7 @@ class EventRows:
     @property
     def _needs_messages(self) -> bool:
         names = {*self.schema.names, *(("topic",) if self.filter.topic is not None else ())}
-        return not self.filter.is_only_sent and not names.isdisjoint(_OF_MESSAGE)
+        return not self.filter.is_only_sent and not names.isdisjoint(_RESOLVED)
 
     def _needed(self) -> Sequence[str]:
         if self._needs_messages:
@@ -117,8 +125,10 @@ class EventRows:
         columns = {name: batch[name] for name in batch.schema.names}
         if self._needs_messages:
             columns |= messages.resolve(batch)
-        elif "message_id" in columns:
-            columns["message_id"] = _message_ids(batch)
+        else:
+            columns |= {name: columns.get(source) for name, source in _SENT_SOURCES.items()}
+            if "message_id" in columns:
+                columns["message_id"] = _message_ids(batch)
         if self.filter.events or self.filter.topic is not None:
             mask = self.filter.mask(columns["event"], columns.get("topic"))
             columns = {name: columns[name].filter(mask) for name in self.schema.names}
@@ -157,7 +167,9 @@ class _Messages:
         """Add the messages that are sent in some events."""
         sent = (step.filter(pl.col("event") == SENT) for step in steps)
         ids = pl.coalesce("message_id", uuid_text("stream")).alias("message_id")
-        self._sent = pl.concat([self._sent, *(each.with_columns(ids).select(*_SENT_SCHEMA) for each in sent)])
+        values = [ids, *(pl.col(source).alias(name) for name, source in _SENT_SOURCES.items())]
+        added = (each.with_columns(values).select(*_SENT_SCHEMA) for each in sent)
+        self._sent = pl.concat([self._sent, *added])
 
     def _join(self, events: pl.DataFrame) -> pl.DataFrame:
         """Return id, topic and shard of the latest message of each event's stream, if it is of a message.
@@ -165,11 +177,12 @@ class _Messages:
         An id may be reused after retention removed its message.
         """
         sent = self._sent.join(events.select("stream").unique(), "stream", "semi").sort("position")
-        joined = events.join_asof(sent, on="position", by="stream", suffix="_sent", check_sortedness=False)
-        # Events of the mailbox have no id, but may have a topic themselves.
-        own = events.with_columns(message_id=pl.lit(None, pl.String))
+        # Events of the mailbox have no message, but may have a topic themselves.
+        nulls = (pl.lit(None, _SENT_SCHEMA[name]).alias(name) for name in ("message_id", *_SENT_SOURCES))
+        own = events.with_columns(*nulls)
+        joined = own.join_asof(sent, on="position", by="stream", suffix="_sent", check_sortedness=False)
         return joined.select(
-            pl.when(is_message()).then(f"{name}_sent").otherwise(own[name]).alias(name) for name in _RESOLVED
+            pl.when(is_message()).then(f"{name}_sent").otherwise(name).alias(name) for name in _RESOLVED
         )
 
     def _look_back(self, events: pl.DataFrame) -> None:

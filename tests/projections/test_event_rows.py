@@ -64,11 +64,12 @@ def expected_rows(kept: Kept) -> list[dict[str, Any]]:
     expected = []
     for name, records in kept.records.items():
         messages: dict[bytes, MessageSent] = {}
+        positions: dict[bytes, int] = {}
         for record in records:
             event = record.event
             row: dict[str, Any] = {column.name: getattr(event, column.name, None) for column in EVENTS}
             if isinstance(event, MessageSent):
-                messages[event.stream] = event
+                messages[event.stream], positions[event.stream] = event, record.position
                 row |= msgspec.structs.asdict(event.headers)
                 row["timestamp"] = EPOCH + timedelta(milliseconds=event.headers.timestamp)
                 row["custom_headers"] = event.headers.custom_headers and list(
@@ -79,9 +80,10 @@ def expected_rows(kept: Kept) -> list[dict[str, Any]]:
             if sent is not None:
                 row["message_id"] = message_id(sent.stream, sent.headers.message_id)
                 row |= {"topic": sent.topic, "shard": sent.shard}
+                row |= {"sent_position": positions[sent.stream], "sent_at": sent.at}
             row |= {"mailbox": name, "position": record.position, "event": record.type, "epoch": record.epoch}
             row |= {"chain": record.chain}
-            for time in ("at", "due", "expires_at"):
+            for time in ("at", "due", "expires_at", "sent_at"):
                 row[time] = None if row[time] is None else EPOCH + timedelta(microseconds=row[time])
             expected.append(row)
     return expected
@@ -93,7 +95,7 @@ def test_every_event_has_its_types_and_the_id_and_topic_of_its_message(kept: Kep
 
 @pytest.mark.parametrize("size", [1, 7])
 def test_messages_that_were_sent_in_another_range_are_found(kept: Kept, size: int) -> None:
-    names = "mailbox,position,message_id,topic,shard"
+    names = "mailbox,position,message_id,topic,shard,sent_position,sent_at"
     parts = [
         Range(extent, first, min(first + size - 1, last))
         for extent, start, last in whole(kept)
@@ -126,8 +128,9 @@ def test_filters_give_the_rows_that_match(kept: Kept, filters: dict[str, Any]) -
             row["topic"].startswith(topic[:-1]) if topic.endswith("*") else row["topic"] == topic
         )
 
-    expected = [{"position": row["position"]} for row in expected_rows(kept) if matches(row)]
-    assert rows(event_rows(kept, "position", **filters).read(whole(kept))) == expected
+    names = ("position", "sent_position", "sent_at", "message_id")
+    expected = [{name: row[name] for name in names} for row in expected_rows(kept) if matches(row)]
+    assert rows(event_rows(kept, ",".join(names), **filters).read(whole(kept))) == expected
     assert len(expected) > 0
 
 
