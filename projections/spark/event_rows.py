@@ -30,8 +30,11 @@ GAP = 200
 """Maximum gap between positions that one read spans."""
 _KINDS = {column.name: column.kind for column in EVENTS}
 _RESOLVED = {
-    **{"message_id": pa.string(), "topic": pa.string(), "shard": pa.int64()},
-    **{"sent_position": pa.int64(), "sent_at": pa.int64()},
+    "message_id": pa.string(),
+    "topic": pa.string(),
+    "shard": pa.int64(),
+    "sent_position": pa.int64(),
+    "sent_at": pa.int64(),
 }
 _SENT_SOURCES = {"sent_position": "position", "sent_at": "at"}
 """Columns that the log does not have: values of the `MessageSent` under their own names."""
