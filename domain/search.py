@@ -143,6 +143,7 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         limit: maximum number of messages on a page, 1 to 1,000.
         offset: number of messages to skip (RFC-037); takes time in proportion, so prefer `cursor`.
         cursor: `next_cursor` of the previous page of the same filter.
+        envelopes: whether results have their envelopes, which are read from the log; else these are empty.
     """
 
     start_time: int | None = None
@@ -162,6 +163,7 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     limit: int = DEFAULT_LIMIT
     offset: int = 0
     cursor: str | None = None
+    envelopes: bool = True
 
     def __post_init__(self) -> None:
         self._check_times()

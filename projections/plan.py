@@ -19,6 +19,10 @@ Truncated = tuple[tuple[int, int], ...]
 """Places that retention removed while the log was read: from the first of each pair, below the second."""
 
 
+FORMAT = "2"
+"""Format of the tables that this release builds and reads; `adapters/sql` has it in its statements."""
+
+
 class Plan(msgspec.Struct, frozen=True):
     """The inputs of a version; an interrupted rebuild is continued by one with the same request.
 
@@ -32,6 +36,7 @@ class Plan(msgspec.Struct, frozen=True):
         archive: folder of the log archive, if it is read.
         verify: whether tasks check the hashes of the log.
         allow_gaps: whether records may be missing.
+        format: of the tables in SQL databases, `FORMAT` in this release.
         truncated: places that retention removed while the log was read; None until it has been read.
     """
 
@@ -44,6 +49,7 @@ class Plan(msgspec.Struct, frozen=True):
     archive: str | None = None
     verify: bool = False
     allow_gaps: bool = False
+    format: str = FORMAT
     truncated: Truncated | None = msgspec.field(name="removed", default=None)
 
     @property

@@ -106,12 +106,14 @@ class Column(NamedTuple):
         merge: how rows with the same key are merged: `key` for key columns, else `sum`, `min`, `max`, or
             `replace` by the later row's value (not for `EventProjection`).
         required: whether the column is NOT NULL; keys and sums always are.
+        in_log: whether SQL databases leave it out, because queries read it from the log.
     """
 
     name: str
     type: Type = "text"
     merge: Merge = "replace"
     required: bool = False
+    in_log: bool = False
 
     @property
     def is_required(self) -> bool:
@@ -131,6 +133,11 @@ class Projection:
     def key(self) -> tuple[str, ...]:
         """Return the columns that identify a row."""
         return tuple(column.name for column in self.columns if column.merge == "key")
+
+    @property
+    def stored_schema(self) -> dict[str, pl.DataType]:
+        """Return the columns of SQL databases, as `schema`."""
+        return {column.name: POLARS[column.type] for column in self.columns if not column.in_log}
 
     @property
     def schema(self) -> dict[str, pl.DataType]:

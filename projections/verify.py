@@ -79,19 +79,20 @@ def rows_by_id(reader: RowReader, projection: Projection, ids: Sequence[int]) ->
     """Return the stored rows of messages with these ids."""
     chunks = (ids[at : at + IDS_PER_STATEMENT] for at in range(0, len(ids), IDS_PER_STATEMENT))
     frames = [reader.rows(projection, f"id IN ({', '.join(map(str, chunk))})") for chunk in chunks]
-    return pl.concat([pl.DataFrame(schema=projection.schema), *frames])
+    return pl.concat([pl.DataFrame(schema=projection.stored_schema), *frames])
 
 
 def compare_rows(
     projection: Projection, recomputed_rows: pl.DataFrame, stored_rows: pl.DataFrame
 ) -> Comparison:
-    """Compare stored rows with recomputed rows; in both, a key occurs at most once."""
+    """Compare the stored columns with recomputed rows; in both, a key occurs at most once."""
+    recomputed_rows = recomputed_rows.select(stored_rows.columns)
     if recomputed_rows.height == stored_rows.height and recomputed_rows.sort(*projection.key).equals(
         stored_rows.sort(*projection.key)
     ):
         return Comparison(recomputed_rows.height)
     key = projection.key
-    others = [name for name in projection.schema if name not in key]
+    others = [name for name in stored_rows.columns if name not in key]
     is_missing, is_extra = pl.col("is_stored").is_null(), pl.col("is_recomputed").is_null()
     differs = [pl.col(name).ne_missing(pl.col(f"{name}_stored")) for name in others]
     pairs = recomputed_rows.with_columns(is_recomputed=1).join(

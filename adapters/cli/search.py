@@ -41,7 +41,9 @@ def search(
 
     if order not in list(Order):
         raise WrongUsage(f"Unknown --order {order!r}; expected {' or '.join(Order)}.")
-    criteria = msgspec.structs.replace(criteria, order=Order(order), limit=limit, cursor=cursor)
+    criteria = msgspec.structs.replace(
+        criteria, order=Order(order), limit=limit, cursor=cursor, envelopes=envelope
+    )
     erasure = session.erasure_settings()
     with read_projections(session.existing_store(), source, erasure=erasure) as projections:
         count = _show_pages(session, projections, criteria, every, envelope)

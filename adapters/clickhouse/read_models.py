@@ -1,12 +1,10 @@
 """The read models port over a database of ClickHouse (RFC-037's ClickHouse phase)."""
 
-from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-import polars as pl
 from clickhouse_connect import dbapi
 from clickhouse_connect.cc_sqlalchemy.datatypes.sqltypes import Nullable, String
 from clickhouse_connect.cc_sqlalchemy.dialect import ClickHouseDialect
@@ -19,7 +17,6 @@ from sqlalchemy import (
     Connection,
     Engine,
     FromClause,
-    LargeBinary,
     Select,
     TypeDecorator,
     create_engine,
@@ -63,21 +60,6 @@ class NullableText(TypeDecorator[str]):
 
     impl = Nullable(String)
     cache_ok = True
-
-
-class Blob(TypeDecorator[bytes]):
-    """Bytes, read in base64, because the driver decodes strings as text."""
-
-    impl = LargeBinary
-    cache_ok = True
-
-    def column_expression(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """Return the expression that is selected."""
-        return func.base64Encode(column, type_=self)
-
-    def result_processor(self, dialect: object, coltype: object) -> Callable[[str | None], bytes | None]:
-        """Return the function that decodes a value."""
-        return lambda value: None if value is None else b64decode(value)
 
 
 class _Compiler(ChStatementCompiler):
@@ -139,7 +121,7 @@ class ScanQuery(SearchQuery):
 
 
 SCAN_PAGE_ROWS = 500
-_SCANNED = {name: PROJECTION.schema[name] for name in MESSAGE_COLUMNS} | {"envelope_blob": pl.String()}
+_SCANNED = {name: PROJECTION.schema[name] for name in MESSAGE_COLUMNS}
 _SNAPSHOT = "snapshot"
 
 
@@ -164,7 +146,7 @@ class ClickHouseReadModels(SqlReadModels):
     """
 
     def __init__(self, database: ClickHouseDatabase, log: SqlReadModels) -> None:
-        super().__init__(database.where, _SearchDialect())
+        super().__init__(database.where, _SearchDialect(), log.open_archive)
         self._database = database
         self._log = log
         self._engine = open_engine(database.connect)
@@ -181,6 +163,10 @@ class ClickHouseReadModels(SqlReadModels):
     def log_heads(self, cursors: Mapping[int, Cursor]) -> list[Head]:
         """Return the ends of the mailbox logs of the store; see `SqlReadModels.log_heads`."""
         return self._log.log_heads(cursors)
+
+    def log_envelopes(self, places: Sequence[int]) -> dict[int, bytes]:
+        """Return the envelopes that the log of the store has; see `SqlReadModels.log_envelopes`."""
+        return self._log.log_envelopes(places)
 
     def log_time_after(self, mailbox: str, position: int) -> int | None:
         """Return the log time of a record; see `SqlReadModels.log_time_after`."""
@@ -225,10 +211,10 @@ class ClickHouseReadModels(SqlReadModels):
     ) -> ScanQuery:
         return ScanQuery(filter_, tables, topics, self._dialect)
 
-    def _tables(self, db: Connection, version: int, models: str | None) -> ReadModelTables:
+    def _tables(self, db: Connection, version: int, models: str) -> ReadModelTables:
         snapshot = _snapshot(db)
         make = partial(self._rows, snapshot.revision)
-        tables = ReadModelTables(version, models, NullableText, Blob, make)
+        tables = ReadModelTables(version, models, NullableText, make)
         for model, number in tables.models.items():
             if ended(f"{model}_v{number}") not in snapshot.tables:
                 raise Unavailable(
@@ -287,8 +273,7 @@ class ClickHouseReadModels(SqlReadModels):
         compiled = statement.compile(dialect=db.dialect, compile_kwargs={"render_postcompile": True})
         # The driver's cursor would read the whole result before the first row.
         for rows in read_frames(_client(db), str(compiled), _SCANNED, compiled.params, SCAN_PAGE_ROWS):
-            page = rows.with_columns(pl.col("envelope_blob").str.decode("base64"))
-            yield page.rows()
+            yield rows.rows()
 
     def _size(self, db: Connection) -> int:
         return int(db.scalar(text(SQL["size"]), {"database": self._database.name}) or 0)

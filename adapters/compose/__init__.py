@@ -339,7 +339,7 @@ def make_search(store: Store, protection: MessageEncryption | None = None) -> Se
 
     def search(filter_: EventFilter) -> Page[FoundMessage]:
         stored = filter_ if protection is None else as_stored(filter_, protection)
-        with explain_missing_extra(), closing(store.read_models()) as read_models:
+        with explain_missing_extra(), closing(store.read_models(open_archive)) as read_models:
             return read_models.search(stored)
 
     async def search_in_thread(filter_: EventFilter) -> Page[FoundMessage]:

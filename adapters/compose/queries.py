@@ -174,7 +174,7 @@ def open_read_models(store: str, source: str | None = None) -> ReadModels:
     Raises: InvalidRequest for any other address.
     """
     with explain_missing_extra("clickhouse" if source else None):
-        read_models = open_store(store).read_models()
+        read_models = open_store(store).read_models(open_archive)
         if source is None:
             return read_models
 

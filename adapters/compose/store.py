@@ -23,7 +23,7 @@ from postroom.domain.errors import InvalidRequest
 if TYPE_CHECKING:
     from postroom.adapters.sql.log_reader import Driver
     from postroom.adapters.sql.read_model_updater import SqlReadModelUpdater
-    from postroom.adapters.sql.read_models import SqlReadModels
+    from postroom.adapters.sql.read_models import OpenArchive, SqlReadModels
     from postroom.application.ports.read_models import ContextBacklog
     from postroom.projections.log_reader import LogReader
     from postroom.projections.ports.read_model_store import VerifiableStore
@@ -98,8 +98,12 @@ class Store(Protocol):
     def log_reader(self, driver: "Driver" = "auto", *, allow_gaps: bool = False) -> "LogReader":
         """Return the reader of all logs in columns; see `open_log_reader`."""
 
-    def read_models(self) -> "SqlReadModels":
-        """Open the read models for queries."""
+    def read_models(self, open_archive: "OpenArchive | None" = None) -> "SqlReadModels":
+        """Open the read models for queries.
+
+        Arguments:
+            open_archive: opens the log archive that a version includes, for envelopes that the log lacks.
+        """
 
     def read_model_store(self) -> "VerifiableStore":
         """Return the read models for rebuilds."""

@@ -186,12 +186,12 @@ def read_item(message: pb.FoundMessage) -> FoundMessage:
 
 
 def write_filter(filter_: EventFilter) -> pb.QueryRequest:
-    """Return the request of a search; the mailbox of the filter is the server's."""
+    """Return the request of a search; the mailbox of the filter is the server's, which returns envelopes."""
     defaults = EventFilter()
     values = {
         name: value
         for name, value in msgspec.structs.asdict(filter_).items()
-        if name != "mailbox" and value != getattr(defaults, name)
+        if name not in ("mailbox", "envelopes") and value != getattr(defaults, name)
     }
     if "statuses" in values:
         values["statuses"] = [status.name.lower() for status in filter_.statuses]

@@ -63,6 +63,7 @@ class QueryHandlers:
                     "statuses": tuple(parse_status(each) for each in query.statuses),
                     "order": Order(query.order),
                     "mailbox": call.mailbox.name,
+                    "envelopes": False,
                 }
             )
         )

@@ -99,7 +99,7 @@ class PostgresReadModelStore(VerifiableStore):
 
     def rows(self, model: str, columns: Sequence[str] = ()) -> Iterator[pl.DataFrame]:
         projection = load_projections()[model]
-        names = list(columns or projection.schema)
+        names = list(columns or projection.stored_schema)
         with self._database("postroom read models") as database, database.transaction():
             active = Versions(database).active_version()
             if active is None or model not in active.models:

@@ -104,7 +104,7 @@ class PostgresWriter(PartWriter):
         for name, rows in result.rows.items():
             if name == MESSAGES and name in self.projections:
                 rows = rows.sort("id")
-                tables[name + end] = _arrow(rows)
+                tables[name + end] = _arrow(rows.select(*self.projections[name].stored_schema))
                 for side, table in search_tables(rows, _decode_bodies(self.plan.bodies)).items():
                     tables[side + end] = table
             elif name in self.projections:
@@ -152,7 +152,8 @@ class PostgresRowReader(RowReader):
 
     def rows(self, projection: Projection, where: str = "") -> pl.DataFrame:
         version = self.version.models[projection.name]
-        return _fetch(self.url, select_rows(projection, version, POSTGRES.schema, where), projection.schema)
+        statement = select_rows(projection, version, POSTGRES.schema, where)
+        return _fetch(self.url, statement, projection.stored_schema)
 
 
 def _arrow(frame: pl.DataFrame) -> pa.Table:

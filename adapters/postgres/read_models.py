@@ -34,7 +34,8 @@ from postroom.adapters.postgres.columns import ESCAPE, INDEXED_BYTES, INDEXED_CH
 from postroom.adapters.postgres.database import connect, follow_lock, lock_name, set_locally
 from postroom.adapters.postgres.errors import describe, is_lost, shown
 from postroom.adapters.postgres.url import DEFAULT_SCHEMA, schema_of
-from postroom.adapters.sql.read_models import SqlReadModels
+from postroom.adapters.sql.log_reader import envelopes_at
+from postroom.adapters.sql.read_models import OpenArchive, SqlReadModels
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import ReadModelTables, read_heads
 from postroom.domain.errors import Unavailable, UnusableServer
@@ -76,8 +77,8 @@ class PostgresReadModels(SqlReadModels):
     Raises: InvalidRequest for a malformed URL.
     """
 
-    def __init__(self, url: str) -> None:
-        super().__init__(shown(url), _PostgresDialect())
+    def __init__(self, url: str, open_archive: OpenArchive | None = None) -> None:
+        super().__init__(shown(url), _PostgresDialect(), open_archive)
         self._url = url
         engine = create_engine("postgresql+psycopg://", creator=self._connect)
         event.listen(engine, "checkout", self._begin)
@@ -150,6 +151,12 @@ class PostgresReadModels(SqlReadModels):
         tables = {"log": "postroom.log", "mailbox_names": "postroom.mailbox_names"}
         with self._transaction() as db:
             return read_heads(lambda statement: [*map(tuple, db.exec_driver_sql(statement))], tables, cursors)
+
+    def log_envelopes(self, places: Sequence[int]) -> dict[int, bytes]:
+        """Return the envelopes that the log has; see `SqlReadModels.log_envelopes`."""
+        with self._transaction() as db:
+            rows = db.exec_driver_sql(_SQL["commits"], {"places": [*places]})
+            return envelopes_at(places, map(tuple, rows))
 
     def log_time_after(self, mailbox: str, position: int) -> int | None:
         """Return the log time of a record; see `SqlReadModels.log_time_after`."""

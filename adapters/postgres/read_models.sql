@@ -4,7 +4,7 @@
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
 
 -- name: active
-SELECT version, models FROM postroom.projection WHERE status = 'active';
+SELECT version, CASE WHEN replace(plan, '"format":"2"', '') <> plan THEN models END FROM postroom.projection WHERE status = 'active';
 
 -- name: allow_bitmap_scans
 SET LOCAL enable_bitmapscan = on;
@@ -36,3 +36,10 @@ SELECT EXISTS (
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
         AND (classid::bigint << 32 | objid::bigint) = hashtextextended(%(lock)s, 0)
 );
+
+-- name: commits
+-- The commits that may hold places.
+SELECT place, last, events, envelopes FROM postroom.log
+WHERE place IN (
+    SELECT (SELECT max(place) FROM postroom.log WHERE place <= value) FROM unnest(%(places)s::bigint[]) AS value
+) ORDER BY place;

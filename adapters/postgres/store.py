@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from postroom.adapters.postgres.read_model_writer import PostgresReadModelUpdater
     from postroom.adapters.postgres.read_models import PostgresReadModels
     from postroom.adapters.sql.log_reader import Driver
+    from postroom.adapters.sql.read_models import OpenArchive
 
 
 class PostgresStore:
@@ -85,11 +86,11 @@ class PostgresStore:
 
         return PostgresLogReader(self._url, driver, allow_gaps)
 
-    def read_models(self) -> "PostgresReadModels":
+    def read_models(self, open_archive: "OpenArchive | None" = None) -> "PostgresReadModels":
         """Open the read models for queries; see `Store.read_models`."""
         from postroom.adapters.postgres.read_models import PostgresReadModels  # SQLAlchemy is slow to import
 
-        return PostgresReadModels(self._url)
+        return PostgresReadModels(self._url, open_archive)
 
     def read_model_store(self) -> "PostgresReadModelStore":
         """Return the read model store; see `Store.read_model_store`."""

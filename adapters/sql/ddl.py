@@ -48,7 +48,8 @@ POSTGRES = Dialect(
 
 def create_table(projection: Projection, version: int, dialect: Dialect) -> str:
     """Return the statement that creates a version's table; in PostgreSQL the key is one of the indexes."""
-    columns = [_column(column, dialect) for column in projection.columns]
+    stored = [column for column in projection.columns if not column.in_log]
+    columns = [_column(column, dialect) for column in stored]
     name = dialect.table(f"{projection.name}_v{version}")
     if dialect is POSTGRES:
         # It is vacuumed once, when it is complete.
@@ -57,7 +58,7 @@ def create_table(projection: Projection, version: int, dialect: Dialect) -> str:
         (key,) = projection.key
         columns = [
             f"{key} INTEGER PRIMARY KEY" if column.name == key else text
-            for column, text in zip(projection.columns, columns, strict=True)
+            for column, text in zip(stored, columns, strict=True)
         ]
         return f"CREATE TABLE {name} ({', '.join(columns)}) STRICT"
     return (
@@ -98,7 +99,7 @@ def replace_views(models: Mapping[str, int], dialect: Dialect) -> list[str]:
         if model in models:
             # Unlike a view that is created again, one that is replaced keeps the rights granted on it.
             create = "CREATE VIEW" if dialect is SQLITE else "CREATE OR REPLACE VIEW"
-            columns = ", ".join(load_projections()[model].schema)
+            columns = ", ".join(_view_column(each, dialect) for each in load_projections()[model].columns)
             run.append(f"{create} {name} AS SELECT {columns} FROM {dialect.table(model)}_v{models[model]}")
     return run
 
@@ -127,7 +128,7 @@ def compare(projection: Projection, version: int, other: int, schema: str) -> tu
     """
     key = projection.key
     keys = ", ".join(key)
-    new, old = (", ".join(f"{side}.{name}" for name in projection.schema) for side in ("new", "old"))
+    new, old = (", ".join(f"{side}.{name}" for name in projection.stored_schema) for side in ("new", "old"))
     changed_rows = (
         f"FROM {schema}{projection.name}_v{version} AS new "
         f"FULL JOIN {schema}{projection.name}_v{other} AS old USING ({keys}) "
@@ -158,11 +159,15 @@ def statements(dialect: Dialect, name: str, **values: object) -> list[str]:
 def select_rows(projection: Projection, version: int, schema: str, where: str) -> str:
     """Return the statement that selects the rows of a version's table that satisfy a condition."""
     table = f"{schema}{projection.name}_v{version}"
-    return f"SELECT {', '.join(projection.schema)} FROM {table}{' WHERE ' if where else ''}{where}"
+    return f"SELECT {', '.join(projection.stored_schema)} FROM {table}{' WHERE ' if where else ''}{where}"
 
 
 def _column(column: Column, dialect: Dialect) -> str:
     return f"{column.name} {dialect.types[column.type]}{' NOT NULL' if column.is_required else ''}"
+
+
+def _view_column(column: Column, dialect: Dialect) -> str:
+    return f"CAST(NULL AS {dialect.types[column.type]}) AS {column.name}" if column.in_log else column.name
 
 
 def _merge_expression(column: Column) -> str:

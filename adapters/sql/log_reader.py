@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from postroom.application.mailbox.codec import decompress, decompress_envelopes
-from postroom.domain.commit import Commit
+from postroom.application.mailbox.codec import decompress, decompress_envelopes, envelopes_by_position
+from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit
+from postroom.projections.models.messages import without_token
 
 Driver = Literal["auto", "adbc", "python"]
 """ADBC or the database's ordinary Python driver; `auto` uses ADBC if it is installed and safe."""
@@ -30,6 +31,25 @@ def to_commits(rows: Rows) -> Generator[Commit, None, None]:
         for first, last, epoch, at, chain, events, envelopes in rows:
             whole = decompress_envelopes(envelopes) if envelopes else b""
             yield Commit(first, last, epoch, at, chain, decompress(events, first), whole)
+
+
+def envelopes_at(places: Iterable[int], commits: Iterable[tuple[Any, ...]]) -> dict[int, bytes]:
+    """Return the envelopes of messages, without auth tokens, by the places of their `MessageSent`.
+
+    Arguments:
+        commits: place, last position, events and envelopes of the commits that may hold the places.
+
+    Raises: BrokenLog when the events of a commit can't be decoded.
+    """
+    requested = set(places)
+    envelopes: dict[int, bytes] = {}
+    for place, last, events, blob in commits:
+        base, first = divmod(place, POSITIONS_PER_MAILBOX)
+        commit = Commit(first, last, 0, 0, b"", decompress(events, first), decompress_envelopes(blob))
+        for position, envelope in envelopes_by_position(commit).items():
+            if (at := base * POSITIONS_PER_MAILBOX + position) in requested:
+                envelopes[at] = without_token(envelope)
+    return envelopes
 
 
 def envelopes_column(*, is_read: bool) -> str:

@@ -15,9 +15,8 @@ from postroom.adapters.sql.tables import chain_text, read_heads, to_cursors, to_
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import NotFound
 from postroom.projections.fold import MESSAGES, derive
-from postroom.projections.incremental.batch import STORED_COLUMNS, Batch, Changes, StoredRow
+from postroom.projections.incremental.batch import STORED_COLUMNS, Batch, Changes, StoredRow, stored_frame
 from postroom.projections.incremental.cursors import Cursor, Head, Step, Version
-from postroom.projections.models import messages
 from postroom.projections.models.backlog import PROJECTION as BACKLOG
 from postroom.projections.models.messages import ParkedRecord
 from postroom.projections.parking import with_parking
@@ -172,8 +171,7 @@ class SqlReadModelUpdater(ReadModelUpdater):
         return True
 
     def _remove(self, version: Version, rows: Sequence[StoredRow]) -> None:
-        types = {name: messages.PROJECTION.schema[name] for name in STORED_COLUMNS}
-        truncated_messages = pl.DataFrame(rows, types, orient="row").with_columns(envelope_blob=pl.lit(b""))
+        truncated_messages = stored_frame(rows)
         number, ids = version.models[MESSAGES], truncated_messages.select("id")
         self._unindex_text(number, ids)
         headers = pl.DataFrame(search_tables(truncated_messages, version.bodies)["header"])
@@ -222,7 +220,7 @@ class SqlReadModelUpdater(ReadModelUpdater):
     def _insert_sent(self, version: Version, sent: pl.DataFrame) -> None:
         if not sent.height:
             return
-        self._insert(_of(version, MESSAGES), sent)
+        self._insert(_of(version, MESSAGES), sent.select(STORED_COLUMNS))
         number = version.models[MESSAGES]
         tables = search_tables(sent, version.bodies)
         for name, rows in tables.items():
@@ -280,21 +278,20 @@ class SqlReadModelUpdater(ReadModelUpdater):
         if not keys.height:
             return
         has_message_key = set(projection.key) <= set(STORED_COLUMNS)
-        names = [*STORED_COLUMNS, "envelope_blob"]
         rows = self._fetch_rows(
             "unsettled",
             keys if has_message_key else keys.head(1),
-            columns=", ".join(f"message.{name}" for name in names),
+            columns=", ".join(f"message.{name}" for name in STORED_COLUMNS),
             mailbox=_of(version, MESSAGES),
             condition=" AND ".join(f"message.{name} = source.{name}" for name in projection.key)
             if has_message_key
             else "true",
         )
-        types = {name: messages.PROJECTION.schema[name] for name in names}
+        unsettled = stored_frame(rows)
         self._delete(_of(version, projection.name), projection.key, keys)
         # Messages that can't be folded were parked with their batch.
         projections = with_parking({projection.name: projection}, [])
-        new_rows = derive(pl.DataFrame(rows, types, orient="row"), projections)[projection.name]
+        new_rows = derive(unsettled, projections)[projection.name]
         self._insert(_of(version, projection.name), new_rows.join(keys, on=projection.key, how="semi"))
 
     def _park(self, version: Version, steps: Sequence[Step], parked: Sequence[ParkedRecord]) -> None:

@@ -2,8 +2,10 @@
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
@@ -13,18 +15,20 @@ from sqlalchemy import Connection, Row, func, inspect, literal, select
 from postroom.adapters.sql.access_path import choose, read_page
 from postroom.adapters.sql.dead_letters import DeadLetterQuery, activity_page, backlog_page
 from postroom.adapters.sql.search import Dialect, SearchQuery, matching_topics
+from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.statistics import SqlStatistics
 from postroom.adapters.sql.tables import (
     MESSAGE_COLUMNS,
     ReadModelTables,
-    bodies_of,
     context_backlog,
     projection,
     projection_cursor,
     projection_parked,
+    settings_of,
     tables_of,
     to_cursors,
 )
+from postroom.application.mailbox.codec import envelopes_by_position
 from postroom.application.page import Page
 from postroom.application.ports.dead_letters import (
     DeadLetter,
@@ -32,6 +36,7 @@ from postroom.application.ports.dead_letters import (
     DeadLetterGroupFilter,
     DeadLetterGroupPage,
 )
+from postroom.application.ports.event_log import LogArchive
 from postroom.application.ports.read_models import (
     SHOWN_PARKED,
     ActivityCount,
@@ -48,7 +53,8 @@ from postroom.application.ports.read_models import (
     ShardBacklog,
     Version,
 )
-from postroom.domain.errors import NotFound
+from postroom.domain.commit import POSITIONS_PER_MAILBOX
+from postroom.domain.errors import NotFound, Unavailable
 from postroom.domain.message import Status
 from postroom.domain.search import (
     Cursor,
@@ -59,20 +65,26 @@ from postroom.domain.search import (
 )
 from postroom.projections.incremental.cursors import START, Head, find_difference
 from postroom.projections.incremental.cursors import Cursor as LogCursor
+from postroom.projections.models.messages import without_token
 
+OpenArchive = Callable[[str], LogArchive]
+"""Opens the folder of a log archive."""
 AnyRow = Row[Any] | tuple[Any, ...]
 SHOWN_VERSIONS = 10
 SCAN_PAGE_ROWS = 200
 """Rows per page of a scan: few, because an envelope may be a MiB."""
 
+_SQL = statements("postroom.adapters.sql", "versions.sql")
 _decode_json = msgspec.json.Decoder().decode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 _STATUS = {status.name.lower(): status for status in Status} | {"delayed": Status.READY}
 _ITEM_FIELDS = tuple(
-    name for name in FoundMessage.__struct_fields__ if name not in ("custom_headers", "status")
+    name
+    for name in FoundMessage.__struct_fields__
+    if name not in ("custom_headers", "status", "envelope_blob")
 )
 _item_values = itemgetter(*map(MESSAGE_COLUMNS.index, _ITEM_FIELDS))
-_STATUS_COLUMN, _HEADERS_COLUMN = map(MESSAGE_COLUMNS.index, ("status", "custom_headers"))
+_ID_COLUMN, _STATUS_COLUMN, _HEADERS_COLUMN = map(MESSAGE_COLUMNS.index, ("id", "status", "custom_headers"))
 
 
 class SqlReadModels(SqlStatistics, ReadModels):
@@ -81,11 +93,13 @@ class SqlReadModels(SqlStatistics, ReadModels):
     Arguments:
         store: the store's name for messages, without a password.
         dialect: the dialect of its database.
+        open_archive: opens the folder of a log archive.
     """
 
-    def __init__(self, store: str, dialect: Dialect) -> None:
+    def __init__(self, store: str, dialect: Dialect, open_archive: OpenArchive | None) -> None:
         self._shown = store
         self._dialect = dialect
+        self.open_archive = open_archive
 
     @abstractmethod
     def close(self) -> None:
@@ -122,6 +136,10 @@ class SqlReadModels(SqlStatistics, ReadModels):
         """Return the ends of the mailbox logs of the store; see `read_heads`."""
 
     @abstractmethod
+    def log_envelopes(self, places: Sequence[int]) -> dict[int, bytes]:
+        """Return the envelopes that the log has, without auth tokens, by the places of their messages."""
+
+    @abstractmethod
     def log_time_after(self, mailbox: str, position: int) -> int | None:
         """Return the log time (µs) of a mailbox's first record after a position, or None without one."""
 
@@ -140,7 +158,9 @@ class SqlReadModels(SqlStatistics, ReadModels):
                 return Page(())
             query = self._query(filter_, tables, topics)
             rows = read_page(db, query)
-        items = tuple(map(to_message, rows[: filter_.limit]))
+            shown = rows[: filter_.limit]
+            envelopes = self._envelopes(db, tables, shown) if filter_.envelopes else {}
+            items = tuple(map(partial(to_message, envelopes), shown))
         last = rows[filter_.limit - 1] if len(rows) > filter_.limit else None
         return Page(items, Cursor(last.timestamp, last.id).encode() if last is not None else None)
 
@@ -161,7 +181,33 @@ class SqlReadModels(SqlStatistics, ReadModels):
         if topics == {}:
             return
         for page in self._row_pages(db, self._query(filter_, tables, topics)):
-            yield list(map(to_message, page))
+            envelopes = self._envelopes(db, tables, page) if filter_.envelopes else {}
+            yield list(map(partial(to_message, envelopes), page))
+
+    def _envelopes(self, db: Connection, tables: ReadModelTables, rows: Sequence[AnyRow]) -> dict[int, bytes]:
+        """Return the envelopes of messages by their ids, without those that nothing has any more."""
+        places = [row[_ID_COLUMN] for row in rows]
+        envelopes = self.log_envelopes(places) if places else {}
+        archived = [place for place in places if place not in envelopes]
+        return envelopes | self._archived_envelopes(db, tables, archived) if archived else envelopes
+
+    def _archived_envelopes(
+        self, db: Connection, tables: ReadModelTables, places: Sequence[int]
+    ) -> dict[int, bytes]:
+        """Return the envelopes of messages that only the archive of the version has."""
+        catalog, envelopes = self._catalog(db), dict[int, bytes]()
+        plan = catalog.scalar(select(projection.c.plan).where(projection.c.version == tables.version))
+        folder = settings_of(plan).archive
+        if folder is None or self.open_archive is None:
+            return envelopes
+        archive, cursor = self.open_archive(folder), projection_cursor.c
+        for id_, group in groupby(sorted(places), lambda place: place // POSITIONS_PER_MAILBOX):
+            base = id_ * POSITIONS_PER_MAILBOX
+            name = select(cursor.mailbox).where(cursor.version == tables.version, cursor.mailbox_id == id_)
+            for commit in archive.commits_of(catalog.scalar(name) or "", [place - base for place in group]):
+                for position, envelope in envelopes_by_position(commit).items():
+                    envelopes[base + position] = without_token(envelope)
+        return envelopes
 
     def _row_pages(self, db: Connection, query: SearchQuery) -> Iterator[Sequence[AnyRow]]:
         """Yield the rows of a query, a page at a time."""
@@ -259,10 +305,16 @@ class SqlReadModels(SqlStatistics, ReadModels):
         if not self._exists():
             raise self._not_built()
         with self._transaction() as db:
-            version = self._active(db)
-            if version is None:
+            active = self._active(db)
+            if active is None:
                 raise self._not_built()
-            tables = self._tables(db, *version)
+            version, models = active
+            if models is None:
+                raise Unavailable(
+                    f"Version {version} of the read models {self._shown} was built by an earlier release; "
+                    "rebuild them with `postroom views rebuild`."
+                )
+            tables = self._tables(db, version, models)
             if model not in tables.models:
                 raise NotFound(
                     f"Version {tables.version} of the read models {self._shown} was built without {model}; "
@@ -272,11 +324,10 @@ class SqlReadModels(SqlStatistics, ReadModels):
 
     def _active(self, db: Connection) -> tuple[int, str | None] | None:
         """Return the number of the active version and its models; None before the first rebuild."""
-        active = select(projection.c.version, projection.c.models).where(projection.c.status == "active")
-        row = self._catalog(db).execute(active).one_or_none()
-        return None if row is None else (row.version, row.models)
+        active = self._catalog(db).exec_driver_sql(_SQL["active"].format(schema="")).one_or_none()
+        return None if active is None else (active.version, active.models)
 
-    def _tables(self, db: Connection, version: int, models: str | None) -> ReadModelTables:
+    def _tables(self, db: Connection, version: int, models: str) -> ReadModelTables:
         """Return the tables of a version."""
         return tables_of(version, models, self._dialect.text)
 
@@ -326,13 +377,14 @@ def _parked(db: Connection, version: int, shown: int) -> tuple[int, tuple[Parked
     )
 
 
-def to_message(row: AnyRow) -> FoundMessage:
-    """Return the message of a row of `MESSAGE_COLUMNS`."""
+def to_message(envelopes: Mapping[int, bytes], row: AnyRow) -> FoundMessage:
+    """Return the message of a row of `MESSAGE_COLUMNS`; its envelope is empty if it is not in `envelopes`."""
     headers = row[_HEADERS_COLUMN]  # a position is found faster than a name
     return FoundMessage(
         **dict(zip(_ITEM_FIELDS, _item_values(row), strict=True)),
         status=_STATUS[row[_STATUS_COLUMN]],
         custom_headers=_decode_headers(headers) if headers else {},
+        envelope_blob=envelopes.get(row[_ID_COLUMN], b""),
     )
 
 
@@ -346,5 +398,5 @@ def _version(row: Row[Any]) -> Version:
         _decode_json(row.counts) if row.counts else {},
         _decode_json(row.seconds) if row.seconds else {},
         row.error,
-        bodies_of(row.plan),
+        settings_of(row.plan).body_rules,
     )

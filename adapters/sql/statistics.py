@@ -53,7 +53,7 @@ _FILTER_FIELDS = {
     FacetField.NAMESPACE: "namespace",
 }
 """The filter's fields that have an index in search order, by facet."""
-_NO_CRITERIA = ("start_time", "end_time", "order", "limit", "offset", "cursor")
+_NO_CRITERIA = ("start_time", "end_time", "order", "limit", "offset", "cursor", "envelopes")
 
 
 class AccessPath(NamedTuple):

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import BigInteger, Column, FromClause, LargeBinary, MetaData, Table, Text
+from sqlalchemy import BigInteger, Column, FromClause, MetaData, Table, Text
 from sqlalchemy.types import TypeEngine
 
 from postroom.adapters.sql.statements import statements
@@ -56,7 +56,6 @@ _HEADERS = (f"{name}:int" if name == "timestamp" else name for name in Headers._
 _COLUMNS = {
     "mailbox": f"""
         id:int topic {" ".join(_HEADERS)} mailbox position:int shard:int status attempts:int
-        envelope_blob:bytes
     """,
     "backlog": "mailbox topic shard:int ready:int in_flight:int delayed:int dead:int oldest_at:int",
     "dead_letters": """
@@ -91,26 +90,22 @@ class ReadModelTables:
     """The tables of one version, with the columns that queries read.
 
     Arguments:
-        models: JSON object of its models, each with the version whose table it uses; None for a version of an
-            earlier release, whose dead letters lack columns.
-        text, blob: types of columns of text and bytes.
+        models: JSON object of its models, each with the version whose table it uses.
+        text: type of columns of text.
         make: returns the source of rows of a table, the table itself by default.
     """
 
     def __init__(
         self,
         version: int,
-        models: str | None,
+        models: str,
         text: type[TypeEngine[str]],
-        blob: type[TypeEngine[bytes]] = LargeBinary,
         make: MakeTable = _table,
     ) -> None:
         self.version = version
         self.text_type = text
-        self.models = (
-            dict.fromkeys(("mailbox", "backlog"), version) if models is None else _decode_models(models)
-        )
-        types: dict[str, type[TypeEngine[Any]]] = {"int": BigInteger, "bytes": blob, "": text}
+        self.models = _decode_models(models)
+        types: dict[str, type[TypeEngine[Any]]] = {"int": BigInteger, "": text}
         tables = {name: make(self.name(name), _columns(columns, types)) for name, columns in _COLUMNS.items()}
         self.mailbox, self.backlog, self.dead_letters = (
             tables[name] for name in ("mailbox", "backlog", "dead_letters")
@@ -125,7 +120,7 @@ class ReadModelTables:
 
 
 @lru_cache(maxsize=4)
-def tables_of(version: int, models: str | None, text: Any) -> ReadModelTables:
+def tables_of(version: int, models: str, text: Any) -> ReadModelTables:
     """Return the tables of a version, cached so that SQLAlchemy reuses compiled statements."""
     return ReadModelTables(version, models, text)
 
@@ -135,27 +130,29 @@ def _columns(text: str, types: Mapping[str, type[TypeEngine[Any]]]) -> list[Colu
     return [Column(column, types[kind]) for column, _, kind in pairs]
 
 
-class _Plan(msgspec.Struct, frozen=True):
-    """The fields of a version's `Plan` that an update needs."""
+class Settings(msgspec.Struct, frozen=True):
+    """The fields of a version's `Plan` that updates and queries need."""
 
     bodies: str = "{}"
     archive: str | None = None
+
+    @property
+    def body_rules(self) -> BodyRules:
+        """Return the topics whose bodies are searched for words."""
+        return msgspec.json.decode(self.bodies, type=BodyRules)
+
+
+def settings_of(plan: str | None) -> Settings:
+    """Return the settings of a version from its plan as JSON."""
+    return msgspec.json.decode(plan, type=Settings) if plan else Settings()
 
 
 def to_version(row: tuple[Any, ...]) -> Version:
     """Return a version from a row of the catalog: its number, its status, and its tables and plan as JSON."""
     number, status, models, plan = row
     tables = {} if models is None else _decode_models(models)  # an earlier release's have other columns
-    settings = msgspec.json.decode(plan, type=_Plan) if plan else _Plan()
-    return Version(
-        number, status, tables, msgspec.json.decode(settings.bodies, type=BodyRules), settings.archive
-    )
-
-
-def bodies_of(plan: str | None) -> BodyRules:
-    """Return the topics whose bodies a version searches for words, from its plan as JSON."""
-    settings = msgspec.json.decode(plan, type=_Plan) if plan else _Plan()
-    return msgspec.json.decode(settings.bodies, type=BodyRules)
+    settings = settings_of(plan)
+    return Version(number, status, tables, settings.body_rules, settings.archive)
 
 
 def to_cursors(rows: Iterable[tuple[Any, ...]]) -> dict[int, Cursor]:

@@ -197,6 +197,11 @@ class Versions:
                     f"The read models {self.database.where} have {missing} to roll back to; rebuild them "
                     "with `postroom views rebuild`."
                 )
+            if earlier[version] is None:
+                raise Unavailable(
+                    f"Version {version} of the read models {self.database.where} was built by an "
+                    "earlier release; rebuild them with `postroom views rebuild`."
+                )
             self._check_cursor(version, models_of(version, earlier[version]))
             self.run("retire")
             self.run("reactivate", version=version)

@@ -77,7 +77,7 @@ class SqliteReadModelStore(VerifiableStore):
 
     def rows(self, model: str, columns: Sequence[str] = ()) -> Iterator[pl.DataFrame]:
         projection = load_projections()[model]
-        names = list(columns or projection.schema)
+        names = list(columns or projection.stored_schema)
         with self._catalog() as catalog:
             catalog.connection.execute("BEGIN")  # only reads, so that it keeps nobody from writing
             active = Versions(catalog).active_version()
@@ -109,7 +109,7 @@ class SqliteRowReader(RowReader):
         with closing(connect_reader(self.path)) as connection:
             version = self.version.models[projection.name]
             rows = connection.execute(select_rows(projection, version, "", where)).fetchall()
-        return pl.DataFrame(rows, schema=projection.schema, orient="row")
+        return pl.DataFrame(rows, schema=projection.stored_schema, orient="row")
 
 
 class SqliteBuild(CatalogBuild):
@@ -141,9 +141,8 @@ class SqliteBuild(CatalogBuild):
                 rows = 0
                 for table in APPENDED:
                     with suppress(FileNotFoundError):
-                        rows += self._insert(
-                            table, pl.read_parquet(self._staging / part / f"{table}.parquet")
-                        )
+                        staged_rows = pl.read_parquet(self._staging / part / f"{table}.parquet")
+                        rows += self._insert(table, staged_rows.drop("envelope_blob", strict=False))
                 self._versions.mark(self.version, part, rows)
             progress(number, len(names))
 

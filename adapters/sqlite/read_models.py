@@ -23,7 +23,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from postroom.adapters.files.durable import is_file_locked
-from postroom.adapters.sql.read_models import SqlReadModels
+from postroom.adapters.sql.log_reader import envelopes_at
+from postroom.adapters.sql.read_models import OpenArchive, SqlReadModels
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import ReadModelTables, read_heads
 from postroom.adapters.sqlite.database import connect_reader
@@ -51,8 +52,8 @@ class SqliteReadModels(SqlReadModels):
         store: path of the SQLite store.
     """
 
-    def __init__(self, store: str | Path) -> None:
-        super().__init__(str(store), _SqliteDialect())
+    def __init__(self, store: str | Path, open_archive: OpenArchive | None = None) -> None:
+        super().__init__(str(store), _SqliteDialect(), open_archive)
         self._store = Path(store)
         self._path = views_path(store)
         # AUTOCOMMIT disables SQLAlchemy's transactions: ours read a version and its tables in one snapshot.
@@ -98,6 +99,13 @@ class SqliteReadModels(SqlReadModels):
         tables = {"log": "log", "mailbox_names": "mailbox_names"}
         with closing(connect_reader(self._store)) as log:
             return read_heads(lambda statement: log.execute(statement).fetchall(), tables, cursors)
+
+    def log_envelopes(self, places: Sequence[int]) -> dict[int, bytes]:
+        """Return the envelopes that the log has; see `SqlReadModels.log_envelopes`."""
+        if not has_file(self._store):
+            return {}
+        with closing(connect_reader(self._store)) as log:
+            return envelopes_at(places, log.execute(_SQL["commits"], {"places": _encode_json(places)}))
 
     def log_time_after(self, mailbox: str, position: int) -> int | None:
         """Return the log time of a record; see `SqlReadModels.log_time_after`."""

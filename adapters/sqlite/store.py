@@ -24,6 +24,7 @@ from postroom.domain.errors import Unavailable, UnusableStore
 
 if TYPE_CHECKING:
     from postroom.adapters.sql.log_reader import Driver
+    from postroom.adapters.sql.read_models import OpenArchive
     from postroom.adapters.sqlite.log_reader import SqliteLogReader
     from postroom.adapters.sqlite.read_model_store import SqliteReadModelStore
     from postroom.adapters.sqlite.read_model_updater import SqliteReadModelUpdater
@@ -88,11 +89,11 @@ class SqliteStore:
 
         return SqliteLogReader(str(self._file), driver, allow_gaps)
 
-    def read_models(self) -> "SqliteReadModels":
+    def read_models(self, open_archive: "OpenArchive | None" = None) -> "SqliteReadModels":
         """Open the read models for queries; see `Store.read_models`."""
         from postroom.adapters.sqlite.read_models import SqliteReadModels  # SQLAlchemy is slow to import
 
-        return SqliteReadModels(self._file)
+        return SqliteReadModels(self._file, open_archive)
 
     def read_model_store(self) -> "SqliteReadModelStore":
         """Return the read model store; see `Store.read_model_store`."""

@@ -20,7 +20,7 @@ from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden
 from postroom.domain.search import EventFilter, FoundMessage
 
-PAGING = ("limit", "offset", "cursor", "order", "mailbox")
+PAGING = ("limit", "offset", "cursor", "order", "mailbox", "envelopes")
 """Fields of a filter that are not criteria."""
 
 
@@ -54,8 +54,10 @@ class AuthorizedSearch:
     async def _run(self, filter_: EventFilter) -> Page[FoundMessage]:
         guard = self._guard
         own = await check_filter(guard, filter_)
-        page = await self._search(msgspec.structs.replace(own, limit=guard.at_most(filter_.limit)))
-        if not guard.permits(Right.READ_PAYLOAD):
+        may_read = filter_.envelopes and guard.permits(Right.READ_PAYLOAD)
+        limit = guard.at_most(filter_.limit)
+        page = await self._search(msgspec.structs.replace(own, limit=limit, envelopes=may_read))
+        if not may_read:  # a search of unsettled messages has them at hand
             items = tuple(msgspec.structs.replace(each, envelope_blob=b"") for each in page.items)
             return msgspec.structs.replace(page, items=items)
         guard.count_bytes(len(each.envelope_blob) for each in page.items)

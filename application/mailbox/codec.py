@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import chain, groupby, repeat
+from itertools import accumulate, chain, groupby, repeat
 from typing import TypeVar
 
 import msgspec
@@ -166,6 +166,18 @@ def _runs_with_events(commit: Commit) -> Iterator[tuple[AnyRun, list[Event]]]:
             yield run, list(run.events(commit.at, envelopes))
     except _DECODE_ERRORS as error:
         raise _undecodable(commit, error) from error
+
+
+def envelopes_by_position(commit: Commit) -> dict[int, bytes]:
+    """Return the envelopes of the messages that a commit sent, by position; those altered are empty.
+
+    Raises: as `decode_runs`.
+    """
+    runs = decode_runs(commit)
+    ends = accumulate((run.count for run in runs), initial=commit.first)
+    sent = [range(end, end + run.count) for end, run in zip(ends, runs, strict=False) if type(run) is SentRun]
+    envelopes = decode_envelopes(commit, sum(map(len, sent)))
+    return dict(zip(chain.from_iterable(sent), envelopes, strict=True))
 
 
 def decode_envelopes(commit: Commit, messages: int) -> Iterator[bytes]:

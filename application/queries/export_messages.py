@@ -9,7 +9,7 @@ from postroom.application.ports.read_models import ReadModels
 from postroom.domain.envelope.build import open_envelope, without_auth_token
 from postroom.domain.search import EventFilter, FoundMessage
 
-PAGING = ("order", "limit", "offset", "cursor")
+PAGING = ("order", "limit", "offset", "cursor", "envelopes")
 
 
 class ExportedMessage(NamedTuple):
@@ -69,6 +69,7 @@ class ExportMessages:
         Raises: NotFound before the first rebuild, Unavailable when the read models can't be read.
         """
         messages = 0
+        filter_ = msgspec.structs.replace(filter_, envelopes=self._envelope or self._payload)
         with self._read_models.scan(filter_) as scan:
             for page in scan.pages:
                 write([self._to_export(message) for message in page])

@@ -20,7 +20,7 @@ from postroom.projections.models.messages import ParkedRecord
 from postroom.projections.parking import with_parking
 from postroom.projections.projection import EventProjection, Projection
 
-STORED_COLUMNS = tuple(name for name in messages.PROJECTION.schema if name != "envelope_blob")
+STORED_COLUMNS = tuple(messages.PROJECTION.stored_schema)
 """The columns of a stored message that the fold continues from: all but the envelope."""
 CHANGEABLE_COLUMNS = ("status", "attempts", "redriven", "changed_at", "due", "dead_letterings")
 """The columns of a message that later events change."""
@@ -30,6 +30,12 @@ FEW_RECORDS = 1_000
 
 StoredRow = tuple[Any, ...]
 """The columns `STORED_COLUMNS` of a stored message."""
+
+
+def stored_frame(rows: Sequence[StoredRow]) -> pl.DataFrame:
+    """Return stored messages as rows of the projection, with empty envelopes."""
+    frame = pl.DataFrame(rows, messages.PROJECTION.stored_schema, orient="row")
+    return frame.with_columns(envelope_blob=pl.lit(b""))
 
 
 @dataclass(frozen=True)
@@ -88,8 +94,7 @@ class Batch:
         Arguments:
             stored_rows: the `earlier_messages`, and those whose delay ends.
         """
-        types = {name: messages.PROJECTION.schema[name] for name in STORED_COLUMNS}
-        before = pl.DataFrame(stored_rows, types, orient="row").with_columns(envelope_blob=pl.lit(b""))
+        before = stored_frame(stored_rows)
         pieces = dict(self._result.pieces)
         if before.height:
             pieces[MESSAGES] = pl.concat([messages.as_partials(before), pieces[MESSAGES]])

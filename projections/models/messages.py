@@ -86,7 +86,7 @@ PROJECTION = Projection(
         Column("due", "int"),
         Column("dead_letterings"),
         Column("stream", "bytes", required=True),
-        Column("envelope_blob", "bytes", required=True),
+        Column("envelope_blob", "bytes", required=True, in_log=True),
     ),
 )
 """The `mailbox` table of RFC-037, with the status of each message.

@@ -20,6 +20,7 @@ from tests.projections.histories import (
     live,
     reference,
     send,
+    served_rows,
     take_extents,
     tasks,
 )
@@ -196,6 +197,4 @@ def run(job: RebuildTasks, part: Part) -> None:
 
 def rows(opened: ReadModelStore) -> dict[str, list[Row]]:
     """Return all rows that are served."""
-    return {
-        name: [row for frame in opened.rows(name) for row in frame.to_dicts()] for name in load_projections()
-    }
+    return {name: served_rows(opened, name) for name in load_projections()}

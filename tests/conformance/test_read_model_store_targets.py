@@ -65,7 +65,8 @@ def test_a_pointer_names_the_files_of_what_is_served(store: Store, tmp_path: Pat
         }
     for name, expected in reference(store).rows.items():
         found = pl.read_parquet(folder / pointer["tables"][name] / "*.parquet")
-        assert found.sort(load_projections()[name].key).to_dicts() == expected
+        found = found.drop("envelope_blob", strict=False).sort(load_projections()[name].key)
+        assert found.to_dicts() == expected
     build(store, f"parquet:{folder}")
     assert sorted(each.name for each in folder.glob("mailbox_v*")) == ["mailbox_v2", "mailbox_v3"]
     assert not [each for each in folder.iterdir() if "staging-v" in each.name]

@@ -18,7 +18,7 @@ from postroom.application.messages import NewMessage
 from postroom.application.ports.dead_letters import DeadLetterFilter
 from postroom.application.ports.facets import SuggestionField
 from postroom.application.ports.read_models import BacklogFilter, ReadModels
-from postroom.domain.errors import NotFound, Rejected, Unavailable
+from postroom.domain.errors import InvalidRequest, NotFound, Rejected, Unavailable
 from postroom.domain.search import EventFilter
 from tests.conformance.read_models import BODIES, TOLD, Build, ReadModelsConformance, SendOne
 from tests.conformance.search_statistics import SearchStatisticsConformance
@@ -26,6 +26,9 @@ from tests.projections import histories
 from tests.projections.histories import STORY, VARIED, Receive, Send, build_without_spark, live
 from tests.support.fixtures import CreateDatabase, OpenReadModels
 from tests.support.stores import copy_store, envelope
+
+EARLIER_PLAN = "UPDATE {}projection SET plan = replace(plan, '\"format\":', '\"later\":')"
+"""Makes the plan of a version one of a release whose tables had another format."""
 
 
 def fill(store: Path | str) -> None:
@@ -124,7 +127,7 @@ def test_before_the_first_rebuild_every_question_says_what_to_run(
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_read_models_of_a_release_that_knew_no_words_say_to_rebuild(
+def test_read_models_in_the_format_of_an_earlier_release_say_to_rebuild(
     request: pytest.FixtureRequest, kind: str, tmp_path: Path, read_models: OpenReadModels
 ) -> None:
     earlier: Path | str = tmp_path / "store.db"
@@ -134,14 +137,21 @@ def test_read_models_of_a_release_that_knew_no_words_say_to_rebuild(
     build_without_spark(earlier)
     if isinstance(earlier, Path):
         with closing(sqlite3.connect(views_path(earlier))) as file:
-            file.execute("DROP TABLE word_index_v1")
+            file.execute(EARLIER_PLAN.format(""))
+            file.commit()
     else:
         with closing(connect(earlier, "test")) as database:
-            database.execute("ALTER TABLE postroom.text_v1 DROP COLUMN words")
+            database.execute(EARLIER_PLAN.format("postroom.").encode())
     models = read_models(earlier)
-    assert len(models.search(EventFilter(text="sho")).items) == 1
-    with pytest.raises(Unavailable, match=r"rebuild them"):
-        models.search(EventFilter(match="shop"))
+    with pytest.raises(Unavailable, match=r"built by an earlier release; rebuild them"):
+        models.search(EventFilter())
+    with closing(histories.new_follower(earlier)) as follower, pytest.raises(InvalidRequest, match="rebuild"):
+        follower.advance()
+    assert models.status().active is not None
+    build_without_spark(earlier)
+    assert len(models.search(EventFilter(text="sho", match="shop")).items) == 1
+    with pytest.raises(Unavailable, match=r"built by an earlier release; rebuild them"):
+        histories.model_store(earlier).roll_back()
 
 
 # -- SQLite only ---

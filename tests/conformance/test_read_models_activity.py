@@ -13,7 +13,7 @@ from postroom.application.ingest.redrive import ORIGINAL_SUBJECT
 from postroom.application.messages import NewMessage
 from postroom.application.ports.dead_letters import DeadLetterFilter
 from postroom.application.ports.read_models import ActivityFilter, ReadModels
-from postroom.domain.errors import NotFound
+from postroom.domain.errors import Unavailable
 from postroom.projections.projection import Row
 from tests.conformance.read_models_activity import ActivityConformance
 from tests.projections.histories import (
@@ -104,16 +104,16 @@ def test_a_dead_letter_that_was_never_put_back_has_no_lineage(models: ReadModels
     assert {letter.lineage for letter in letters if letter.redriven == 0} == {()}
 
 
-def test_read_models_of_an_earlier_release_say_that_they_have_no_activity_yet(tmp_path: Path) -> None:
+def test_read_models_of_an_earlier_release_say_that_they_must_be_rebuilt(tmp_path: Path) -> None:
     store = tmp_path / "store.db"
     live(store, "box0@test", POISON)
     build_without_spark(store)
     with closing(sqlite3.connect(views_path(store))) as views, views:
         views.execute("UPDATE projection SET models = NULL")
     with closing(open_read_models(str(store))) as models:
-        with pytest.raises(NotFound, match="postroom views rebuild"):
+        with pytest.raises(Unavailable, match="postroom views rebuild"):
             models.activity(ActivityFilter())
-        with pytest.raises(NotFound, match="postroom views rebuild"):
+        with pytest.raises(Unavailable, match="postroom views rebuild"):
             models.dead_letters(DeadLetterFilter())
 
 

@@ -10,7 +10,7 @@ import pytest
 from postroom.application.messages import NewMessage
 from postroom.projections.projection import MODULES, Row, load_projections
 from tests.e2e.conftest import Postroom
-from tests.projections.histories import STORY, Send, Store, live, model_store, reference
+from tests.projections.histories import STORY, Send, Store, live, model_store, reference, served_rows
 
 RETRIES = '''
 """Retries: how often deliveries to a topic failed, and when the last one did."""
@@ -127,8 +127,7 @@ def agree(store: Store) -> None:
     assert expected["retries"]
     assert {row["who"] for row in expected["waiting"]} > {"nobody"}
     for name in load_projections():
-        served = [row for frame in model_store(store).rows(name) for row in frame.to_dicts()]
-        assert served == expected[name]
+        assert served_rows(model_store(store), name) == expected[name]
 
 
 def test_a_fold_that_declares_other_columns_is_refused_by_name_before_anything_is_built(

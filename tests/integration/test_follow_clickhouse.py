@@ -41,6 +41,7 @@ from tests.projections.histories import (
     new_follower,
     reference,
     send,
+    served_rows,
     take_extents,
 )
 from tests.properties.test_follow_agrees import agree
@@ -369,4 +370,4 @@ def assert_complete(store: Store, url: str) -> None:
     """See that the read models at an address have all that the log has."""
     target = open_target(url)
     for name, rows in reference(store).rows.items():
-        assert [row for frame in target.rows(name) for row in frame.iter_rows(named=True)] == rows
+        assert served_rows(target, name) == rows

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from postroom.projections.log_reader import LogExtent
 from postroom.projections.projection import Row, load_projections
-from tests.projections.histories import Store, begin, finish, fold_all, model_store
+from tests.projections.histories import Store, begin, finish, fold_all, model_store, served_rows
 
 
 def build(store: Store, extents: Sequence[LogExtent] = (), *, flip: bool = True) -> int:
@@ -18,7 +18,4 @@ def build(store: Store, extents: Sequence[LogExtent] = (), *, flip: bool = True)
 def rows(store: Store) -> dict[str, list[Row]]:
     """Return the rows of each model of the active version, in the order of their keys."""
     active = model_store(store)
-    return {
-        name: [row for batch in active.rows(name) for row in batch.iter_rows(named=True)]
-        for name in load_projections()
-    }
+    return {name: served_rows(active, name) for name in load_projections()}

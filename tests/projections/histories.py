@@ -35,7 +35,7 @@ from postroom.projections.follow import Follower
 from postroom.projections.log_reader import Condition, LogExtent, LogReader, Range
 from postroom.projections.plan import Plan, bucket_parts, log_parts
 from postroom.projections.ports.read_model_store import ActiveVersion, Build, ReadModelStore, VerifiableStore
-from postroom.projections.projection import load_projections
+from postroom.projections.projection import Row, load_projections
 from postroom.projections.rebuild import RebuildReport
 from postroom.projections.tasks import RebuildTasks
 from tests.projections.local_runner import LocalRunner
@@ -198,8 +198,17 @@ def send(store: Store, mailbox: str, sent: Iterable[NewMessage]) -> None:
 
 
 def reference(store: Store, **others: Any) -> ReadModels:
-    """Return what the reference fold makes of a store; see `fold`."""
-    return fold({extent: _records(store, extent) for extent in take_extents(store)}, **others)
+    """Return what the reference fold makes of a store, without envelopes; see `fold`."""
+    models = fold({extent: _records(store, extent) for extent in take_extents(store)}, **others)
+    for row in models.rows["mailbox"]:
+        del row["envelope_blob"]
+    return models
+
+
+def served_rows(opened: ReadModelStore, model: str) -> list[Row]:
+    """Return the rows of a model that are served, without envelopes."""
+    frames = (frame.drop("envelope_blob", strict=False) for frame in opened.rows(model))
+    return [row for frame in frames for row in frame.to_dicts()]
 
 
 def take_extents(store: Store) -> list[LogExtent]:

@@ -86,7 +86,9 @@ def test_an_altered_commit_is_named_when_hashes_are_checked(store: Store, part: 
         rebuild(store, verify=True)
     with pytest.raises(BrokenLog, match=reason):
         verify_projections(str(store), runner=LocalRunner())
-    assert not verify_projections(str(store), chain=False, runner=LocalRunner()).is_intact
+    # Read models have no envelopes that could differ.
+    is_intact = verify_projections(str(store), chain=False, runner=LocalRunner()).is_intact
+    assert is_intact == (part == "envelopes")
 
 
 @pytest.mark.parametrize(

@@ -221,10 +221,10 @@ async def _or_error(awaitable: Awaitable[Any]) -> Any:
 async def _results(page: Page, filter_: EventFilter, queries: SearchQueries | None) -> Results:
     """Return the messages that match; without read models, only unsettled ones."""
     is_back = BACK in page.query and filter_.cursor is not None
-    asked = filter_
+    asked = msgspec.structs.replace(filter_, envelopes=False)
     if is_back:
         flipped = Order.OLDEST_FIRST if filter_.order == Order.NEWEST_FIRST else Order.NEWEST_FIRST
-        asked = msgspec.structs.replace(filter_, order=flipped)
+        asked = msgspec.structs.replace(asked, order=flipped)
     is_live = False
     try:
         try:
