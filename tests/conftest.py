@@ -79,6 +79,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 SPARK_FILES = {
     "tests/integration/spark/test_cluster.py": "spark 1",
     "tests/integration/spark/test_rebuild_crashes.py": "spark 1",
+    "tests/integration/spark/test_delta.py": "spark 2",
     "tests/integration/spark/test_documentation.py": "spark 2",
     "tests/integration/spark/test_rebuild.py": "spark 2",
     "tests/integration/spark/test_reports.py": "spark 2",
