@@ -250,7 +250,8 @@ COMMANDS: Entries = {
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    atexit.register(gc.freeze)  # else the interpreter visits every object several times before it ends
+    # Else the interpreter visits every object several times before it ends. DuckDB would complain of leaks.
+    atexit.register(lambda: None if "duckdb" in sys.modules else gc.freeze())
     prepare_streams()
     arguments = sys.argv[1:]
     out = Output("--json" in arguments)

@@ -1,11 +1,12 @@
 """Reports on the command line: what they print and write, and a report of a user."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import ROOT, Postroom
+from tests.e2e.conftest import ROOT, SCRIPT, TIMEOUT_SECONDS, Postroom
 
 EXAMPLE = ROOT / "docs" / "examples" / "reports" / "ack_times.py"
 
@@ -14,9 +15,9 @@ def test_a_report_is_a_table_json_a_parquet_file_and_a_page(postroom: Postroom) 
     assert postroom("report", "traffic").code == 3
     postroom.ok("send", "<b>orders</b>", "hello", "--principal", "me")
     files = ("--html", "page.html", "--parquet", "rows")
-    report = postroom.ok("report", "traffic", "--json", *files).json
-    (row,) = report["rows"]
-    assert report["computed_by"]["engine"] == "local"
+    done = postroom.ok("report", "traffic", "--json", *files)
+    (row,) = done.json["rows"]
+    assert done.json["computed_by"]["engine"] == "local"
     assert (row["topic"], row["principal"], row["messages"], row["bytes"]) == ("<b>orders</b>", "me", 1, 5)
     assert row["start"].endswith(":00:00Z")
     assert "&lt;b&gt;orders&lt;/b&gt;" in (postroom.folder / "page.html").read_text()
@@ -24,6 +25,15 @@ def test_a_report_is_a_table_json_a_parquet_file_and_a_page(postroom: Postroom) 
     table = postroom.ok("report", "latency", "--by", "day", COLUMNS="80").out
     assert all(len(line) <= 80 for line in table.splitlines())
     assert "total_p95" in table
+
+
+def test_a_process_that_makes_a_report_prints_no_warning_when_it_ends(postroom: Postroom) -> None:
+    postroom.ok("send", "orders", "hello")
+    # Not a fork, which ends in another way.
+    command = [str(SCRIPT), "--store", str(postroom.store), "report", "traffic"]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=TIMEOUT_SECONDS)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"orders" in done.stdout
 
 
 def test_the_report_of_the_page_computes_median_and_p95_by_topic_and_hour(postroom: Postroom) -> None:

@@ -148,6 +148,17 @@ def test_a_command_without_its_extra_names_it(
     assert "Traceback" not in done.stderr
 
 
+def test_with_views_alone_the_command_that_a_search_hints_builds_what_it_searches(install: Install) -> None:
+    environment = install("views")
+    environment.output("postroom", "send", "orders", "again")
+    refused = environment.run("postroom", "search")
+    assert refused.returncode == 3
+    (hint,) = re.findall(r"`(postroom [^`]+)`", refused.stderr)
+    built = json.loads(environment.output(*hint.split(), "--json"))
+    assert built["computed_by"] == {"engine": "local", "reason": "pyspark is not installed"}
+    assert len(environment.output("postroom", "--json", "search").splitlines()) == 2
+
+
 BUILD_EVERY_COMMAND = """
 from postroom.adapters.cli.main import build
 

@@ -17,6 +17,7 @@ from postroom.domain.policy import TopicPolicy
 from postroom.domain.policy_grid import policy_grid
 from postroom.domain.policy_simulation import Changes
 from postroom.domain.record import Event
+from postroom.projections.reports import local
 from postroom.projections.spark.options import LogSelection
 from tests.conformance.records import append
 from tests.projections.report_logs import BEGAN, BOXES, HOUR, past
@@ -117,6 +118,14 @@ def test_times_and_mailboxes_select_messages_by_sending(store: str) -> None:
     ]
     assert {row["messages"] for row in rows_of(store, selection)} == {len(sent)}
     assert len(sent) > 10
+
+
+def test_messages_that_are_grouped_in_several_steps_have_the_same_figures(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once = rows_of(store)
+    monkeypatch.setattr(local, "EVENTS_PER_BUCKET", 100)
+    assert rows_of(store) == at_once
 
 
 def test_a_page_has_a_heat_map_of_each_figure_and_topic(store: str, tmp_path: Path) -> None:
