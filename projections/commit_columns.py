@@ -66,7 +66,8 @@ JOINED = {
 }
 """Fields of runs with values of one size that are joined, and the size."""
 _COMMIT_COLUMNS = ("epoch", "at", "chain")
-_EXTENT_COLUMNS = ("mailbox_id", "mailbox", "as_of")
+EXTENT_COLUMNS = ("place", "mailbox_id", "mailbox", "as_of")
+"""Columns that follow from the extent and the position."""
 _to_lines = msgspec.json.Encoder().encode_lines
 
 
@@ -197,12 +198,17 @@ def _to_batch(
 def _column(rows: "_Rows", extent: LogExtent, name: str) -> pa.Array:
     if name == "position":
         return rows.positions
-    if name == "place":
-        return pc.add(rows.positions, extent.place(0))
-    if name in _EXTENT_COLUMNS:
-        value = {"mailbox_id": extent.id, "mailbox": extent.name, "as_of": extent.at}[name]
-        return pa.repeat(pa.scalar(value, COLUMNS[name]), len(rows.positions))
+    if name in EXTENT_COLUMNS:
+        return extent_column(name, extent, rows.positions)
     return rows.column(name)
+
+
+def extent_column(name: str, extent: LogExtent, positions: pa.Array) -> pa.Array:
+    """Return a column of `EXTENT_COLUMNS` of events at positions."""
+    if name == "place":
+        return pc.add(positions, extent.place(0))
+    value = {"mailbox_id": extent.id, "mailbox": extent.name, "as_of": extent.at}[name]
+    return pa.repeat(pa.scalar(value, COLUMNS[name]), len(positions))
 
 
 @dataclass

@@ -193,9 +193,14 @@ COMMANDS: Entries = {
         {"show": Command("log:show"), "tail": Command("log:tail")},
         OPERATIONS,
     ),
-    "archive": Group(
-        "Log segments that retention archived: list and verify them.",
-        {"list": Command("log:list_segments"), "verify": Command("log:verify_archive")},
+    "segments": Group(
+        "Copies of logs in Parquet, which are the archive after retention: build, list, verify and compact.",
+        {
+            "build": Command("segments:build"),
+            "list": Command("segments:list_segments"),
+            "verify": Command("segments:verify"),
+            "compact": Command("segments:compact"),
+        },
         OPERATIONS,
     ),
     "backup": Group(

@@ -179,11 +179,11 @@ class Session:
         return [_check_mailbox(self.settings.mailbox, mailboxes, self.shown_store)]
 
     def archive(self, folder: str | None = None) -> str | None:
-        """Return the archive's folder: `folder`, or the folder of the settings, if any.
+        """Return the archive's folder or URL: `folder`, or that of the settings, if any.
 
         Raises: NotFound if `folder` does not exist.
         """
-        if folder is not None and not Path(folder).is_dir():
+        if folder is not None and "://" not in folder and not Path(folder).is_dir():
             raise NotFound(f"There is no archive at {folder}; name the folder that retention archives to.")
         return folder or self.settings.section("archive", ArchiveSettings).folder
 

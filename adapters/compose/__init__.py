@@ -11,6 +11,7 @@ from typing import NamedTuple, get_args
 import msgspec
 import uuid_utils
 
+from postroom.adapters.compose.archive import archive_address, open_archive
 from postroom.adapters.compose.process import trace_if_used
 from postroom.adapters.compose.schedule import OutboxRelays, check_outboxes
 from postroom.adapters.compose.store import MEMORY, Store, is_remote, open_protection, open_store
@@ -128,7 +129,7 @@ class OwnerSettings(NamedTuple):
             erasure=erasure,
             owner=owner or f"process {os.getpid()} on {socket.gethostname()}",
             # Absolute, as another process may relay them, and this one may change its working directory.
-            archive=None if self.archive is None else os.path.abspath(self.archive),
+            archive=None if self.archive is None else archive_address(self.archive),
             outboxes=[each if is_url(each) else os.path.abspath(each) for each in self.outboxes],
         )
 
@@ -372,14 +373,3 @@ def shown_store(store: str) -> str:
 def list_mailboxes(store: str) -> list[str]:
     """Return the names of the mailboxes in a store, sorted; a file that does not exist yet has none."""
     return open_store(store).mailboxes()
-
-
-def open_archive(folder: str | Path) -> LogArchive:
-    """Return the archive in which retention stores the commits that it removes.
-
-    Raises: MissingExtra when PyArrow is not installed.
-    """
-    with explain_missing_extra("archive"):
-        from postroom.adapters.parquet.log_archive import ParquetLogArchive
-
-    return ParquetLogArchive(folder)

@@ -19,7 +19,8 @@ from postroom.adapters.backup.folder import (
     new_backup,
     read_manifest,
 )
-from postroom.adapters.compose import list_mailboxes, open_archive
+from postroom.adapters.compose import list_mailboxes
+from postroom.adapters.compose.archive import open_archive
 from postroom.adapters.compose.store import Store, open_store
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.backup import SqliteStoreSnapshot, copy_file, loading

@@ -6,7 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from postroom.adapters.compose import list_mailboxes, open_archive
+from postroom.adapters.compose import list_mailboxes
+from postroom.adapters.compose.archive import has_archive, open_archive
 from postroom.adapters.compose.store import open_protection, open_store
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.erasure.erase_subject import ErasureSettings
@@ -125,7 +126,7 @@ def read_mailbox(
     log = open_store(store).existing_log(check_mailbox(mailbox))
     try:
         # Looked for first, as PyArrow takes long to load.
-        if archive is not None and (Path(archive) / mailbox).is_dir():
+        if archive is not None and has_archive(archive, mailbox):
             yield Reader(ArchivedEventLog(log, open_archive(archive)), SystemClock(), protection)
         else:
             yield Reader(log, SystemClock(), protection)

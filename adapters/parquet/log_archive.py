@@ -1,106 +1,139 @@
-"""The log archive port over a folder of Parquet files, one per segment (ADR 0012)."""
+"""The log archive port over a folder of Parquet files, one per segment (ADR 0012, ADR 0125)."""
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial, wraps
+from itertools import takewhile
 from operator import attrgetter
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from msgspec.structs import replace
 
+from postroom.adapters.parquet.archive_folder import ArchiveFolder, FileGone
+from postroom.adapters.parquet.manifest import NAME as MANIFEST
+from postroom.adapters.parquet.manifest import Entry, read_manifest, write_manifest
+from postroom.adapters.parquet.segment_checks import (
+    another_history,
+    changed,
+    check_columns,
+    check_content,
+    check_continues,
+    groups_to_merge,
+    is_covered,
+    is_same_history,
+    segment_of,
+    verified_commits,
+)
 from postroom.adapters.parquet.segment_files import (
-    READ_ROWS,
+    FORMAT,
     SCHEMA,
     Part,
     commits_where,
+    encode,
     events_at,
-    file_columns,
-    first_difference,
-    make_folder,
-    read_table,
-    remove_unfinished,
     select,
-    to_rows,
     to_table,
-    unavailable,
-    write,
 )
-from postroom.adapters.parquet.sent_columns import (
-    EVENTS,
-    SENT_COLUMNS,
-    STEP_COLUMNS,
-    first_wrong_sent,
-)
+from postroom.adapters.parquet.sent_columns import EVENTS
 from postroom.application.mailbox.records import SCAN_POSITIONS
 from postroom.application.ports.event_log import LogArchive, Segment
-from postroom.domain.commit import Commit, IndexEntry, chained
+from postroom.domain.commit import Commit, IndexEntry
 from postroom.domain.errors import BrokenLog
 from postroom.domain.message import MessageAcked, MessageDeadLettered, MessageExpired, MessageSent
 from postroom.projections.log_reader import Range
 
-_NAME = re.compile(r"(\d{13})-(\d{13})\.parquet")
+_NAME = re.compile(r"(\d{13})-(\d{13})(?:\.v(\d+))?\.parquet")
+_FIRST_FORMATS = 2
+"""Format of files whose names have none."""
 _INDEX_COLUMNS = ("stream", "version", "position", "event")
 _ENDS = {each.__name__ for each in (MessageAcked, MessageDeadLettered, MessageExpired)}
+TRIES = 10
+"""How often files are looked up again that were merged in between."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _look_up_again(method: Callable[P, T]) -> Callable[P, T]:
+    """Repeat a method while compaction removes files that it has looked up."""
+
+    @wraps(method)
+    def repeat(*args: P.args, **kwargs: P.kwargs) -> T:
+        for _ in range(TRIES):
+            with suppress(FileGone):
+                return method(*args, **kwargs)
+        return method(*args, **kwargs)
+
+    return repeat
 
 
 class ParquetLogArchive(LogArchive):
-    """An archive of segments `{folder}/{mailbox}/{first}-{last}.parquet`, with file mode 0600.
+    """An archive of segments `{folder}/{mailbox}/{first}-{last}.v3.parquet`.
 
-    A temporary file is synced and renamed when it is complete. Its metadata contains the mailbox, the
-    positions and the chain hashes at both ends, so that each file can be verified alone.
+    The metadata of a file contains the mailbox, the positions and the chain hashes at both ends, so that each
+    file can be verified alone; `manifest.json` lists the files of a mailbox with their hashes.
 
     Arguments:
-        folder: created if it is missing.
+        folder: path, or URL of an object store; created if it is missing.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self._folder = Path(folder)
+        self._folder = ArchiveFolder(folder)
 
     def store(self, mailbox: str, commits: Sequence[Commit], before: bytes | None) -> Segment:
         segment = Segment(mailbox, commits[0].first, commits[-1].last, before, commits[-1].chain)
-        folder = self._folder / mailbox
-        table = to_table(segment, commits, partial(self._events_at, mailbox))
-        with unavailable(folder, "written"):
-            make_folder(folder)
-            remove_unfinished(folder)
-            write(table, folder / _name(segment.first, segment.last))
+        name = f"{segment.first:013d}-{segment.last:013d}.v{FORMAT}.parquet"
+        content = encode(to_table(segment, commits, partial(self._events_at, mailbox)))
+        self._folder.write(self._folder.path(mailbox, name), content)
+        self._change_manifest(mailbox, [Entry.of(name, segment, content)])
         return segment
 
     def mailboxes(self) -> list[str]:
-        with unavailable(self._folder, "read"):
-            if not self._folder.is_dir():
-                return []
-            names = sorted(each.name for each in self._folder.iterdir() if "@" in each.name)
+        folders = self._folder.list()
+        names = sorted(each.base_name for each in folders if "@" in each.base_name)
         return [name for name in names if self.files(name)]
 
+    @_look_up_again
     def segments(self, mailbox: str) -> list[Segment]:
-        return [_segment(mailbox, file) for file in self.files(mailbox)]
+        entries = read_manifest(self._folder, mailbox).by_name
+        files = self.files(mailbox)
+        return [
+            entries[file.name].segment(mailbox) if file.name in entries else segment_of(mailbox, file)
+            for file in files
+        ]
 
+    @_look_up_again
     def last_segment(self, mailbox: str) -> Segment | None:
         last = max(self.files(mailbox), key=lambda file: file.last, default=None)
-        return None if last is None else _segment(mailbox, last)
+        return None if last is None else segment_of(mailbox, last)
 
     def commits(self, mailbox: str, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
         previous: Segment | None = None
-        for file in self.files(mailbox):
-            if file.last <= after:
-                continue
-            segment = _segment(mailbox, file)
-            if previous is not None:
-                _check_continues(segment, previous, file)
-            for commit in _verify_segment(segment, file, envelopes=envelopes):
-                if previous is not None and not _same_history(commit, previous):
-                    raise _another_history(segment, file)
-                if commit.last > after:
-                    yield commit
-                    after = commit.last
-            previous = segment
+        tries = TRIES
+        while file := next((each for each in self.files(mailbox) if each.last > after), None):
+            try:
+                segment = segment_of(mailbox, file)
+                if previous is not None:
+                    check_continues(segment, previous, file)
+                for commit in verified_commits(segment, file, envelopes=envelopes):
+                    if previous is not None and not is_same_history(commit, previous):
+                        raise another_history(segment, file)
+                    if commit.last > after:
+                        yield commit
+                        after = commit.last
+                previous = segment
+            except FileGone:  # compaction has merged it
+                tries -= 1
+                if not tries:
+                    raise
 
+    @_look_up_again
     def commits_of(self, mailbox: str, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
         targets = sorted(set(positions))
         commits: list[Commit] = []
@@ -117,6 +150,7 @@ class ParquetLogArchive(LogArchive):
                 commits += commits_where(part, is_held, envelopes=envelopes)
         return commits
 
+    @_look_up_again
     def index_of(self, mailbox: str, streams: Iterable[bytes]) -> list[IndexEntry]:
         targets = pa.array(set(streams), SCHEMA.field("stream").type)
         in_streams = pc.field("stream").isin(targets)
@@ -130,6 +164,7 @@ class ParquetLogArchive(LogArchive):
                     entries[stream, sent[stream].position] = replace(sent[stream], last=position)
         return sorted(entries.values(), key=attrgetter("stream", "version", "position"))
 
+    @_look_up_again
     def position_before(self, mailbox: str, at: int) -> int:
         is_before = (pc.field("at") < at) & pc.field("last").is_valid()
         for part in reversed(self.parts(mailbox)):  # log time never decreases
@@ -139,27 +174,97 @@ class ParquetLogArchive(LogArchive):
         return 0
 
     def verify(self, segment: Segment) -> None:
-        path = self._folder / segment.mailbox / _name(segment.first, segment.last)
-        columns = file_columns(path)
-        names = [name for name in columns if name not in SENT_COLUMNS]
-        for group in _group_commits(commits_where(Part(segment.first, segment.last, path))):
-            stored = read_table(Part(group[0].first, group[-1].last, path), names)
-            position = first_difference(
-                stored, to_rows(segment.mailbox, group).select(names).cast(stored.schema)
-            )
-            if position is not None:
-                raise _altered(path, position)
-        if len(names) < len(columns):
-            events = read_table(Part(segment.first, segment.last, path), [*STEP_COLUMNS, *SENT_COLUMNS])
-            position = first_wrong_sent(events, partial(self._events_at, segment.mailbox))
-            if position is not None:
-                raise _altered(path, position)
+        for file in self.files(segment.mailbox):
+            if (file.first, file.last) == segment[1:3]:
+                check_columns(segment.mailbox, file, partial(self._events_at, segment.mailbox))
+
+    @_look_up_again
+    def check_files(self, mailbox: str) -> None:
+        files = self.files(mailbox)
+        by_name = {file.name: file for file in files}
+        for entry in read_manifest(self._folder, mailbox).segments:
+            if file := by_name.get(entry.file):
+                check_content(file, entry)
+            elif not is_covered(entry.first, entry.last, files):
+                raise BrokenLog(
+                    f"The archive lacks the file {self._folder.path(mailbox, entry.file)}, which the "
+                    f"{MANIFEST} beside it lists. Restore it from a backup; if you moved it elsewhere, "
+                    "delete that list, and `postroom segments build` writes a new one.",
+                    entry.first,
+                )
+
+    def check_file(self, mailbox: str, file: Part) -> None:
+        """Check the bytes of a file, if the manifest lists it.
+
+        Raises: BrokenLog when they are not those that were written.
+        """
+        entry = read_manifest(self._folder, mailbox).by_name.get(file.name)
+        if entry is not None:
+            check_content(file, entry)
 
     def size(self, segment: Segment) -> int:
-        path = self._folder / segment.mailbox / _name(segment.first, segment.last)
-        with unavailable(path, "read"):
-            return path.stat().st_size
+        sizes = (each.size for each in self.files(segment.mailbox) if (each.first, each.last) == segment[1:3])
+        return next(sizes, 0)
 
+    @_look_up_again
+    def update_manifest(self, mailbox: str) -> None:
+        files, manifest = self.files(mailbox), read_manifest(self._folder, mailbox)
+        names = {file.name for file in files}
+        entries = manifest.by_name
+        added = [
+            Entry.of(file.name, segment_of(mailbox, file), self._folder.read(file.path))
+            for file in files
+            if file.name not in entries
+        ]
+        replaced = [
+            entry.file
+            for entry in manifest.segments
+            if entry.file not in names and is_covered(entry.first, entry.last, files)
+        ]
+        if added or replaced:
+            self._change_manifest(mailbox, added, replaced)
+
+    def compact(self, mailbox: str, progress: Callable[[int], None] = lambda _: None) -> int:
+        removed = 0
+        for group in groups_to_merge(self.files(mailbox)):
+            removed += self._merge(mailbox, group)
+            progress(group[-1].last)
+        self.update_manifest(mailbox)
+        return removed
+
+    @_look_up_again
+    def _merge(self, mailbox: str, group: Sequence[Part]) -> int:
+        """Put a file in place of several neighbouring ones; return how many were removed."""
+        first, last = group[0].first, max(file.last for file in group)
+        rest = [file for file in group if (file.first, file.last, file.format) != (first, last, FORMAT)]
+        if len(rest) == len(group):
+            segment = next((each for each in self.segments(mailbox) if each.first == first), None)
+            if segment is None:  # another process has merged them
+                return 0
+            commits = takewhile(lambda commit: commit.first <= last, self.commits(mailbox, first - 1))
+            self.store(mailbox, list(commits), segment.before)
+        for file in rest:
+            with suppress(FileGone):  # another process has merged it, too
+                self._check_copied(mailbox, file)
+        self._change_manifest(mailbox, removed=[file.name for file in rest])
+        for file in rest:
+            self._folder.remove(file.path)
+        return len(rest)
+
+    def _check_copied(self, mailbox: str, file: Part) -> None:
+        """Check that a larger file has the last commit of a file, and so all of them."""
+        segment = segment_of(mailbox, file)
+        (commit,) = self.commits_of(mailbox, [file.last], envelopes=False)
+        if (commit.last, commit.chain) != (segment.last, segment.chain):
+            raise another_history(segment, file)
+
+    def _change_manifest(
+        self, mailbox: str, added: Sequence[Entry] = (), removed: Sequence[str] = ()
+    ) -> None:
+        manifest = read_manifest(self._folder, mailbox)
+        write_manifest(self._folder, manifest.with_changes(added, removed))
+
+    @_look_up_again
     def _events_at(self, mailbox: str, positions: pl.Series) -> pl.DataFrame:
         """Return archived events at sorted positions; see `sent_columns`."""
         parts = self.parts(mailbox, positions[0], positions[-1])
@@ -177,7 +282,7 @@ class ParquetLogArchive(LogArchive):
             start = max(file.first, first)
             end = file.last if last is None else min(file.last, last)
             if start <= end:
-                parts.append(Part(start, end, file.path))
+                parts.append(file._replace(first=start, last=end))
                 first = end + 1
         return parts
 
@@ -187,112 +292,29 @@ class ParquetLogArchive(LogArchive):
         rest: dict[str, list[tuple[int, int]]] = {}
         for extent, first, last in ranges:
             for file in self.files(extent.name):
-                if first <= file.first and file.last <= last and "sent_position" in file_columns(file.path):
+                if first <= file.first and file.last <= last and file.format == FORMAT:
                     if first < file.first:
                         rest.setdefault(extent.name, []).append((first, file.first - 1))
-                    files.append(str(file.path))
+                    files.append(self._folder.url(file.path))
                     first = file.last + 1
             if first <= last:
                 rest.setdefault(extent.name, []).append((first, last))
         return files, rest
 
     def files(self, mailbox: str) -> list[Part]:
-        """Return the files of a mailbox in the order of their positions; they may overlap."""
-        folder = self._folder / mailbox
-        with unavailable(folder, "read"):
-            names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
-        matches = (_NAME.fullmatch(name) for name in names)
-        return sorted(Part(int(m[1]), int(m[2]), folder / m[0]) for m in matches if m is not None)
+        """Return the files of a mailbox in the order of their positions, larger ones first; they may overlap.
 
-
-def _name(first: int, last: int) -> str:
-    return f"{first:013d}-{last:013d}.parquet"
-
-
-def _segment(mailbox: str, file: Part) -> Segment:
-    with unavailable(file.path, "read"):
-        metadata = pq.read_schema(file.path).metadata or {}
-    before = metadata.get(b"postroom.before")
-    try:
-        segment = Segment(
-            metadata[b"postroom.mailbox"].decode(),
-            int(metadata[b"postroom.first"]),
-            int(metadata[b"postroom.last"]),
-            None if before is None else bytes.fromhex(before.decode()),
-            bytes.fromhex(metadata[b"postroom.chain"].decode()),
-        )
-    except (KeyError, ValueError):
-        segment = None
-    if segment is None or segment[:3] != (mailbox, file.first, file.last):
-        raise BrokenLog(
-            f"The metadata of the archive file {file.path} does not describe positions {file.first} to "
-            f"{file.last} of mailbox {mailbox}: it was renamed or not written by Postroom. Restore it from a "
-            "backup.",
-            file.first,
-        )
-    return segment
-
-
-def _altered(path: Path, position: int) -> BrokenLog:
-    return BrokenLog(
-        f"The archive file {path} differs at position {position} from the commit that it holds: "
-        "it was altered. Restore it from a backup.",
-        position,
-    )
-
-
-def _verify_segment(segment: Segment, file: Part, *, envelopes: bool) -> Iterator[Commit]:
-    """Yield the commits of one file, verified to be complete."""
-    commits = commits_where(file, envelopes=envelopes)
-    chain, last = segment.before, segment.first - 1
-    if chain is None:
-        for commit in commits:  # the hash before the first commit is unknown
-            yield commit
-            chain, last = commit.chain, commit.last
-            break
-    try:
-        for commit in chained(commits, chain or b"", last + 1):
-            yield commit
-            chain, last = commit.chain, commit.last
-    except BrokenLog as error:
-        message = f"The archive file {file.path} was altered. {error}"
-        raise BrokenLog(message, error.position) from error
-    if (last, chain) != (segment.last, segment.chain):
-        raise _another_history(segment, file)
-
-
-def _group_commits(commits: Iterable[Commit]) -> Iterator[list[Commit]]:
-    group: list[Commit] = []
-    for commit in commits:
-        group.append(commit)
-        if commit.last - group[0].first >= READ_ROWS:
-            yield group
-            group = []
-    if group:
-        yield group
-
-
-def _same_history(commit: Commit, previous: Segment) -> bool:
-    """Return whether overlapping segments contain the same commit at the end of the earlier one."""
-    if not commit.first <= previous.last <= commit.last:
-        return True
-    return (commit.last, commit.chain) == (previous.last, previous.chain)
-
-
-def _check_continues(segment: Segment, previous: Segment, file: Part) -> None:
-    if segment.first == previous.last + 1 and segment.before not in (None, previous.chain):
-        raise _another_history(segment, file)
-    if segment.first > previous.last + 1 and segment.before is not None:
-        raise BrokenLog(
-            f"The archive {file.path.parent} lacks positions {previous.last + 1} to {segment.first - 1}: a "
-            "file was removed. Restore it from a backup.",
-            previous.last + 1,
-        )
-
-
-def _another_history(segment: Segment, file: Part) -> BrokenLog:
-    return BrokenLog(
-        f"The archive file {file.path} does not match the hashes of the files before it or its own last "
-        "hash: it was altered or comes from another store. Restore it from a backup.",
-        segment.first,
-    )
+        Raises: BrokenLog when the size of a file is not the one in the manifest.
+        """
+        infos = self._folder.list(mailbox)
+        # Read after the list, so that it has the files of the list that are new.
+        entries = read_manifest(self._folder, mailbox).by_name if infos else {}
+        files = []
+        for info in infos:
+            if match := _NAME.fullmatch(info.base_name):
+                entry = entries.get(info.base_name)
+                if entry is not None and entry.bytes != info.size:
+                    raise changed(info.path, entry)
+                format_ = int(match[3] or _FIRST_FORMATS)
+                files.append(Part(int(match[1]), int(match[2]), info.path, self._folder, format_, info.size))
+        return sorted(files, key=lambda file: (file.first, -file.last, -file.format))

@@ -1,17 +1,19 @@
 """The log reader port over a store and its Parquet log archive, read as one log."""
 
 import dataclasses
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from typing import TypeVar
 
 import pyarrow as pa
 from msgspec.structs import replace
 
-from postroom.adapters.parquet.log_archive import ParquetLogArchive
-from postroom.adapters.parquet.segment_files import read_commits
+from postroom.adapters.parquet.archive_folder import FileGone
+from postroom.adapters.parquet.log_archive import TRIES, ParquetLogArchive
+from postroom.adapters.parquet.segment_files import FORMAT, Part, read_columns, read_commits
 from postroom.application.mailbox.archived_log import (
     Extent,
     another_history,
@@ -21,19 +23,34 @@ from postroom.application.mailbox.archived_log import (
 )
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit
 from postroom.projections.commit_columns import read_ranges
-from postroom.projections.log_reader import Condition, LogBounds, LogExtent, LogReader, Range
+from postroom.projections.log_reader import (
+    POSITIONS_PER_READ,
+    Condition,
+    LogBounds,
+    LogExtent,
+    LogReader,
+    Range,
+    split,
+)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ArchivedLogReader(LogReader):
     """A reader of archived records from files and the others from the store, each once; see `LogReader`.
 
-    Retention may run during a read.
+    Retention, and the building and compaction of segments, may run during a read.
+
+    Arguments:
+        verify: whether to check the bytes of files, and to decode columns from their commits, which hashes
+            protect.
     """
 
     live: LogReader
     folder: str
     allow_gaps: bool = False
+    verify: bool = False
 
     @contextmanager
     def connected(self) -> "Iterator[ArchivedLogReader]":
@@ -80,20 +97,77 @@ class ArchivedLogReader(LogReader):
 
         Raises: BrokenLog when positions are missing.
         """
-        select = partial(self.commits, envelopes="envelope" in columns)
-        return read_ranges(select, ranges, columns, where, allow_gaps=self.allow_gaps)
+        # The position of the last record shows where to go on when files were merged.
+        names = list(dict.fromkeys((*columns, "position")))
+        for range_ in split(ranges, POSITIONS_PER_READ):
+            pieces = self._pieces(
+                range_,
+                partial(self._archived_columns, extent=range_.extent, columns=names, where=where),
+                partial(self._stored_columns, columns=names, where=where),
+                lambda batch: int(batch["position"][-1].as_py()),
+            )
+            for batch in pieces:
+                yield batch if len(names) == len(columns) else batch.select(columns)
 
     def commits(self, range_: Range, *, envelopes: bool = True) -> Generator[Commit, None, None]:
         """Yield the commits that overlap a range; see `LogReader.commits`.
 
         Raises: BrokenLog when positions are missing.
         """
+        yield from self._pieces(
+            range_,
+            lambda part: read_commits(part, envelopes=envelopes),
+            lambda stored: self._stored(stored, envelopes=envelopes),
+            lambda commit: commit.last,
+        )
+
+    def _pieces(
+        self,
+        range_: Range,
+        archived: Callable[[Part], Iterable[T]],
+        stored: Callable[[Range], Iterable[T]],
+        last_of: Callable[[T], int],
+    ) -> Iterator[T]:
+        """Yield what is read of a range, from files where they have it.
+
+        Arguments:
+            archived, stored: read positions from a file, or from the store.
+            last_of: returns the last position of something that was read.
+        """
         extent, first, last = range_
-        for part in ParquetLogArchive(self.folder).parts(extent.name, first, last):
-            yield from self._stored(Range(extent, first, part.first - 1), envelopes=envelopes)
-            yield from read_commits(part, envelopes=envelopes)
-            first = part.last + 1
-        yield from self._stored(Range(extent, first, last), envelopes=envelopes)
+        archive = ParquetLogArchive(self.folder)
+        tries = TRIES
+        while first <= last:
+            try:
+                for part in archive.parts(extent.name, first, last):
+                    for each in chain(stored(Range(extent, first, part.first - 1)), archived(part)):
+                        yield each
+                        first = last_of(each) + 1
+                    first = part.last + 1
+                for each in stored(Range(extent, first, last)):
+                    yield each
+                    first = last_of(each) + 1
+                return
+            except FileGone:  # compaction has merged it
+                tries -= 1
+                if not tries:
+                    raise
+
+    def _archived_columns(
+        self, part: Part, extent: LogExtent, columns: Sequence[str], where: Sequence[Condition]
+    ) -> Iterator[pa.RecordBatch]:
+        if self.verify:
+            ParquetLogArchive(self.folder).check_file(extent.name, part)
+        if self.verify or part.format < FORMAT:
+            select = partial(_part_commits, part, envelopes="envelope" in columns)
+            return read_ranges(select, [Range(extent, part.first, part.last)], columns, where)
+        return read_columns(part, extent, columns, where)
+
+    def _stored_columns(
+        self, range_: Range, columns: Sequence[str], where: Sequence[Condition]
+    ) -> Iterator[pa.RecordBatch]:
+        select = partial(self._stored, envelopes="envelope" in columns)
+        return read_ranges(select, [range_], columns, where, allow_gaps=self.allow_gaps)
 
     def _combined_extent(self, id_: int, name: str, stored: LogExtent | None) -> LogExtent | None:
         """Return the extent of archive and store together, or None if both are empty."""
@@ -112,6 +186,8 @@ class ArchivedLogReader(LogReader):
         if end is None:
             return
         held = list(self.live.commits(Range(stored, end.last, end.last + 1), envelopes=False))
+        if stored.last < end.last:  # the archive may have been extended in between
+            stored = next((each for each in self.live.extents() if each.name == stored.name), stored)
         # If the store extends further but lacks them, retention removed them, after checking the chain.
         if stored.last < end.last or (held and not continues(end.last, end.chain, held[0])):
             raise another_history(stored.name, end.last)
@@ -122,7 +198,7 @@ class ArchivedLogReader(LogReader):
             return replace(extent, last=last, at=commit.at, chain=commit.chain.hex())
         raise missing(extent.name, Extent(last, last))
 
-    def _stored(self, range_: Range, *, envelopes: bool) -> Iterator[Commit]:
+    def _stored(self, range_: Range, *, envelopes: bool) -> Generator[Commit, None, None]:
         """Yield commits of the store, or of the archive if retention removed them during the read."""
         extent, first, last = range_
         if first > last:
@@ -143,3 +219,7 @@ class ArchivedLogReader(LogReader):
                 yield from read_commits(part, envelopes=envelopes)
         if head is not None:
             yield from chain([head], commits)
+
+
+def _part_commits(part: Part, range_: Range, *, envelopes: bool) -> Generator[Commit, None, None]:
+    yield from read_commits(part._replace(first=range_.first, last=range_.last), envelopes=envelopes)

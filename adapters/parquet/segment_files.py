@@ -1,11 +1,10 @@
 """Files of the Parquet log archive: a row for each event, from which commits are read."""
 
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
+from functools import reduce
 from itertools import zip_longest
-from pathlib import Path
-from tempfile import mkstemp
+from operator import and_
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -15,7 +14,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from blake3 import blake3
 
-from postroom.adapters.files.durable import sync
+from postroom.adapters.parquet.archive_folder import ArchiveFolder
 from postroom.adapters.parquet.sent_columns import (
     EVENTS,
     SENT_COLUMNS,
@@ -27,15 +26,16 @@ from postroom.adapters.parquet.sent_columns import (
 from postroom.application.mailbox.codec import encode_envelopes
 from postroom.application.ports.event_log import Segment
 from postroom.domain.commit import Commit
-from postroom.domain.errors import Unavailable
-from postroom.projections.commit_columns import to_batches
-from postroom.projections.log_reader import LogExtent
-from postroom.projections.projection import COLUMNS, EVENT_COLUMNS
+from postroom.domain.errors import BrokenLog
+from postroom.projections.commit_columns import EXTENT_COLUMNS, ROWS_PER_BATCH, extent_column, to_batches
+from postroom.projections.log_reader import Condition, LogExtent, to_arrow
+from postroom.projections.projection import COLUMNS, EVENT_COLUMNS, arrow_schema
 
-FORMAT = "3"
+FORMAT = 3
 ROW_GROUP_ROWS = 25_000
+ROW_GROUP_BYTES = 32 << 20
+"""Maximum size of a row group: rows, and about how many bytes of envelopes."""
 READ_ROWS = 2_000
-_TEMPORARY = ".tmp"
 
 _LAST, _COMMIT = pa.field("last", pa.int64()), pa.field("commit", pa.binary())
 _COLUMNS = ("position", "mailbox", "distance", *EVENT_COLUMNS)
@@ -54,8 +54,9 @@ SCHEMA = pa.schema(
 the values of the `MessageSent` of an event's message. The first event of a commit has the commit's last
 position and its encoded events, from which the other columns were made.
 
-Files of format 2 have no `mailbox`, no `distance` and no `SENT_COLUMNS`.
+Files of format 2 have the columns `FORMAT_2` only.
 """
+FORMAT_2 = ("position", *EVENT_COLUMNS, "last", "commit")
 
 _INTEGERS = [field.name for field in SCHEMA if field.type == pa.int64()]
 _REPEATING = ["chain", *(field.name for field in SCHEMA if field.type == pa.string())]
@@ -69,11 +70,34 @@ _BLOOM_FILTERS = ("stream", "sent_message_id")
 
 
 class Part(NamedTuple):
-    """A range of positions, and the file that contains it."""
+    """A range of positions, and the file that contains it.
+
+    Arguments:
+        path: of the file, in the file system of `folder`.
+        format: of the file.
+        size: of the file, in bytes.
+    """
 
     first: int
     last: int
-    path: Path
+    path: str
+    folder: ArchiveFolder
+    format: int
+    size: int
+
+    @property
+    def events(self) -> int:
+        """Return the number of positions."""
+        return self.last - self.first + 1
+
+    @property
+    def name(self) -> str:
+        """Return the name of the file."""
+        return self.path.rpartition("/")[2]
+
+    def unavailable(self) -> AbstractContextManager[None]:
+        """Raise Unavailable for errors of reading the file; see `ArchiveFolder.unavailable`."""
+        return self.folder.unavailable(self.path, "read")
 
 
 def scan(
@@ -91,8 +115,8 @@ def scan(
     """
     position = pc.field("position")
     in_part = (position >= part.first) & (position <= part.last)
-    with unavailable(part.path, "read"):
-        dataset = ds.dataset(part.path, schema=SCHEMA, format="parquet")
+    with part.unavailable():
+        dataset = ds.dataset(part.path, schema=SCHEMA, format="parquet", filesystem=part.folder.files)
         yield from dataset.to_batches(
             columns=list(columns),
             filter=in_part if where is None else in_part & where,
@@ -106,8 +130,8 @@ def scan(
 def read_table(part: Part, columns: Sequence[str], where: pc.Expression | None = None) -> pa.Table:
     """Return the rows that `scan` yields."""
     schema = pa.schema([SCHEMA.field(name) for name in columns])
-    with unavailable(part.path, "read"):
-        return pa.Table.from_batches(scan(part, columns, where), schema)
+    with part.unavailable():
+        return pa.Table.from_batches(scan(part, columns, where, ROW_GROUP_ROWS), schema)
 
 
 def select(
@@ -143,17 +167,10 @@ def commits_where(
         yield _commit(head, envelopes_read)
 
 
-def file_columns(path: Path) -> list[str]:
-    """Return the names of the columns of `SCHEMA` that a file has; those of format 2 lack some."""
-    with unavailable(path, "read"):
-        names = set(pq.read_schema(path).names)
-    return [name for name in SCHEMA.names if name in names]
-
-
 def events_at(part: Part, positions: pl.Series) -> pl.DataFrame:
     """Return the events of a part at sorted positions, with the columns `EVENTS`."""
-    within = Part(positions[0], positions[-1], part.path)
-    if "sent_position" in file_columns(part.path):
+    within = part._replace(first=positions[0], last=positions[-1])
+    if part.format == FORMAT:
         is_at = pc.field("position").isin(positions.to_arrow())
         return pl.DataFrame(read_table(within, list(EVENTS), is_at))
     rows = pl.DataFrame(to_rows("", list(read_commits(within, envelopes=False))).select(STEP_COLUMNS))
@@ -164,14 +181,41 @@ def events_at(part: Part, positions: pl.Series) -> pl.DataFrame:
 def read_commits(part: Part, *, envelopes: bool = True) -> Iterator[Commit]:
     """Yield the commits that hold the positions of a part, not verified; see `LogArchive.commits`."""
     is_held = pc.field("last") >= part.first
-    heads = list(select(Part(1, part.last, part.path), ["position", "last"], is_held))
+    heads = list(select(part._replace(first=1), ["position", "last"], is_held))
     if heads:
-        yield from commits_where(Part(heads[0][0], heads[-1][1], part.path), envelopes=envelopes)
+        yield from commits_where(part._replace(first=heads[0][0], last=heads[-1][1]), envelopes=envelopes)
 
 
 def _commit(head: tuple[Any, ...], envelopes: list[bytes]) -> Commit:
     first, last, epoch, at, chain, events = head[:6]
     return Commit(first, last, epoch, at, chain, events, encode_envelopes(envelopes))
+
+
+def read_columns(
+    part: Part, extent: LogExtent, columns: Sequence[str], where: Sequence[Condition]
+) -> Iterator[pa.RecordBatch]:
+    """Yield columns of `COLUMNS` of the events of a part that meet conditions; see `LogReader.read`.
+
+    Raises: BrokenLog when the file lacks some of its positions.
+    """
+    schema, count = arrow_schema(columns), 0
+    stored = [name for name in columns if name not in EXTENT_COLUMNS]
+    for batch in scan(part, stored, reduce(and_, map(to_arrow, where)) if where else None, ROWS_PER_BATCH):
+        count += batch.num_rows
+        if batch.num_rows:
+            arrays = {name: batch[name] for name in stored}
+            arrays |= {
+                name: extent_column(name, extent, batch["position"])
+                for name in columns
+                if name in EXTENT_COLUMNS
+            }
+            yield pa.RecordBatch.from_arrays([arrays[name] for name in columns], schema=schema)
+    if not where and count != part.events:
+        raise BrokenLog(
+            f"The archive file {part.path} has {count} of the positions {part.first} to {part.last}: it was "
+            "altered. Restore it from a backup.",
+            part.first,
+        )
 
 
 def first_difference(stored: pa.Table, expected: pa.Table) -> int | None:
@@ -197,7 +241,7 @@ def to_table(segment: Segment, commits: Sequence[Commit], events_at: EventsAt) -
     Raises: BrokenLog when a commit can't be decoded.
     """
     metadata = {
-        "postroom.format": FORMAT,
+        "postroom.format": str(FORMAT),
         "postroom.mailbox": segment.mailbox,
         "postroom.first": str(segment.first),
         "postroom.last": str(segment.last),
@@ -229,58 +273,30 @@ def to_rows(mailbox: str, commits: Sequence[Commit]) -> pa.Table:
     return table.append_column(_COMMIT, pa.array(encoded, _COMMIT.type))
 
 
-def write(table: pa.Table, path: Path) -> None:
-    """Write a file with mode 0600 that is durable and complete, or not there, when this returns."""
-    descriptor, temporary = mkstemp(_TEMPORARY, ".", path.parent)  # mode 0600
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            pq.write_table(
-                table,
-                file,
-                compression="zstd",
-                use_dictionary=_REPEATING,
-                column_encoding=_ENCODINGS,
-                row_group_size=ROW_GROUP_ROWS,
-                write_page_index=True,
-                sorting_columns=[pq.SortingColumn(0)],
-                bloom_filter_options=_bloom_filters(table),
-            )
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
-    sync(path.parent)
+def encode(table: pa.Table) -> pa.Buffer:
+    """Return the bytes of a file with the content of a segment."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table,
+        sink,
+        compression="zstd",
+        use_dictionary=_REPEATING,
+        column_encoding=_ENCODINGS,
+        row_group_size=_rows_in_group(table),
+        write_page_index=True,
+        sorting_columns=[pq.SortingColumn(0)],
+        bloom_filter_options=_bloom_filters(table),
+    )
+    return sink.getvalue()
+
+
+def _rows_in_group(table: pa.Table) -> int:
+    """Return the number of rows of a row group, which readers have in memory at once."""
+    size = pc.sum(pc.binary_length(table["envelope"])).as_py() or 1
+    return max(1, min(ROW_GROUP_ROWS, int(table.num_rows * ROW_GROUP_BYTES // size)))
 
 
 def _bloom_filters(table: pa.Table) -> dict[str, dict[str, float]]:
     rows = min(table.num_rows, ROW_GROUP_ROWS)
     names = [name for name in _BLOOM_FILTERS if table[name].null_count < table.num_rows]
     return {name: {"ndv": rows, "fpp": 0.05} for name in names}
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder and its parents durably, with mode 0700, where they are missing."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    for each in reversed(missing):
-        each.mkdir(mode=0o700, exist_ok=True)
-        sync(each.parent)
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove the incomplete files of a crash; only the mailbox's owner writes any."""
-    for file in folder.glob(f".*{_TEMPORARY}"):
-        file.unlink(missing_ok=True)
-
-
-@contextmanager
-def unavailable(path: Path, action: str) -> Iterator[None]:
-    """Raise Unavailable for errors of files and of PyArrow; `action` completes "can't be"."""
-    try:
-        yield
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise Unavailable(
-            f"The archive {path} can't be {action}: {error}. Check the folder, its permissions and its disk."
-        ) from error

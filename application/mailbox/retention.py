@@ -2,105 +2,18 @@
 
 import asyncio
 from itertools import islice
-from typing import NamedTuple
 
-from postroom.application.mailbox.archived_log import continues
 from postroom.application.mailbox.commit_ends import last_commit_through
 from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.mailbox.segments import build_segments
 from postroom.application.mailbox.stored_snapshots import usable_snapshots
-from postroom.application.ports.event_log import EventLogReader, LogArchive
+from postroom.application.ports.event_log import LogArchive
 from postroom.application.telemetry import logger
 from postroom.domain.arguments import check_int
-from postroom.domain.commit import GENESIS, Commit, verify_chain
 from postroom.domain.errors import PostroomError, Unavailable
 from postroom.domain.mailbox.commands import Truncate
 from postroom.domain.message import MS
 from postroom.domain.names import message_id
-
-SEGMENT_POSITIONS = 50_000
-SEGMENT_BYTES = 64 << 20
-"""Maximum size of a segment, in bytes of envelopes; bounds memory usage."""
-
-
-class _End(NamedTuple):
-    """End of the archive; `chain` is None if the commit was removed without being archived."""
-
-    position: int
-    chain: bytes | None
-
-
-async def archive_records(log: EventLogReader, archive: LogArchive, through: int) -> int:
-    """Store the commits up to a position that the archive lacks, off the event loop.
-
-    The next run continues an interrupted one.
-
-    Arguments:
-        through: the end of a commit.
-
-    Returns: the number of positions that were added.
-
-    Raises: BrokenLog when the log was altered; Unavailable when the archive can't be used or belongs to
-        another log.
-    """
-    end = await asyncio.to_thread(_end, log, archive, through)
-    began = end.position
-    while end.position < through:
-        end = await asyncio.to_thread(_store_next, log, archive, end, through)
-    return max(0, end.position - began)
-
-
-def _end(log: EventLogReader, archive: LogArchive, through: int) -> _End:
-    """Return the end of the archive, after checking that it belongs to this log."""
-    first = log.first_position() or 1
-    last = archive.last_segment(log.mailbox)
-    if last is None:
-        return _End(first - 1, GENESIS if first == 1 else None)
-    if last.last < first - 1:
-        if first <= through:
-            logger().warning("archive.gap", mailbox=log.mailbox, after=last.last, before=first)
-        return _End(first - 1, None)
-    if not _continues(log, last.last, last.chain, first):
-        raise Unavailable(
-            f"The archive of mailbox {log.mailbox} ends at position {last.last} with another history than "
-            "the log holds; name another archive folder for this store."
-        )
-    return _End(last.last, last.chain)
-
-
-def _continues(log: EventLogReader, position: int, chain: bytes, first: int) -> bool:
-    """Return whether the log holds the commit with this chain hash, or the one that follows it."""
-    held = log.commits_of([max(position, first)], envelopes=False)
-    return bool(held) and continues(position, chain, held[0])
-
-
-def _store_next(log: EventLogReader, archive: LogArchive, end: _End, through: int) -> _End:
-    commits = _next_commits(log, end.position, through)
-    if not commits:
-        raise Unavailable(
-            f"The log of mailbox {log.mailbox} ends before position {through}, which should be archived; "
-            "open the mailbox again."
-        )
-    # Commits whose chain does not verify are neither archived nor removed.
-    if end.chain is None:
-        verify_chain(commits[1:], commits[0].chain, commits[0].last + 1)
-    else:
-        verify_chain(commits, end.chain, end.position + 1)
-    segment = archive.store(log.mailbox, commits, end.chain)
-    return _End(segment.last, segment.chain)
-
-
-def _next_commits(log: EventLogReader, after: int, through: int) -> list[Commit]:
-    """Return the next commits that end at or before `through`, at least one if there is any."""
-    commits: list[Commit] = []
-    size = 0
-    for commit in log.commits(after):
-        size += len(commit.envelopes)
-        is_full = size > SEGMENT_BYTES or commit.last - after > SEGMENT_POSITIONS
-        if commit.last > through or (commits and is_full):
-            break
-        commits.append(commit)
-    return commits
-
 
 AGE_SECONDS = 3_600.0
 SIZE_SECONDS = 30.0
@@ -241,7 +154,10 @@ class Retention:
         last = await asyncio.to_thread(last_commit_through, self._log, through)
         through = 0 if last is None else last.last
         if self._archive is not None:
-            await archive_records(self._log, self._archive, max(through, mailbox.truncated_through))
+            through_archived = max(through, mailbox.truncated_through)
+            building = build_segments(self._log, self._archive, through_archived)
+            while await asyncio.to_thread(next, building, None) is not None:
+                pass
         if last is not None and through > mailbox.truncated_through:
             await self._engine.submit([Truncate(through, last.chain)])
         through = self._engine.mailbox.truncated_through

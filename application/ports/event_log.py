@@ -1,6 +1,6 @@
 """Ports of the owner of a mailbox: commands, event log, archive and clock."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -259,7 +259,7 @@ class VolatileLog(EventLog, Protocol):
 
 
 class Segment(NamedTuple):
-    """A file of archived commits, of all positions from `first` to `last`.
+    """A copy of the commits of all positions from `first` to `last`, in the archive.
 
     Arguments:
         before: chain hash of the commit before `first`; None if that was removed without being archived.
@@ -274,9 +274,12 @@ class Segment(NamedTuple):
 
 
 class LogArchive(Protocol):
-    """Archived commits of mailboxes; every adapter passes `tests/conformance/log_archive.py`.
+    """Segments of mailboxes; every adapter passes `tests/conformance/log_archive.py`.
 
-    Calls block, may come from any thread, and raise Unavailable when the archive can't be used.
+    Retention removes commits from the log once they are in a segment; until then, both have them.
+
+    Calls block, may come from any thread and from several processes at once, and raise Unavailable when the
+    archive can't be used.
     """
 
     def store(self, mailbox: str, commits: Sequence[Commit], before: bytes | None) -> Segment:
@@ -324,6 +327,27 @@ class LogArchive(Protocol):
 
         Raises: BrokenLog naming the first position at which they differ.
         """
+
+    def check_files(self, mailbox: str) -> None:
+        """Check that the files of a mailbox are those that were written, by their hashes.
+
+        Raises: BrokenLog naming one that is missing or has changed.
+        """
+
+    def compact(self, mailbox: str, progress: Callable[[int], None] = lambda _: None) -> int:
+        """Merge small neighbouring segments, and replace those that earlier releases wrote in other formats.
+
+        Readers may be at work.
+
+        Arguments:
+            progress: called with the position after each merge.
+
+        Returns: the number of segments that were removed.
+        Raises: BrokenLog when a commit was altered since it was archived; its segment remains.
+        """
+
+    def update_manifest(self, mailbox: str) -> None:
+        """List files that are not listed yet, such as those of earlier releases, for `check_files`."""
 
     def size(self, segment: Segment) -> int:
         """Return the size of a segment in bytes."""

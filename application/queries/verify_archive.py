@@ -62,6 +62,7 @@ class VerifyArchive:
         end = self._archive.last_segment(mailbox)
         if end is None:
             return None
+        self._archive.check_files(mailbox)
         gaps: list[Gap] = []
         first = last = count = 0
         for commit in self._archive.commits(mailbox):

@@ -35,7 +35,14 @@ def archive(tmp_path: Path) -> ParquetLogArchive:
 def file(archive: ParquetLogArchive, tmp_path: Path) -> Path:
     """A file with the first ten commits."""
     segment = keep(archive, 1, COMMITS[9].first)
-    return tmp_path / "archive" / BOX / f"0000000000001-{segment.last:013}.parquet"
+    return tmp_path / "archive" / BOX / f"0000000000001-{segment.last:013}.v3.parquet"
+
+
+@pytest.fixture
+def unlisted(file: Path) -> Path:
+    """The same file, without a manifest that lists it."""
+    (file.parent / "manifest.json").unlink()
+    return file
 
 
 def test_any_parquet_reader_reads_the_columns_of_the_log(file: Path) -> None:
@@ -76,49 +83,49 @@ def test_what_a_crash_left_unfinished_is_not_read_nor_kept(archive: ParquetLogAr
 
 
 def test_a_file_of_another_name_is_refused(archive: ParquetLogArchive, file: Path) -> None:
-    file.rename(file.with_name("0000000000011-0000000000099.parquet"))
+    file.rename(file.with_name("0000000000011-0000000000099.v3.parquet"))
     for ask in (archive.segments, archive.last_segment, lambda box: list(archive.commits(box))):
         with pytest.raises(BrokenLog, match="renamed or not written by Postroom"):
             ask(BOX)
 
 
-def test_a_file_that_lost_its_last_records_is_noticed(archive: ParquetLogArchive, file: Path) -> None:
-    table = pq.read_table(file)
-    pq.write_table(table.slice(0, COMMITS[9].first - 1), file)
+def test_a_file_that_lost_its_last_records_is_noticed(archive: ParquetLogArchive, unlisted: Path) -> None:
+    table = pq.read_table(unlisted)
+    pq.write_table(table.slice(0, COMMITS[9].first - 1), unlisted)
     with pytest.raises(BrokenLog, match="its own last hash"):
         list(archive.commits(BOX))
 
 
-def test_an_edited_record_is_noticed(archive: ParquetLogArchive, file: Path) -> None:
-    table = pq.read_table(file)
+def test_an_edited_record_is_noticed(archive: ParquetLogArchive, unlisted: Path) -> None:
+    table = pq.read_table(unlisted)
     at = table.schema.get_field_index("at")
     edited = pa.array([value + 1 for value in table["at"].to_pylist()], pa.int64())
-    pq.write_table(table.set_column(at, table.schema.field(at), edited), file)
+    pq.write_table(table.set_column(at, table.schema.field(at), edited), unlisted)
     with pytest.raises(BrokenLog, match=r"parquet was altered.*positions 1 to 1 "):
         list(archive.commits(BOX))
 
 
 @pytest.mark.parametrize(("column", "value"), [("topic", "other"), ("envelope", b"other"), ("due", 7)])
 def test_a_column_that_differs_from_its_commit_is_found_by_verifying_the_segment(
-    archive: ParquetLogArchive, file: Path, column: str, value: object
+    archive: ParquetLogArchive, unlisted: Path, column: str, value: object
 ) -> None:
     (segment,) = archive.segments(BOX)
     archive.verify(segment)
-    table = pq.read_table(file)
+    table = pq.read_table(unlisted)
     number = table.schema.get_field_index(column)
     values = table[column].to_pylist()
     position = next(at for at, each in enumerate(values, 1) if each is not None)
     values[position - 1] = value
     edited = pa.array(values, table.schema.field(number).type)
-    pq.write_table(table.set_column(number, table.schema.field(number), edited), file)
+    pq.write_table(table.set_column(number, table.schema.field(number), edited), unlisted)
     with pytest.raises(BrokenLog, match=f"differs at position {position} from the commit"):
         archive.verify(segment)
 
 
 def test_a_damaged_file_and_a_folder_that_can_not_be_made_are_named(
-    archive: ParquetLogArchive, file: Path, tmp_path: Path
+    archive: ParquetLogArchive, unlisted: Path, tmp_path: Path
 ) -> None:
-    file.write_bytes(b"PAR1 this is not what it was PAR1")
+    unlisted.write_bytes(b"PAR1 this is not what it was PAR1")
     with pytest.raises(Unavailable, match="parquet can't be read"):
         list(archive.commits(BOX))
     (tmp_path / "taken").touch()

@@ -1,4 +1,4 @@
-"""What retention archived is still told of: by every command that looks back, and by `postroom archive`."""
+"""What retention archived is still told of: by every command that looks back, and by `postroom segments`."""
 
 import asyncio
 
@@ -90,8 +90,8 @@ async def test_looking_back_reaches_before_retention(postroom, died):
 async def test_the_archive_lists_its_segments(postroom, died):
     folder = postroom.folder / "kept"
     (removed,) = await retain(postroom, folder)
-    (segment,) = postroom.ok("archive", "list", "--archive", str(folder), "--json").json["segments"]
-    (file,) = (folder / MAILBOX).iterdir()
+    (segment,) = postroom.ok("segments", "list", "--archive", str(folder), "--json").json["segments"]
+    (file,) = (folder / MAILBOX).glob("*.parquet")
     assert segment == {
         "mailbox": MAILBOX,
         "first": 1,
@@ -99,22 +99,22 @@ async def test_the_archive_lists_its_segments(postroom, died):
         "records": removed,
         "bytes": file.stat().st_size,
     }
-    assert MAILBOX in postroom.ok("archive", "list", "--archive", str(folder)).out
+    assert MAILBOX in postroom.ok("segments", "list", "--archive", str(folder)).out
 
 
 async def test_the_archive_is_verified_together_with_the_log_that_goes_on(postroom, died):
     folder = postroom.folder / "kept"
     removed = sum(await retain(postroom, folder, rounds=2))
     option = ("--archive", str(folder))
-    (told,) = postroom.ok("archive", "verify", *option, "--json").json["mailboxes"]
+    (told,) = postroom.ok("segments", "verify", *option, "--json").json["mailboxes"]
     assert (told["first"], told["last"], told["records"], told["gaps"]) == (1, removed, removed, [])
     assert told["log_first"] == removed + 1
-    text = postroom.ok("archive", "verify", *option).out
+    text = postroom.ok("segments", "verify", *option).out
     assert f"{MAILBOX}: intact, records 1 to {removed}" in text
     assert f"the log in postroom.db continues it, from position {removed + 1}" in text
 
     postroom.store.rename(postroom.folder / "elsewhere.db")
-    assert "has no log that continues it" in postroom.ok("archive", "verify", *option).out
+    assert "has no log that continues it" in postroom.ok("segments", "verify", *option).out
 
 
 async def test_an_archive_that_was_altered_or_is_another_store_s_is_found_out(postroom, died):
@@ -122,16 +122,16 @@ async def test_an_archive_that_was_altered_or_is_another_store_s_is_found_out(po
     await retain(postroom, folder)
     option = ("--archive", str(folder))
     postroom.ok("send", "mail", "y", "--store", "other.db")
-    other = postroom("archive", "verify", *option, "--store", "other.db", "--json")
+    other = postroom("segments", "verify", *option, "--store", "other.db", "--json")
     assert (other.code, other.error["code"]) == (4, "E_UNAVAILABLE")
     assert "another history" in other.error["message"]
     assert "another history" in postroom("backlog", *option, "--store", "other.db").err
-    (file,) = (folder / MAILBOX).iterdir()
+    (file,) = (folder / MAILBOX).glob("*.parquet")
     kept = pq.read_table(file)
     at = kept.column_names.index("at")
     altered = kept.set_column(at, kept.schema.field(at), pc.add(kept["at"], 1))
     pq.write_table(altered.replace_schema_metadata(kept.schema.metadata), file)
-    assert postroom("archive", "verify", *option).code == 5
+    assert postroom("segments", "verify", *option).code == 5
 
 
 async def test_what_went_without_being_archived_is_told(postroom, died):
@@ -142,7 +142,7 @@ async def test_what_went_without_being_archived_is_told(postroom, died):
         await live(postroom)
     before, first, last = removed[0], removed[0] + 1, removed[0] + removed[1]
     assert before > 0
-    (told,) = postroom.ok("archive", "verify", "--archive", str(folder), "--json").json["mailboxes"]
+    (told,) = postroom.ok("segments", "verify", "--archive", str(folder), "--json").json["mailboxes"]
     assert (told["first"], told["last"], told["records"]) == (first, last, removed[1])
     assert told["gaps"] == [{"first": last + 1, "last": last + removed[2]}]
     looking = postroom("backlog", "--archive", str(folder), "--json")
@@ -154,7 +154,7 @@ def test_an_archive_that_is_not_there_is_said_to_be_missing(postroom):
     missing = postroom("backlog", "--archive", "nowhere", "--json")
     assert (missing.code, missing.error["code"]) == (3, "E_NOT_FOUND")
     assert "There is no archive at nowhere" in missing.error["message"]
-    assert "pass --archive FOLDER" in postroom("archive", "list").err
+    assert "pass --archive FOLDER" in postroom("segments", "list").err
     (postroom.folder / "postroom.toml").write_text('[archive]\nfolder = "later"\n')
     postroom.ok("backlog")  # retention has stored nothing yet
-    assert "retention has archived nothing" in postroom("archive", "verify").err
+    assert "retention has archived nothing" in postroom("segments", "verify").err

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
-from postroom.application.mailbox import retention
+from postroom.application.mailbox import segments as building
 from postroom.application.messages import NewMessage
 from postroom.application.ports.event_log import EventLog, Segment
 from postroom.domain.commit import GENESIS, Commit, verify_chain
@@ -66,7 +66,7 @@ async def test_what_is_removed_is_archived_and_the_chain_holds_over_both(
 async def test_a_long_past_is_archived_in_bounded_segments(
     place: Place, archive: ParquetLogArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "SEGMENT_POSITIONS", 25)
+    monkeypatch.setattr(building, "SEGMENT_POSITIONS", 25)
     async with place.open(limits=LIMITS, archive=archive) as mailbox:
         for _ in range(10):
             await live(mailbox, 3)
@@ -81,7 +81,7 @@ async def test_a_long_past_is_archived_in_bounded_segments(
 async def test_a_commit_that_is_larger_than_a_segment_may_be_has_its_own(
     place: Place, archive: ParquetLogArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "SEGMENT_POSITIONS", 25)
+    monkeypatch.setattr(building, "SEGMENT_POSITIONS", 25)
     async with place.open(limits=LIMITS, archive=archive) as mailbox:
         await live(mailbox, 30)
         place.clock.advance(2 * DAY_MS)
@@ -94,7 +94,7 @@ async def test_a_commit_that_is_larger_than_a_segment_may_be_has_its_own(
 async def test_segments_are_bounded_in_bytes_too(
     place: Place, archive: ParquetLogArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "SEGMENT_BYTES", 1_600)
+    monkeypatch.setattr(building, "SEGMENT_BYTES", 1_600)
     async with place.open(limits=LIMITS, archive=archive) as mailbox:
         for _ in range(9):
             await mailbox.send_message(NewMessage(topic=TOPIC, payload=b"x" * 600))
@@ -122,7 +122,7 @@ class FailingArchive(ParquetLogArchive):
 async def test_where_archiving_fails_nothing_is_removed(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
-    monkeypatch.setattr(retention, "SEGMENT_POSITIONS", 10)
+    monkeypatch.setattr(building, "SEGMENT_POSITIONS", 10)
     archive = FailingArchive(tmp_path / "archive", room)
     async with place.open(limits=LIMITS, archive=archive) as mailbox:
         await live(mailbox, 20)
@@ -193,7 +193,7 @@ async def test_an_archive_of_another_store_is_not_taken_for_the_past_of_this_one
             await live(mailbox, number)
             place.clock.advance(2 * DAY_MS)
             if refused:
-                with pytest.raises(Unavailable, match="name another archive folder"):
+                with pytest.raises(Unavailable, match="name the archive folder of this store"):
                     await mailbox.retention.enforce_age()
                 assert mailbox.engine.log.first_position() == 1
             else:
@@ -283,7 +283,7 @@ def test_what_is_archived_and_what_is_left_is_what_was_written(
     taken: list[tuple[int, int, int | None]], segment: int
 ) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(retention, "SEGMENT_POSITIONS", segment)
+        patch.setattr(building, "SEGMENT_POSITIONS", segment)
         asyncio.run(_try(taken, Path(folder)))
 
 

@@ -1,0 +1,172 @@
+"""`postroom segments`: copies of the log in Parquet, which remain as its archive after retention."""
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.values import NOTHING, Archive, WrongUsage
+from postroom.application.text import pluralize
+from postroom.domain.errors import NotFound
+from postroom.domain.names import describe_choices
+
+if TYPE_CHECKING:
+    from postroom.application.ports.event_log import LogArchive
+    from postroom.application.queries.verify_archive import ArchiveVerification
+
+
+def build(
+    session: Session,
+    archive: Archive = None,
+    all_: Annotated[
+        bool, Option("--all", help="Also close the last segment, which is smaller than the others.")
+    ] = False,
+) -> None:
+    """Copy the closed part of each log, 50,000 records or 64 MiB at a time, to segments in Parquet.
+
+    Rebuilds, reports and Spark read segments instead of the log, and retention removes the records of
+    segments from the log without writing them again. Nothing is written twice: run it as often as you like.
+    """
+    from postroom.adapters.compose.archive import build_segments, open_archive
+
+    log_archive = open_archive(_folder(session, archive))
+    built = []
+    for name in session.mailboxes():
+        with session.out.progress(f"Building {name}") as advance:
+            built.append(
+                build_segments(
+                    session.store,
+                    name,
+                    log_archive,
+                    is_whole=all_,
+                    progress=lambda position, advance=advance: advance(position, f"position {position:,}"),  # type: ignore[misc]
+                )
+            )
+    if session.out.as_json:
+        session.out.json({"mailboxes": built})
+        return
+    for each in built:
+        through = f"through position {each.last:,}" if each.last else "none"
+        rest = pluralize(each.remaining, "record")
+        added = pluralize(each.added, "segment")
+        session.out.prose(f"{each.mailbox}: {added} added, {through}; {rest} only in the log")
+
+
+def list_segments(session: Session, archive: Archive = None) -> int | None:
+    """List the segments of each mailbox with their log positions and sizes.
+
+    Segments may overlap; readers skip the duplicates.
+    """
+    log_archive, names = _open(session, archive)
+    segments = [
+        {
+            "mailbox": name,
+            "first": segment.first,
+            "last": segment.last,
+            "records": segment.last - segment.first + 1,
+            "bytes": log_archive.size(segment),
+        }
+        for name in names
+        for segment in log_archive.segments(name)
+    ]
+    if session.out.as_json:
+        session.out.json({"segments": segments})
+    else:
+        columns = ("mailbox", "first", "last", "records", "bytes")
+        session.out.table(columns, [tuple(segment[name] for name in columns) for segment in segments])
+    return None if segments else NOTHING
+
+
+def verify(session: Session, archive: Archive = None) -> int | None:
+    """Verify all files, hashes and columns of the segments, and that the logs of the store continue them."""
+    from postroom.adapters.compose import list_mailboxes
+    from postroom.adapters.compose.queries import read_mailbox
+    from postroom.adapters.compose.store import MEMORY
+    from postroom.application.queries.verify_archive import VerifyArchive
+
+    log_archive, names = _open(session, archive)
+    mailboxes = [] if session.store == MEMORY else list_mailboxes(session.store)
+    verifications: list[ArchiveVerification] = []
+    for name in names:
+        log = read_mailbox(session.store, name) if name in mailboxes else nullcontext()
+        with log as reader, session.out.progress(f"Verifying {name}") as advance:
+            verification = VerifyArchive(log_archive)(
+                name,
+                None if reader is None else reader.log,
+                lambda position, advance=advance: advance(position, f"position {position:,}"),  # type: ignore[misc]
+            )
+            verifications += [] if verification is None else [verification]
+    if session.out.as_json:
+        session.out.json({"mailboxes": verifications})
+    else:
+        for each in verifications:
+            _show_verification(session, each)
+    return None if verifications else NOTHING
+
+
+def compact(session: Session, archive: Archive = None) -> int | None:
+    """Merge small neighbouring segments, and rewrite those of former formats.
+
+    A segment then has at most 500,000 records and 128 MiB. Readers may be at work.
+    """
+    log_archive, names = _open(session, archive)
+    merged = []
+    for name in names:
+        with session.out.progress(f"Compacting {name}") as advance:
+            removed = log_archive.compact(
+                name,
+                lambda position, advance=advance: advance(position, f"position {position:,}"),  # type: ignore[misc]
+            )
+        merged.append({"mailbox": name, "removed": removed, "segments": len(log_archive.segments(name))})
+    if session.out.as_json:
+        session.out.json({"mailboxes": merged})
+    else:
+        session.out.table(("mailbox", "removed", "segments"), [tuple(each.values()) for each in merged])
+    return None if merged else NOTHING
+
+
+def _show_verification(session: Session, each: "ArchiveVerification") -> None:
+    out = session.out
+    extent = f"records {each.first:,} to {each.last:,}"
+    segments = pluralize(each.segments, "segment")
+    out.prose(f"{each.mailbox}: intact, {extent}, {each.records:,} in {segments}")
+    for gap in each.gaps:
+        out.prose(f"positions {gap.first:,} to {gap.last:,} were removed without being archived", "  ")
+    if each.log_first is None:
+        out.prose(f"the store {session.shown_store} has no log that continues it", "  ")
+    else:
+        out.prose(f"the log in {session.shown_store} continues it, from position {each.log_first:,}", "  ")
+
+
+def _open(session: Session, archive: str | None) -> tuple["LogArchive", list[str]]:
+    """Return the archive and the mailboxes to read: the one of `--mailbox`, or all.
+
+    Raises: WrongUsage if no folder is configured, NotFound if the folder or the mailbox does not exist.
+    """
+    from postroom.adapters.compose.archive import has_archive, open_archive
+
+    folder = _folder(session, archive)
+    if not has_archive(folder):
+        raise NotFound(
+            f"There is no archive at {folder} yet: retention has archived nothing. `postroom segments build` "
+            "creates it."
+        )
+    log_archive = open_archive(folder)
+    names = log_archive.mailboxes()
+    mailbox = session.settings.mailbox
+    if mailbox is None:
+        return log_archive, names
+    if mailbox not in names:
+        choices = describe_choices(mailbox, names)
+        raise NotFound(f"The archive {folder} has no mailbox {mailbox}; {choices}")
+    return log_archive, [mailbox]
+
+
+def _folder(session: Session, archive: str | None) -> str:
+    folder = archive or session.archive()
+    if folder is None:
+        raise WrongUsage(
+            "No archive is configured; pass --archive FOLDER, or set folder in [archive] of postroom.toml."
+        )
+    return folder

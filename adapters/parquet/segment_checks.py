@@ -1,0 +1,200 @@
+"""Checks of segments' files: their metadata, chain, columns and bytes."""
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow.parquet as pq
+from blake3 import blake3
+
+from postroom.adapters.parquet.manifest import NAME as MANIFEST
+from postroom.adapters.parquet.manifest import Entry
+from postroom.adapters.parquet.segment_files import (
+    FORMAT,
+    FORMAT_2,
+    ROW_GROUP_ROWS,
+    SCHEMA,
+    Part,
+    commits_where,
+    first_difference,
+    read_table,
+    to_rows,
+)
+from postroom.adapters.parquet.sent_columns import EVENTS, SENT_COLUMNS, EventsAt, first_wrong_sent
+from postroom.application.ports.event_log import Segment
+from postroom.domain.commit import Commit, chained
+from postroom.domain.errors import BrokenLog
+
+
+def segment_of(mailbox: str, file: Part) -> Segment:
+    """Return the segment of a file, from its metadata.
+
+    Raises: BrokenLog when they do not fit together.
+    """
+    with file.unavailable():
+        metadata = pq.read_schema(file.path, filesystem=file.folder.files).metadata or {}
+    before = metadata.get(b"postroom.before")
+    try:
+        segment = Segment(
+            metadata[b"postroom.mailbox"].decode(),
+            int(metadata[b"postroom.first"]),
+            int(metadata[b"postroom.last"]),
+            None if before is None else bytes.fromhex(before.decode()),
+            bytes.fromhex(metadata[b"postroom.chain"].decode()),
+        )
+    except (KeyError, ValueError):
+        segment = None
+    if segment is None or segment[:3] != (mailbox, file.first, file.last):
+        raise BrokenLog(
+            f"The metadata of the archive file {file.path} does not describe positions {file.first} to "
+            f"{file.last} of mailbox {mailbox}: it was renamed or not written by Postroom. Restore it from a "
+            "backup.",
+            file.first,
+        )
+    return segment
+
+
+def check_columns(mailbox: str, file: Part, events_at: EventsAt) -> None:
+    """Check that the columns of a file equal its commits.
+
+    Arguments:
+        events_at: as for `sent_columns`.
+
+    Raises: BrokenLog naming the first position at which they differ.
+    """
+    names = [name for name in SCHEMA.names if file.format == FORMAT or name in FORMAT_2]
+    compared = [name for name in names if name not in SENT_COLUMNS]
+    for group in _group_commits(commits_where(file)):
+        stored = read_table(file._replace(first=group[0].first, last=group[-1].last), compared)
+        position = first_difference(stored, to_rows(mailbox, group).select(compared).cast(stored.schema))
+        if position is not None:
+            raise _altered(file, position)
+    if file.format == FORMAT:
+        position = first_wrong_sent(read_table(file, list(EVENTS)), events_at)
+        if position is not None:
+            raise _altered(file, position)
+
+
+def check_content(file: Part, entry: Entry) -> None:
+    """Check the bytes of a file.
+
+    Raises: BrokenLog when they differ from those that the manifest lists.
+    """
+    if blake3(file.folder.read(file.path)).hexdigest() != entry.blake3:
+        raise changed(file.path, entry)
+
+
+def changed(path: str, entry: Entry) -> BrokenLog:
+    """Return the error for a file that is not the one that was written."""
+    return BrokenLog(
+        f"The archive file {path} of positions {entry.first} to {entry.last} is not the one that the "
+        f"{MANIFEST} beside it lists: it was altered. Restore it from a backup.",
+        entry.first,
+    )
+
+
+def is_covered(first: int, last: int, files: Iterable[Part]) -> bool:
+    """Return whether files, in the order of positions, contain all positions from `first` to `last`."""
+    for file in files:
+        if file.first <= first <= file.last:
+            first = file.last + 1
+    return first > last
+
+
+def _altered(file: Part, position: int) -> BrokenLog:
+    return BrokenLog(
+        f"The archive file {file.path} differs at position {position} from the commit that it holds: "
+        "it was altered. Restore it from a backup.",
+        position,
+    )
+
+
+def verified_commits(segment: Segment, file: Part, *, envelopes: bool) -> Iterator[Commit]:
+    """Yield the commits of one file, verified to be complete."""
+    commits = commits_where(file, envelopes=envelopes)
+    chain, last = segment.before, segment.first - 1
+    if chain is None:
+        for commit in commits:  # the hash before the first commit is unknown
+            yield commit
+            chain, last = commit.chain, commit.last
+            break
+    try:
+        for commit in chained(commits, chain or b"", last + 1):
+            yield commit
+            chain, last = commit.chain, commit.last
+    except BrokenLog as error:
+        message = f"The archive file {file.path} was altered. {error}"
+        raise BrokenLog(message, error.position) from error
+    if (last, chain) != (segment.last, segment.chain):
+        raise another_history(segment, file)
+
+
+def _group_commits(commits: Iterable[Commit]) -> Iterator[list[Commit]]:
+    group: list[Commit] = []
+    for commit in commits:
+        group.append(commit)
+        if commit.last - group[0].first >= ROW_GROUP_ROWS:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def is_same_history(commit: Commit, previous: Segment) -> bool:
+    """Return whether overlapping segments contain the same commit at the end of the earlier one."""
+    if not commit.first <= previous.last <= commit.last:
+        return True
+    return (commit.last, commit.chain) == (previous.last, previous.chain)
+
+
+def check_continues(segment: Segment, previous: Segment, file: Part) -> None:
+    """Check that a segment follows the previous one, or was archived after a gap.
+
+    Raises: BrokenLog when it does not.
+    """
+    if segment.first == previous.last + 1 and segment.before not in (None, previous.chain):
+        raise another_history(segment, file)
+    if segment.first > previous.last + 1 and segment.before is not None:
+        raise BrokenLog(
+            f"The archive {file.path.rpartition('/')[0]} lacks positions {previous.last + 1} to "
+            f"{segment.first - 1}: a file was removed. Restore it from a backup.",
+            previous.last + 1,
+        )
+
+
+def another_history(segment: Segment, file: Part) -> BrokenLog:
+    """Return the error for a file with other commits than its neighbours or its metadata name."""
+    return BrokenLog(
+        f"The archive file {file.path} does not match the hashes of the files before it or its own last "
+        "hash: it was altered or comes from another store. Restore it from a backup.",
+        segment.first,
+    )
+
+
+MERGED_POSITIONS = 500_000
+MERGED_BYTES = 128 << 20
+"""Maximum size of a merged file, in positions and bytes."""
+
+
+def groups_to_merge(files: Iterable[Part]) -> list[list[Part]]:
+    """Return the neighbouring files that one file should replace.
+
+    Files of former formats are replaced even if they are alone.
+
+    Arguments:
+        files: files of a mailbox, in the order of `ParquetLogArchive.files`.
+    """
+    groups: list[list[Part]] = []
+    for file in files:
+        group = groups[-1] if groups else []
+        end = max((each.last for each in group), default=-1)
+        is_next = file.first <= end + 1
+        fits = (
+            file.last - group[0].first < MERGED_POSITIONS
+            and sum(each.size for each in group) + file.size <= MERGED_BYTES
+            if group
+            else False
+        )
+        if group and is_next and (fits or file.last <= end):
+            group.append(file)
+        else:
+            groups.append([file])
+    return [group for group in groups if len(group) > 1 or group[0].format != FORMAT]
