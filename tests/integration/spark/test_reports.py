@@ -1,6 +1,6 @@
 """Reports on Spark have the rows that they have in this process."""
 
-import asyncio
+from collections import deque
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from postroom.adapters.compose.reports import make_report, report_frame, whatif_
 from postroom.adapters.compose.spark import register
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
 from postroom.adapters.sqlite.event_log import SqliteEventLog
-from postroom.application.mailbox.retention import archive_records
+from postroom.application.mailbox.segments import build_segments
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.policy_grid import policy_grid
 from postroom.projections.reports.report import LATENCY, RETRIES, SLA, TRAFFIC
@@ -34,7 +34,7 @@ def test_spark_and_duckdb_compute_the_same_rows_from_one_text(spark: SparkSessio
     archive = str(tmp_path / "archive")
     with closing(SqliteEventLog(store, BOXES[0])) as log:
         # Of this mailbox, Spark scans the segment itself.
-        asyncio.run(archive_records(log, ParquetLogArchive(archive), list(log.commits())[50].last))
+        deque(build_segments(log, ParquetLogArchive(archive), list(log.commits())[50].last), 0)
     selection = LogSelection("acme@*", BEGAN + HOUR, BEGAN + 4 * HOUR)
     zone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
     spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")  # hours are those of UTC in any session
