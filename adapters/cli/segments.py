@@ -108,22 +108,23 @@ def verify(session: Session, archive: Archive = None) -> int | None:
 def compact(session: Session, archive: Archive = None) -> int | None:
     """Merge small neighbouring segments, and rewrite those of former formats.
 
-    A segment then has at most 500,000 records and 128 MiB. Readers may be at work.
+    A segment then has at most 500,000 records and 128 MiB. Readers may be at work: merged files remain for an
+    hour, until a later `segments build` or `compact`.
     """
     log_archive, names = _open(session, archive)
-    merged = []
+    compacted = []
     for name in names:
         with session.out.progress(f"Compacting {name}") as advance:
-            removed = log_archive.compact(
+            count = log_archive.compact(
                 name,
                 lambda position, advance=advance: advance(position, f"position {position:,}"),  # type: ignore[misc]
             )
-        merged.append({"mailbox": name, "removed": removed, "segments": len(log_archive.segments(name))})
+        compacted.append({"mailbox": name, "merged": count, "segments": len(log_archive.segments(name))})
     if session.out.as_json:
-        session.out.json({"mailboxes": merged})
+        session.out.json({"mailboxes": compacted})
     else:
-        session.out.table(("mailbox", "removed", "segments"), [tuple(each.values()) for each in merged])
-    return None if merged else NOTHING
+        session.out.table(("mailbox", "merged", "segments"), [tuple(each.values()) for each in compacted])
+    return None if compacted else NOTHING
 
 
 def _show_verification(session: Session, each: "ArchiveVerification") -> None:

@@ -108,14 +108,17 @@ def is_url(address: str) -> bool:
 def _open(address: str, process: int) -> tuple[fs.FileSystem, str]:
     if not is_url(address):
         return fs.LocalFileSystem(), address.rstrip("/") or "/"
+    problem = "it has no bucket"
     try:
         files, root = fs.FileSystem.from_uri(address)
+        if root:
+            return files, root.rstrip("/")
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise InvalidRequest(
-            f"The archive {address} can't be opened: {error}. Name a folder, or an object store as "
-            "s3://BUCKET/PREFIX."
-        ) from error
-    return files, root.rstrip("/")
+        problem = str(error)
+    raise InvalidRequest(
+        f"The archive {address} can't be opened: {problem}. Name a folder, or an object store as "
+        "s3://BUCKET/PREFIX."
+    )
 
 
 def _write(path: Path, content: pa.Buffer) -> None:

@@ -8,6 +8,7 @@ from functools import partial, wraps
 from itertools import takewhile
 from operator import attrgetter
 from pathlib import Path
+from time import time
 from typing import ParamSpec, TypeVar
 
 import polars as pl
@@ -28,6 +29,7 @@ from postroom.adapters.parquet.segment_checks import (
     is_covered,
     is_same_history,
     segment_of,
+    split_merged,
     verified_commits,
 )
 from postroom.adapters.parquet.segment_files import (
@@ -53,6 +55,8 @@ _FIRST_FORMATS = 2
 """Format of files whose names have none."""
 _INDEX_COLUMNS = ("stream", "version", "position", "event")
 _ENDS = {each.__name__ for each in (MessageAcked, MessageDeadLettered, MessageExpired)}
+KEEP_MERGED_SECONDS = 3_600
+"""How long merged files remain, for readers such as Spark that do not look them up again."""
 TRIES = 10
 """How often files are looked up again that were merged in between."""
 
@@ -203,14 +207,16 @@ class ParquetLogArchive(LogArchive):
             check_content(file, entry)
 
     def size(self, segment: Segment) -> int:
-        sizes = (each.size for each in self.files(segment.mailbox) if (each.first, each.last) == segment[1:3])
+        sizes = (
+            each.size for each in self._all_files(segment.mailbox) if (each.first, each.last) == segment[1:3]
+        )
         return next(sizes, 0)
 
     @_look_up_again
     def update_manifest(self, mailbox: str) -> None:
-        files, manifest = self.files(mailbox), read_manifest(self._folder, mailbox)
+        files, merged = split_merged(self._all_files(mailbox))
+        entries = read_manifest(self._folder, mailbox).by_name
         names = {file.name for file in files}
-        entries = manifest.by_name
         added = [
             Entry.of(file.name, segment_of(mailbox, file), self._folder.read(file.path))
             for file in files
@@ -218,38 +224,32 @@ class ParquetLogArchive(LogArchive):
         ]
         replaced = [
             entry.file
-            for entry in manifest.segments
+            for entry in entries.values()
             if entry.file not in names and is_covered(entry.first, entry.last, files)
         ]
         if added or replaced:
             self._change_manifest(mailbox, added, replaced)
+        for file, larger in merged:
+            if larger.modified + KEEP_MERGED_SECONDS <= time():
+                self._check_copied(mailbox, file)
+                self._folder.remove(file.path)
 
     def compact(self, mailbox: str, progress: Callable[[int], None] = lambda _: None) -> int:
-        removed = 0
+        merged = 0
         for group in groups_to_merge(self.files(mailbox)):
-            removed += self._merge(mailbox, group)
+            self._merge(mailbox, group[0].first, max(file.last for file in group))
+            merged += len(group)
             progress(group[-1].last)
         self.update_manifest(mailbox)
-        return removed
+        return merged
 
     @_look_up_again
-    def _merge(self, mailbox: str, group: Sequence[Part]) -> int:
-        """Put a file in place of several neighbouring ones; return how many were removed."""
-        first, last = group[0].first, max(file.last for file in group)
-        rest = [file for file in group if (file.first, file.last, file.format) != (first, last, FORMAT)]
-        if len(rest) == len(group):
-            segment = next((each for each in self.segments(mailbox) if each.first == first), None)
-            if segment is None:  # another process has merged them
-                return 0
+    def _merge(self, mailbox: str, first: int, last: int) -> None:
+        """Write a file with the positions of several neighbouring ones."""
+        segment = next((each for each in self.segments(mailbox) if each.first == first), None)
+        if segment is not None:  # else another process has merged them
             commits = takewhile(lambda commit: commit.first <= last, self.commits(mailbox, first - 1))
             self.store(mailbox, list(commits), segment.before)
-        for file in rest:
-            with suppress(FileGone):  # another process has merged it, too
-                self._check_copied(mailbox, file)
-        self._change_manifest(mailbox, removed=[file.name for file in rest])
-        for file in rest:
-            self._folder.remove(file.path)
-        return len(rest)
 
     def _check_copied(self, mailbox: str, file: Part) -> None:
         """Check that a larger file has the last commit of a file, and so all of them."""
@@ -302,10 +302,13 @@ class ParquetLogArchive(LogArchive):
         return files, rest
 
     def files(self, mailbox: str) -> list[Part]:
-        """Return the files of a mailbox in the order of their positions, larger ones first; they may overlap.
+        """Return the files of a mailbox in the order of their positions; they may overlap.
 
         Raises: BrokenLog when the size of a file is not the one in the manifest.
         """
+        return split_merged(self._all_files(mailbox))[0]
+
+    def _all_files(self, mailbox: str) -> list[Part]:
         infos = self._folder.list(mailbox)
         # Read after the list, so that it has the files of the list that are new.
         entries = read_manifest(self._folder, mailbox).by_name if infos else {}
@@ -316,5 +319,7 @@ class ParquetLogArchive(LogArchive):
                 if entry is not None and entry.bytes != info.size:
                     raise changed(info.path, entry)
                 format_ = int(match[3] or _FIRST_FORMATS)
-                files.append(Part(int(match[1]), int(match[2]), info.path, self._folder, format_, info.size))
-        return sorted(files, key=lambda file: (file.first, -file.last, -file.format))
+                modified = (info.mtime_ns or 0) / 1e9
+                positions = int(match[1]), int(match[2])
+                files.append(Part(*positions, info.path, self._folder, format_, info.size, modified))
+        return files

@@ -63,12 +63,12 @@ class Manifest(msgspec.Struct, frozen=True):
     def with_changes(self, added: Iterable[Entry], removed: Collection[str] = ()) -> "Manifest":
         """Return the manifest with entries added, in place of those of the same files, and others removed."""
         entries = self.by_name | {entry.file: entry for entry in added}
-        kept = [entry for name, entry in entries.items() if name not in removed]
-        return Manifest(self.mailbox, tuple(sorted(kept, key=lambda each: (each.first, each.last))))
+        remaining = [entry for name, entry in entries.items() if name not in removed]
+        return Manifest(self.mailbox, tuple(sorted(remaining, key=lambda each: (each.first, each.last))))
 
 
 def read_manifest(folder: ArchiveFolder, mailbox: str) -> Manifest:
-    """Return the manifest of a mailbox; one without entries if there is none.
+    """Return the manifest of a mailbox; an empty one if it is missing.
 
     Raises: BrokenLog when it is not a manifest of this mailbox.
     """

@@ -61,10 +61,10 @@ def check_columns(mailbox: str, file: Part, events_at: EventsAt) -> None:
     Raises: BrokenLog naming the first position at which they differ.
     """
     names = [name for name in SCHEMA.names if file.format == FORMAT or name in FORMAT_2]
-    compared = [name for name in names if name not in SENT_COLUMNS]
+    without_sent = [name for name in names if name not in SENT_COLUMNS]
     for group in _group_commits(commits_where(file)):
-        stored = read_table(file._replace(first=group[0].first, last=group[-1].last), compared)
-        position = first_difference(stored, to_rows(mailbox, group).select(compared).cast(stored.schema))
+        stored = read_table(file._replace(first=group[0].first, last=group[-1].last), without_sent)
+        position = first_difference(stored, to_rows(mailbox, group).select(without_sent).cast(stored.schema))
         if position is not None:
             raise _altered(file, position)
     if file.format == FORMAT:
@@ -169,6 +169,18 @@ def another_history(segment: Segment, file: Part) -> BrokenLog:
     )
 
 
+def split_merged(files: Iterable[Part]) -> tuple[list[Part], list[tuple[Part, Part]]]:
+    """Return the files of a mailbox, and those that a larger or newer one replaces, each with that one."""
+    remaining: list[Part] = []
+    merged: list[tuple[Part, Part]] = []
+    for file in sorted(files, key=lambda each: (each.first, -each.last, -each.format)):
+        if remaining and file.last <= remaining[-1].last:
+            merged.append((file, remaining[-1]))
+        else:
+            remaining.append(file)
+    return remaining, merged
+
+
 MERGED_POSITIONS = 500_000
 MERGED_BYTES = 128 << 20
 """Maximum size of a merged file, in positions and bytes."""
@@ -180,20 +192,14 @@ def groups_to_merge(files: Iterable[Part]) -> list[list[Part]]:
     Files of former formats are replaced even if they are alone.
 
     Arguments:
-        files: files of a mailbox, in the order of `ParquetLogArchive.files`.
+        files: files of a mailbox, in the order of positions.
     """
     groups: list[list[Part]] = []
     for file in files:
         group = groups[-1] if groups else []
-        end = max((each.last for each in group), default=-1)
-        is_next = file.first <= end + 1
-        fits = (
-            file.last - group[0].first < MERGED_POSITIONS
-            and sum(each.size for each in group) + file.size <= MERGED_BYTES
-            if group
-            else False
-        )
-        if group and is_next and (fits or file.last <= end):
+        is_next = bool(group) and file.first <= group[-1].last + 1
+        size = sum(each.size for each in group) + file.size
+        if is_next and file.last - group[0].first < MERGED_POSITIONS and size <= MERGED_BYTES:
             group.append(file)
         else:
             groups.append([file])

@@ -76,6 +76,7 @@ class Part(NamedTuple):
         path: of the file, in the file system of `folder`.
         format: of the file.
         size: of the file, in bytes.
+        modified: when it was written, in s since 1970 UTC.
     """
 
     first: int
@@ -84,6 +85,7 @@ class Part(NamedTuple):
     folder: ArchiveFolder
     format: int
     size: int
+    modified: float
 
     @property
     def events(self) -> int:

@@ -342,12 +342,12 @@ class LogArchive(Protocol):
         Arguments:
             progress: called with the position after each merge.
 
-        Returns: the number of segments that were removed.
+        Returns: the number of segments that were merged into others.
         Raises: BrokenLog when a commit was altered since it was archived; its segment remains.
         """
 
     def update_manifest(self, mailbox: str) -> None:
-        """List files that are not listed yet, such as those of earlier releases, for `check_files`."""
+        """List files that are not listed yet, for `check_files`, and remove those merged some time ago."""
 
     def size(self, segment: Segment) -> int:
         """Return the size of a segment in bytes."""

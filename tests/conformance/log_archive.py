@@ -32,6 +32,8 @@ def history(mailbox: str = BOX) -> list[Commit]:
     return list(log.commits())
 
 
+HEALTH_CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.differing_executors]
+"""Examples use folders of their own, and several adapters pass one suite."""
 COMMITS = history()
 LAST = COMMITS[-1].last
 
@@ -103,7 +105,7 @@ class LogArchiveConformance:
         assert archive.segments(BOX) == [segment]
         assert list(archive.commits(BOX)) == list(map(read, stored(archive)))
 
-    @settings(max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=examples(50), suppress_health_check=HEALTH_CHECKS)
     @given(
         ranges=st.lists(st.tuples(st.integers(1, COUNT), st.integers(1, COUNT)).map(sorted), max_size=6),
         after=st.integers(0, COUNT),
@@ -119,7 +121,7 @@ class LogArchiveConformance:
         kept = stored(archive)  # examples share an archive
         assert list(archive.commits(BOX, after)) == [read(each) for each in kept if each.last > after]
 
-    @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=examples(25), suppress_health_check=HEALTH_CHECKS)
     @given(
         ranges=st.lists(st.tuples(st.integers(1, COUNT), st.integers(1, COUNT)).map(sorted), max_size=4),
         asked=st.lists(st.integers(0, COUNT + 6), max_size=5),
