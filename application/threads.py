@@ -14,7 +14,8 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
-from postroom.domain.errors import InvalidRequest, Unavailable
+from postroom.application.telemetry import logger
+from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -312,3 +313,33 @@ async def wait_at_most(seconds: float, awaitable: Awaitable[object]) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await awaitable
+
+
+@contextmanager
+def repeating(
+    name: str, job: Callable[[], object], every_seconds: float, failed: str, **fields: str
+) -> Iterator[None]:
+    """Run a job periodically in a thread while the context lasts, at once for the first time.
+
+    Arguments:
+        name: of the thread.
+        failed, fields: log event of a failure, after which the job is run again, and its fields.
+    """
+    stop = threading.Event()
+
+    def run() -> None:
+        while True:
+            try:
+                job()
+            except PostroomError as error:
+                logger().retry(failed, **fields, error=str(error))
+            if stop.wait(every_seconds):
+                return
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

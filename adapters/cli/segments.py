@@ -1,19 +1,25 @@
 """`postroom segments`: copies of the log in Parquet, which remain as its archive after retention."""
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.session import ArchiveSettings, Session
 from postroom.adapters.cli.values import NOTHING, Archive, WrongUsage
 from postroom.application.text import pluralize
+from postroom.application.threads import repeating
 from postroom.domain.errors import NotFound
 from postroom.domain.names import describe_choices
 
 if TYPE_CHECKING:
     from postroom.application.ports.event_log import LogArchive
     from postroom.application.queries.verify_archive import ArchiveVerification
+
+
+AHEAD_SECONDS = 30.0
+"""How often the follower looks for records that fill a segment."""
 
 
 def build(
@@ -125,6 +131,25 @@ def compact(session: Session, archive: Archive = None) -> int | None:
     else:
         session.out.table(("mailbox", "merged", "segments"), [tuple(each.values()) for each in compacted])
     return None if compacted else NOTHING
+
+
+@contextmanager
+def building_ahead(session: Session, store: str) -> Iterator[None]:
+    """Build segments as the logs of a store grow while the context lasts, if the settings say so."""
+    settings = session.settings.section("archive", ArchiveSettings)
+    folder = settings.folder
+    if folder is None or not settings.ahead:
+        yield
+        return
+    from postroom.adapters.compose import list_mailboxes
+    from postroom.adapters.compose.archive import build_segments, open_archive
+
+    def build_all() -> None:
+        for name in list_mailboxes(store):
+            build_segments(store, name, open_archive(folder))
+
+    with repeating("postroom segments", build_all, AHEAD_SECONDS, "archive.not_built", archive=folder):
+        yield
 
 
 def _show_verification(session: Session, each: "ArchiveVerification") -> None:

@@ -36,9 +36,11 @@ class ArchiveSettings(msgspec.Struct, frozen=True):
 
     Arguments:
         folder: where retention archives log records before it removes them; None discards them.
+        ahead: whether the follower of the read models builds segments as the log grows.
     """
 
     folder: str | None = None
+    ahead: bool = False
 
 
 class RelaySettings(msgspec.Struct, frozen=True):

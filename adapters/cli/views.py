@@ -9,6 +9,7 @@ import msgspec
 from typer import Option
 
 from postroom.adapters.cli.filters import From
+from postroom.adapters.cli.segments import building_ahead
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.cli.values import REFUSED, MetricsPort, WrongUsage
@@ -346,5 +347,6 @@ async def open_running_follower(
     with (
         open_follower(store, max_events=batch, into=into) as follower,
         refresh_contexts(session, store),
+        building_ahead(session, store),
     ):
         yield follower

@@ -148,7 +148,7 @@ def rebuild_projections(
     store = open_store(address)
     choice = projection_engine(address, engine, archive=archive)
     report = rebuild(
-        open_log_reader(store, archive, allow_gaps=allow_gaps),
+        open_log_reader(store, archive, allow_gaps=allow_gaps, verify=verify),
         store.read_model_store() if into is None else open_target(into),
         runner or _runner(choice),
         (lambda version: make_follower(store, version=version)) if into is None else None,
@@ -181,7 +181,7 @@ def verify_projections(
     store = open_store(address)
     choice = projection_engine(address, engine, archive=archive)
     report = verify(
-        open_log_reader(store, archive),
+        open_log_reader(store, archive, verify=chain),
         store.read_model_store(),
         runner or _runner(choice),
         backlog_at=backlog_at,

@@ -174,14 +174,20 @@ def has_store(address: str) -> bool:
 
 
 def open_log_reader(
-    store: Store, archive: str | None = None, driver: "Driver" = "auto", *, allow_gaps: bool = False
+    store: Store,
+    archive: str | None = None,
+    driver: "Driver" = "auto",
+    *,
+    allow_gaps: bool = False,
+    verify: bool = False,
 ) -> "LogReader":
     """Return the reader of a store's logs.
 
     Arguments:
-        archive: folder of the records that retention removed, to be read as the log's beginning.
+        archive: folder or URL of the segments, to be read as the log's beginning.
         driver: the database driver, where there is a choice.
         allow_gaps: whether commits may be missing between others.
+        verify: whether to check the archive's files, and to decode its commits instead of reading columns.
 
     Raises: InvalidRequest when `archive` is no text that can name a folder.
     """
@@ -192,7 +198,7 @@ def open_log_reader(
     with explain_missing_extra("archive"):
         from postroom.adapters.parquet.log_reader import ArchivedLogReader
 
-    return ArchivedLogReader(log, archive, allow_gaps)
+    return ArchivedLogReader(log, archive, allow_gaps, verify)
 
 
 def open_protection(settings: ErasureSettings) -> MessageEncryption:

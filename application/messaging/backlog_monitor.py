@@ -3,13 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import Event, Thread
 from typing import NamedTuple
 
 from postroom.application.metrics import BACKLOG_SECONDS, Metric, Monitor, Progress
 from postroom.application.ports.outbox import Backlog
 from postroom.application.ports.read_models import ContextBacklog
-from postroom.application.telemetry import logger
+from postroom.application.threads import repeating
 from postroom.domain.errors import PostroomError
 
 US = 1_000_000
@@ -113,21 +112,7 @@ class ContextBacklogRefresher:
     @contextmanager
     def refreshing(self, every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
         """Refresh periodically in a thread for the duration of the context; failures are logged."""
-        stop = Event()
-
-        def run() -> None:
-            while True:
-                try:
-                    self.refresh()
-                except PostroomError as error:
-                    logger().retry("contexts.not_refreshed", context=self._context, error=str(error))
-                if stop.wait(every_seconds):
-                    return
-
-        thread = Thread(target=run, name="postroom contexts", daemon=True)
-        thread.start()
-        try:
+        with repeating(
+            "postroom contexts", self.refresh, every_seconds, "contexts.not_refreshed", context=self._context
+        ):
             yield
-        finally:
-            stop.set()
-            thread.join()

@@ -1,15 +1,18 @@
 """What retention archived is still told of: by every command that looks back, and by `postroom segments`."""
 
 import asyncio
+from contextlib import closing
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from postroom.adapters.compose import open_mailbox
+from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.messages import NewMessage
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.settings import SettingsChanges
+from tests.conformance.records import append, stored
 
 MAILBOX = "main@local"
 QUESTIONS = (
@@ -158,3 +161,33 @@ def test_an_archive_that_is_not_there_is_said_to_be_missing(postroom):
     (postroom.folder / "postroom.toml").write_text('[archive]\nfolder = "later"\n')
     postroom.ok("backlog")  # retention has stored nothing yet
     assert "retention has archived nothing" in postroom("segments", "verify").err
+
+
+def test_segments_are_built_ahead_of_retention_listed_and_merged(postroom):
+    option = ("--archive", "segments")
+    for _ in range(2):
+        postroom.ok("send", "mail", "x")
+        (built,) = postroom.ok("segments", "build", "--all", *option, "--json").json["mailboxes"]
+        assert (built["mailbox"], built["added"], built["remaining"]) == (MAILBOX, 1, 0)
+    text = postroom.ok("segments", "build", *option).out
+    assert f"{MAILBOX}: 0 segments added, through position {built['last']}; 0 records only in the log" in text
+    segments = postroom.ok("segments", "list", *option, "--json").json["segments"]
+    assert [each["first"] for each in segments] == [1, segments[0]["last"] + 1]
+    (compacted,) = postroom.ok("segments", "compact", *option, "--json").json["mailboxes"]
+    assert compacted == {"mailbox": MAILBOX, "merged": 2, "segments": 1}
+    (told,) = postroom.ok("segments", "verify", *option, "--json").json["mailboxes"]
+    assert (told["segments"], told["last"], told["log_first"]) == (1, built["last"], 1)
+    shown = postroom.ok("views", "rebuild", "--engine", "local", "--verify", *option, "--json").json
+    assert shown["rows"]["mailbox"] == 2
+
+
+def test_the_follower_builds_segments_as_the_log_grows(postroom):
+    with closing(SqliteEventLog(str(postroom.store), MAILBOX, durability="relaxed")) as log:
+        append(log, [stored(number, at=1_000 + number // 1_000) for number in range(51_000)])
+    settings = postroom.folder / "postroom.toml"
+    settings.write_text('[archive]\nfolder = "segments"\nahead = true\n')
+    assert "no read models" in postroom("views", "follow", "--once").err
+    (segment,) = postroom.ok("segments", "list", "--json").json["segments"]
+    assert (segment["first"], segment["records"]) == (1, 50_000)
+    settings.write_text(f'[archive]\nfolder = "{postroom.store}/no"\nahead = true\n')
+    assert "archive.not_built" in postroom("views", "follow", "--once").err

@@ -1,9 +1,11 @@
 """A log whose beginning is archived: each record once, wherever it is, and only what is wanted is read."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -189,6 +191,38 @@ def test_a_file_that_was_damaged_is_named(place: Place) -> None:
     place.file().write_bytes(b"PAR1 and then nothing of the kind PAR1")
     (place.folder / ONE / "manifest.json").unlink()
     with pytest.raises(Unavailable, match=r"0000000000001-0000000000020\.v3\.parquet can't be read"):
+        positions(place.log, LogExtent(1, ONE, 1, 20, 0))
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_reader_that_verifies_takes_no_column_that_was_forged(place: Place, *, is_listed: bool) -> None:
+    place.move(20)
+    file = place.file()
+    table = pq.read_table(file)
+    index = table.schema.get_field_index("topic")
+    forged = pa.array(["forged"] * table.num_rows, pa.string())
+    pq.write_table(table.set_column(index, table.schema.field(index), forged), file)
+    manifest = file.parent / "manifest.json"
+    if is_listed:
+        entries = json.loads(manifest.read_bytes())
+        entries["segments"][0]["bytes"] = file.stat().st_size
+        manifest.write_text(json.dumps(entries), "utf-8")
+    else:
+        manifest.unlink()
+    log = open_log_reader(open_store(place.store), str(place.folder), verify=True)
+    batches = log.read([Range(LogExtent(1, ONE, 1, 20, 0), 1, 20)], ["topic"])
+    if is_listed:
+        with pytest.raises(BrokenLog, match=r"is not the one that the manifest\.json beside it lists"):
+            rows(batches)
+    else:
+        assert "forged" not in [row["topic"] for row in rows(batches)]
+
+
+def test_a_file_of_another_size_is_named_by_every_read(place: Place) -> None:
+    place.move(20)
+    with place.file().open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(BrokenLog, match="of positions 1 to 20 is not the one"):
         positions(place.log, LogExtent(1, ONE, 1, 20, 0))
 
 
