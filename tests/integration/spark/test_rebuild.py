@@ -106,6 +106,8 @@ def test_a_rebuild_up_to_a_position_shows_what_was_there(either: Store) -> None:
     report = rebuild(either, to_position=["30", "archive@test:7"])
     assert {extent.name: extent.last for extent in report.extents} == {MAILBOX: 30, "archive@test": 7}
     expected = fold({extent: records_of(either, extent) for extent in report.extents})
+    for row in expected.rows["mailbox"]:
+        del row["envelope_blob"]  # the read models have no envelopes
     assert rows(model_store(either)) == expected.rows
 
 
