@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-_HEX = "lower(hex(stream))"
-_UUID = ", ".join(
-    f"substr({_HEX}, {start}, {size})" for start, size in ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))
+_PARTS = ((1, 4), (5, 2), (7, 2), (9, 2), (11, 6))
+_UUID = "lower(concat({}))".format(
+    ", '-', ".join(f"hex(substr(stream, {start}, {size}))" for start, size in _PARTS)
 )
-_MESSAGE_ID = f"if(sent_position IS NULL, NULL, coalesce(sent_message_id, concat_ws('-', {_UUID})))"
+_MESSAGE_ID = f"if(sent_position IS NULL, NULL, coalesce(sent_message_id, {_UUID}))"
 _SOURCES = {"message_id": _MESSAGE_ID, "topic": "event_topic", "shard": "event_shard"}
 """Expressions of the columns that segments have under another name than the log."""
 _CONVERSIONS: dict[Kind, str] = {
