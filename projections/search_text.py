@@ -4,17 +4,19 @@ They are defined by `postroom.domain.search` and computed here for many messages
 processed in bulk, without Python objects; other text is passed to the functions of the domain.
 """
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, chain
 
 import msgspec
 import polars as pl
 import pyarrow as pa
 
-from postroom.domain.search import TEXT_HEADERS, WORD_HEADERS, BodyRules, body_words
-from postroom.domain.tokenizer import MAX_CHARS, MAX_WORD_CHARS, tokenize
+from postroom.domain.search import IDS, TEXT_HEADERS, WORD_HEADERS, BodyRules, body_words
+from postroom.domain.tokenizer import MAX_CHARS, MAX_WORD_CHARS, Word, tokenize
+from postroom.projections.models.messages import PROJECTION, uuid_text
 
-__all__ = ["search_tables"]
+__all__ = ["compact_tables", "header_words", "indexed_parts", "is_part_of_id", "search_tables"]
 
 _decode_headers = msgspec.json.Decoder(list[dict[str, str]]).decode
 
@@ -22,6 +24,14 @@ _TO_LOWER_CASE = bytes(
     ord(chr(code).lower()) if chr(code).isalnum() or chr(code) == "_" else ord(" ") for code in range(128)
 ) + bytes(range(128, 256))
 """Translation table for ASCII: letters to lower case, and characters outside words to blanks."""
+_PLAIN_ID = "^[0-9a-f-]*$"
+"""An id whose parts are found by a look at the ids, and which is in no text index."""
+LONG_TEXT = "\u00ac"
+"""Marks a message some of whose words may not be indexed; it is no word."""
+SURE_BYTES = MAX_CHARS // 18
+"""Size up to which a text is indexed as a whole: normalised, it has up to 18 times as many characters."""
+MAX_HEADER_WORDS = 8
+"""Number of words of a custom header that are looked up."""
 _TOO_LONG = f"[A-Za-z0-9_]{{{MAX_WORD_CHARS + 1}}}"
 
 
@@ -36,12 +46,7 @@ def search_tables(mailbox_rows: pl.DataFrame, bodies: BodyRules) -> dict[str, pa
         (id, the `searchable_text`, the `searchable_words` each between blanks). Strings have Arrow's type
         `large_string`.
     """
-    rows = mailbox_rows.join(
-        _custom_headers(mailbox_rows["custom_headers"]),
-        on="custom_headers",
-        how="left",
-        maintain_order="left",
-    )
+    rows = _with_custom_text(mailbox_rows)
     header = rows.select("name", "value", "timestamp", "id").explode("name", "value", keep_nulls=False)
     text = _texts(rows)
     words = _words(rows)
@@ -53,6 +58,67 @@ def search_tables(mailbox_rows: pl.DataFrame, bodies: BodyRules) -> dict[str, pa
         "header": header.to_arrow(),
         "text": pl.DataFrame({"id": rows["id"], "text": text, "words": words}).to_arrow(),
     }
+
+
+def compact_tables(mailbox_rows: pl.DataFrame, bodies: BodyRules) -> dict[str, pl.DataFrame]:
+    """Return the rows of the tables of SQL databases, which have no text twice.
+
+    Arguments:
+        mailbox_rows, bodies: see `search_tables`.
+
+    Returns: rows of the tables `mailbox` (a message id that is the stream id is null, and `text` is the
+        `searchable_text` where SQL can't compute it), `header` (the names of custom headers), `text` (id and
+        words of messages whose bodies are searched), and `search` (id; the text without plain ids; the words,
+        each between blanks, and `LONG_TEXT`).
+    """
+    tables = {name: pl.DataFrame(table) for name, table in search_tables(mailbox_rows, bodies).items()}
+    texts = tables["text"]
+    plain = mailbox_rows.with_columns(
+        pl.when(~pl.col(name).str.contains(_PLAIN_ID)).then(name).alias(name) for name in IDS
+    )
+    text = _texts(_with_custom_text(plain))
+    mark = pl.when(pl.Series(text).str.len_bytes() > SURE_BYTES).then(pl.lit(f"{LONG_TEXT} "))
+    is_odd = pl.any_horizontal(
+        pl.col("custom_headers").str.contains("\\", literal=True),
+        *(
+            pl.col(name).str.len_bytes() != pl.col(name).str.len_chars()
+            for name in (*TEXT_HEADERS, "custom_headers")
+        ),
+    )
+    is_stream = pl.col("message_id") == uuid_text("stream")
+    topics = [topic for topic in mailbox_rows["topic"].unique() if bodies.cover(topic)]
+    return {
+        PROJECTION.name: mailbox_rows.select(
+            *(name for name in PROJECTION.stored_schema if name != "message_id"),
+            pl.when(~is_stream).then("message_id").alias("message_id"),
+            pl.when(is_odd).then(texts["text"]).alias("text"),
+        ),
+        "header": tables["header"].select("name").unique(),
+        "text": texts.select("id", "words").filter(mailbox_rows["topic"].is_in(topics)),
+        "search": texts.select(
+            "id", text.alias("text"), pl.concat_str("words", mark, ignore_nulls=True).alias("words")
+        ),
+    }
+
+
+def header_words(name: str, value: str) -> list[Word]:
+    """Return words that a message has which has a custom header, unless it has `LONG_TEXT`."""
+    return [Word(each) for each in dict.fromkeys(tokenize(f"{name}\n{value}"))][:MAX_HEADER_WORDS]
+
+
+def is_part_of_id(part: str) -> bool:
+    """Return whether a part of text may be part of a plain id, which no text index has."""
+    return re.match(_PLAIN_ID, part) is not None
+
+
+def indexed_parts(parts: Sequence[str]) -> list[str]:
+    """Return the parts of text that a text index finds; if all may be parts of ids, the longest of them."""
+    return [part for part in parts if not is_part_of_id(part)] or sorted(parts, key=len)[-1:]
+
+
+def _with_custom_text(mailbox_rows: pl.DataFrame) -> pl.DataFrame:
+    headers = _custom_headers(mailbox_rows["custom_headers"])
+    return mailbox_rows.join(headers, on="custom_headers", how="left", maintain_order="left")
 
 
 def _custom_headers(column: pl.Series) -> pl.DataFrame:

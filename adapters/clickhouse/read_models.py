@@ -108,16 +108,15 @@ class ScanQuery(SearchQuery):
             yield from self._conditions()
 
     def _conditions(self) -> Iterator[ColumnElement[bool]]:
-        messages, header = self._messages.c, self._tables.header.c
+        messages, tables = self._messages.c, self._tables
+        header = tables.header.c
         for field, values in self._values.items():
             yield self.dialect.among(messages[field], values)
         for name, value in self._filter.headers.items():
             yield messages.id.in_(select(header.id).where(header.name == name, header.value == value))
-        with_parts = self.dialect.with_parts(self._tables, self._filter.parts)
-        if with_parts is not None:
-            yield messages.id.in_(with_parts)
+        yield from (self.dialect.has_part(tables, part) for part in self._filter.parts)
         if self._words:
-            yield messages.id.in_(self.dialect.with_words(self._tables, self._words))
+            yield self.dialect.has_words(tables, self._words)
 
 
 SCAN_PAGE_ROWS = 500
@@ -214,7 +213,7 @@ class ClickHouseReadModels(SqlReadModels):
     def _tables(self, db: Connection, version: int, models: str) -> ReadModelTables:
         snapshot = _snapshot(db)
         make = partial(self._rows, snapshot.revision)
-        tables = ReadModelTables(version, models, NullableText, make)
+        tables = ReadModelTables(version, models, NullableText, None, make)
         for model, number in tables.models.items():
             if ended(f"{model}_v{number}") not in snapshot.tables:
                 raise Unavailable(
@@ -299,6 +298,7 @@ class _SearchDialect:
     """Conditions on columns; see `Dialect`."""
 
     text = NullableText
+    stream_text = None
 
     def equals(self, column: ColumnElement[Any], value: str) -> ColumnElement[bool]:
         return column == value
@@ -312,11 +312,23 @@ class _SearchDialect:
     def contains(self, column: ColumnElement[Any], text: str) -> ColumnElement[bool]:
         return func.position(func.lower(column), func.lower(text)) > 0
 
-    def with_parts(self, tables: ReadModelTables, parts: Sequence[str]) -> Select[Any] | None:
-        return _with_texts(tables, tables.text.c.text, parts) if parts else None
+    def with_parts(self, tables: ReadModelTables, parts: Sequence[str]) -> Select[Any]:
+        return _with_texts(tables, tables.text.c.text, parts)
 
     def with_words(self, tables: ReadModelTables, words: Sequence[Word]) -> Select[Any]:
         return _with_texts(tables, tables.text.c.words, map(word_substring, words))
+
+    def with_header(self, tables: ReadModelTables, name: str, value: str) -> None:
+        """Return None: a scan reads the table of headers."""
+
+    def includes(self, text: ColumnElement[Any], part: str) -> ColumnElement[bool]:
+        return func.position(text, part) > 0
+
+    def has_part(self, tables: ReadModelTables, part: str) -> ColumnElement[bool]:
+        return tables.mailbox.c.id.in_(self.with_parts(tables, [part]))
+
+    def has_words(self, tables: ReadModelTables, words: Sequence[Word]) -> ColumnElement[bool]:
+        return tables.mailbox.c.id.in_(self.with_words(tables, words))
 
     def expected_rows(self, db: Connection, ids: Select[Any]) -> int | None:
         return None

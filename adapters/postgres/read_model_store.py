@@ -23,6 +23,7 @@ from postroom.adapters.sql.ddl import (
     create_indexes,
     create_table,
     merge_into,
+    read_columns,
     replace_views,
     statements,
 )
@@ -108,7 +109,9 @@ class PostgresReadModelStore(VerifiableStore):
             with database.connection.cursor("rows", row_factory=tuple_row) as cursor:
                 cursor.execute(
                     sql.SQL("SELECT {} FROM {} ORDER BY {}").format(
-                        _names(names), _table(f"{model}_v{active.models[model]}"), _names(projection.key)
+                        sql.SQL(read_columns(model, names, POSTGRES)),
+                        _table(f"{model}_v{active.models[model]}"),
+                        _names(projection.key),
                     )
                 )
                 while rows := cursor.fetchmany(ROWS_PER_BATCH):
@@ -305,10 +308,10 @@ def _create(database: PostgresDatabase, plan: Plan, version: int) -> None:
     """Create the tables of a version and its staging tables."""
     run: list[str] = []
     for projection in plan.projections().values():
-        run.append(create_table(projection, version, POSTGRES))
         if projection.name == MESSAGES:
             run += statements(POSTGRES, "search_tables.sql", version=version)
         else:
+            run.append(create_table(projection, version, POSTGRES))
             columns = _column_definitions(projection.schema)
             run.append(
                 f"CREATE UNLOGGED TABLE postroom.staged_{projection.name}_v{version} ({columns}, part TEXT)"

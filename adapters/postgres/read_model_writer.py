@@ -42,7 +42,7 @@ from postroom.projections.incremental.cursors import Version
 from postroom.projections.plan import Plan, with_bucket
 from postroom.projections.ports.read_model_store import ActiveVersion, LockTimeout, PartWriter, RowReader
 from postroom.projections.projection import Projection
-from postroom.projections.search_text import search_tables
+from postroom.projections.search_text import compact_tables
 
 _NAME = "postroom, writing read models"
 _SETTINGS = {"statement_timeout": "0", "synchronous_commit": "off"}
@@ -103,10 +103,10 @@ class PostgresWriter(PartWriter):
         tables: dict[str, pa.Table] = {}
         for name, rows in result.rows.items():
             if name == MESSAGES and name in self.projections:
-                rows = rows.sort("id")
-                tables[name + end] = _arrow(rows.select(*self.projections[name].stored_schema))
-                for side, table in search_tables(rows, _decode_bodies(self.plan.bodies)).items():
-                    tables[side + end] = table
+                compact = compact_tables(rows.sort("id"), _decode_bodies(self.plan.bodies))
+                tables[name + end] = _arrow(compact[MESSAGES].drop("text"))
+                tables["header" + end] = _arrow(compact["header"])
+                tables["text" + end] = _arrow(compact["search"])
             elif name in self.projections:
                 tables[f"staged_{name}{end}"] = _arrow(rows.with_columns(pl.lit(part).alias("part")))
         for name, pieces in result.pieces.items():
@@ -152,7 +152,7 @@ class PostgresRowReader(RowReader):
 
     def rows(self, projection: Projection, where: str = "") -> pl.DataFrame:
         version = self.version.models[projection.name]
-        statement = select_rows(projection, version, POSTGRES.schema, where)
+        statement = select_rows(projection, version, POSTGRES, where)
         return _fetch(self.url, statement, projection.stored_schema)
 
 
@@ -208,6 +208,8 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 class PostgresReadModelUpdater(SqlReadModelUpdater):
     """An updater of a PostgreSQL database; see `ReadModelUpdater`."""
 
+    dialect = POSTGRES
+    other_columns = ("text",)
     min, max = "least", "greatest"
 
     def __init__(self, url: str) -> None:
@@ -296,11 +298,11 @@ class PostgresReadModelUpdater(SqlReadModelUpdater):
         ]:
             raise CursorConflict
 
-    def _index_text(self, number: int, texts: pl.DataFrame) -> None:
-        """Do nothing: PostgreSQL maintains its indexes."""
+    def _index_text(self, number: int, tables: dict[str, pl.DataFrame]) -> None:
+        self._insert(f"text_v{number}", tables["search"])
 
-    def _unindex_text(self, number: int, ids: pl.DataFrame) -> None:
-        """Do nothing; see `_index_text`."""
+    def _unindex_text(self, number: int, texts: pl.DataFrame) -> None:
+        """Do nothing: PostgreSQL maintains its indexes."""
 
 
 def _with_rows(statement: str, rows: pl.DataFrame) -> str:

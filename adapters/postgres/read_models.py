@@ -15,6 +15,7 @@ from sqlalchemy import (
     Select,
     Text,
     TypeDecorator,
+    and_,
     any_,
     cast,
     create_engine,
@@ -24,6 +25,7 @@ from sqlalchemy import (
     literal_column,
     select,
     type_coerce,
+    union_all,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, TSQUERY
 from sqlalchemy.exc import DBAPIError, DisconnectionError
@@ -34,13 +36,17 @@ from postroom.adapters.postgres.columns import ESCAPE, INDEXED_BYTES, INDEXED_CH
 from postroom.adapters.postgres.database import connect, follow_lock, lock_name, set_locally
 from postroom.adapters.postgres.errors import describe, is_lost, shown
 from postroom.adapters.postgres.url import DEFAULT_SCHEMA, schema_of
+from postroom.adapters.sql.ddl import POSTGRES
 from postroom.adapters.sql.log_reader import envelopes_at
 from postroom.adapters.sql.read_models import OpenArchive, SqlReadModels
+from postroom.adapters.sql.search import word_substring
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import ReadModelTables, read_heads
 from postroom.domain.errors import Unavailable, UnusableServer
+from postroom.domain.search import IDS
 from postroom.domain.tokenizer import Word
 from postroom.projections.incremental.cursors import Cursor, Head
+from postroom.projections.search_text import LONG_TEXT, header_words, indexed_parts, is_part_of_id
 
 _SETTINGS = {
     "statement_timeout": "60s",
@@ -210,6 +216,7 @@ class _PostgresDialect:
     """Lookups by arrays, and text search by indexes of trigrams and of words; see `Dialect`."""
 
     text = StoredText
+    stream_text = POSTGRES.stream_text
 
     def equals(self, column: ColumnElement[Any], value: str) -> ColumnElement[bool]:
         if column.key in INDEXED_IF_SHORT and _fits(value):
@@ -234,12 +241,14 @@ class _PostgresDialect:
         part = literal(text, StoredText).collate("C")
         return func.strpos(func.lower(column, type_=Text), func.lower(part, type_=Text)) > 0
 
-    def with_parts(self, tables: ReadModelTables, parts: Sequence[str]) -> Select[Any] | None:
+    def with_parts(self, tables: ReadModelTables, parts: Sequence[str]) -> Select[Any]:
         # By the trigram index if pg_trgm is installed, else by a scan of the narrow table `text`.
-        if not parts:
-            return None
-        text = tables.text.c
-        return select(text.id).where(*(text.text.contains(part, autoescape=True) for part in parts))
+        text, indexed = tables.text.c, indexed_parts(parts)
+        matches = select(text.id).where(*(text.text.contains(part, autoescape=True) for part in indexed))
+        if not is_part_of_id(indexed[0]):
+            return matches
+        rows = select(tables.mailbox.c.id).where(self.includes(self._ids(tables), indexed[0]))
+        return select(union_all(matches, rows).subquery().c.id)
 
     def expected_rows(self, db: Connection, ids: Select[Any]) -> int | None:
         rows = _PLANNED_ROWS.search(str(db.scalar(_Explain(ids))))
@@ -260,13 +269,44 @@ class _PostgresDialect:
         db.exec_driver_sql(_SQL["allow_bitmap_scans"])
 
     def with_words(self, tables: ReadModelTables, words: Sequence[Word]) -> Select[Any]:
+        return self._with_lexemes(tables, " & ".join(map(_lexeme, words)))
+
+    def _with_lexemes(self, tables: ReadModelTables, query: str) -> Select[Any]:
         # A cast instead of to_tsquery, which would parse and stem words.
-        query = " & ".join(f"'{word.text}'{':*' if word.is_prefix else ''}" for word in words)
         text = tables.text.c
         lexemes = func.array_to_tsvector(
             func.array_remove(func.string_to_array(text.words, literal_column("' '")), literal_column("''"))
         )
         return select(text.id).where(lexemes.op("@@")(cast(query, TSQUERY)))
+
+    def with_header(self, tables: ReadModelTables, name: str, value: str) -> Select[Any] | None:
+        words = " & ".join(map(_lexeme, header_words(name, value)))
+        return self._with_lexemes(tables, f"({words}) | '{LONG_TEXT}'") if words else None
+
+    def includes(self, text: ColumnElement[Any], part: str) -> ColumnElement[bool]:
+        return func.strpos(text, literal(part, StoredText)) > 0
+
+    def has_part(self, tables: ReadModelTables, part: str) -> ColumnElement[bool]:
+        is_in_ids = self.includes(self._ids(tables), part)
+        is_in_text = self._of_text(tables, self.includes(tables.text.c.text, part))
+        return is_in_ids | is_in_text if is_part_of_id(part) else is_in_text
+
+    def has_words(self, tables: ReadModelTables, words: Sequence[Word]) -> ColumnElement[bool]:
+        column = tables.text.c.words
+        return self._of_text(tables, and_(*(self.includes(column, word_substring(word)) for word in words)))
+
+    def _of_text(self, tables: ReadModelTables, condition: ColumnElement[bool]) -> ColumnElement[bool]:
+        # Not EXISTS, which a database may turn into a join that begins with a scan of all texts.
+        is_match = select(condition).where(tables.text.c.id == tables.mailbox.c.id)
+        return is_match.correlate(tables.mailbox).scalar_subquery()
+
+    def _ids(self, tables: ReadModelTables) -> ColumnElement[str]:
+        ids = (tables.mailbox.c[name] for name in IDS[1:])
+        return func.concat_ws("\n", tables.message_id, *ids, type_=StoredText)
+
+
+def _lexeme(word: Word) -> str:
+    return f"'{word.text}'{':*' if word.is_prefix else ''}"
 
 
 def _unescape_value(value: str | None) -> str | None:

@@ -4,7 +4,7 @@ SQL for single models is in the `.sql` files of the database's package.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from postroom.adapters.sql.statements import read_text
@@ -28,28 +28,54 @@ class Dialect:
         package: package of the database's `.sql` files.
         schema: prefix of table names.
         types: column types by their types in projections.
+        stream_text: expression of the UUID that a column `stream` is, with `{}` for the prefix of the column.
     """
 
     package: str
     schema: str
     types: dict[Type, str]
+    stream_text: str
 
     def table(self, name: str) -> str:
         """Return the qualified name of a table."""
         return f"{self.schema}{name}"
 
 
-SQLITE = Dialect("postroom.adapters.sqlite", "", {"int": "INTEGER", "text": "TEXT", "bytes": "BLOB"})
+_DASH = " || '-' || "
+_HEX = (
+    f"hex(substr({{0}}stream, {start}, {size}))" for start, size in ((1, 4), (5, 2), (7, 2), (9, 2), (11, 6))
+)
+_STREAM_TEXT = f"lower({_DASH.join(_HEX)})"
+SQLITE = Dialect(
+    "postroom.adapters.sqlite",
+    "",
+    {"int": "INTEGER", "text": "TEXT", "bytes": "BLOB"},
+    _STREAM_TEXT,
+)
 # Text is compared bytewise, as in the log.
 POSTGRES = Dialect(
-    "postroom.adapters.postgres", "postroom.", {"int": "BIGINT", "text": 'TEXT COLLATE "C"', "bytes": "BYTEA"}
+    "postroom.adapters.postgres",
+    "postroom.",
+    {"int": "BIGINT", "text": 'TEXT COLLATE "C"', "bytes": "BYTEA"},
+    "encode({0}stream, 'hex')::uuid::text",
 )
+
+
+def read_columns(model: str, names: Iterable[str], dialect: Dialect, prefix: str = "") -> str:
+    """Return columns of the table of a model for a SELECT; a message id may be that of the stream.
+
+    Arguments:
+        prefix: of the columns, such as `message.`.
+    """
+    id_ = f"coalesce({prefix}message_id, {dialect.stream_text.format(prefix)}) AS message_id"
+    return ", ".join(
+        id_ if (model, name) == (MESSAGES, "message_id") else f"{prefix}{name}" for name in names
+    )
 
 
 def create_table(projection: Projection, version: int, dialect: Dialect) -> str:
     """Return the statement that creates a version's table; in PostgreSQL the key is one of the indexes."""
-    stored = [column for column in projection.columns if not column.in_log]
-    columns = [_column(column, dialect) for column in stored]
+    columns = [_column(column, dialect) for column in projection.columns]
     name = dialect.table(f"{projection.name}_v{version}")
     if dialect is POSTGRES:
         # It is vacuumed once, when it is complete.
@@ -58,7 +84,7 @@ def create_table(projection: Projection, version: int, dialect: Dialect) -> str:
         (key,) = projection.key
         columns = [
             f"{key} INTEGER PRIMARY KEY" if column.name == key else text
-            for column, text in zip(stored, columns, strict=True)
+            for column, text in zip(projection.columns, columns, strict=True)
         ]
         return f"CREATE TABLE {name} ({', '.join(columns)}) STRICT"
     return (
@@ -91,7 +117,8 @@ def replace_views(models: Mapping[str, int], dialect: Dialect) -> list[str]:
     if MESSAGES not in models:
         run.append(f"DROP VIEW IF EXISTS {dialect.table('mailbox')}")
     else:
-        run += statements(dialect, "mailbox_view.sql", version=models[MESSAGES])
+        id_ = read_columns(MESSAGES, ["message_id"], dialect)
+        run += statements(dialect, "mailbox_view.sql", version=models[MESSAGES], message_id=id_)
     for view, model in VIEWS.items():
         name = dialect.table(view)
         if dialect is SQLITE or model not in models:
@@ -99,7 +126,9 @@ def replace_views(models: Mapping[str, int], dialect: Dialect) -> list[str]:
         if model in models:
             # Unlike a view that is created again, one that is replaced keeps the rights granted on it.
             create = "CREATE VIEW" if dialect is SQLITE else "CREATE OR REPLACE VIEW"
-            columns = ", ".join(_view_column(each, dialect) for each in load_projections()[model].columns)
+            columns = ", ".join(
+                _view_column(model, each, dialect) for each in load_projections()[model].columns
+            )
             run.append(f"{create} {name} AS SELECT {columns} FROM {dialect.table(model)}_v{models[model]}")
     return run
 
@@ -156,18 +185,21 @@ def statements(dialect: Dialect, name: str, **values: object) -> list[str]:
     return [statement.strip() for statement in parts if statement.strip()]
 
 
-def select_rows(projection: Projection, version: int, schema: str, where: str) -> str:
+def select_rows(projection: Projection, version: int, dialect: Dialect, where: str) -> str:
     """Return the statement that selects the rows of a version's table that satisfy a condition."""
-    table = f"{schema}{projection.name}_v{version}"
-    return f"SELECT {', '.join(projection.stored_schema)} FROM {table}{' WHERE ' if where else ''}{where}"
+    table = dialect.table(f"{projection.name}_v{version}")
+    columns = read_columns(projection.name, projection.stored_schema, dialect)
+    return f"SELECT {columns} FROM {table}{' WHERE ' if where else ''}{where}"
 
 
 def _column(column: Column, dialect: Dialect) -> str:
     return f"{column.name} {dialect.types[column.type]}{' NOT NULL' if column.is_required else ''}"
 
 
-def _view_column(column: Column, dialect: Dialect) -> str:
-    return f"CAST(NULL AS {dialect.types[column.type]}) AS {column.name}" if column.in_log else column.name
+def _view_column(model: str, column: Column, dialect: Dialect) -> str:
+    if column.in_log:
+        return f"CAST(NULL AS {dialect.types[column.type]}) AS {column.name}"
+    return read_columns(model, [column.name], dialect)
 
 
 def _merge_expression(column: Column) -> str:

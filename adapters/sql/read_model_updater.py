@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 
+from postroom.adapters.sql.ddl import SQLITE, read_columns
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import chain_text, read_heads, to_cursors, to_version
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
@@ -27,7 +28,7 @@ from postroom.projections.projection import (
     Projection,
     load_projections,
 )
-from postroom.projections.search_text import search_tables
+from postroom.projections.search_text import compact_tables
 
 CATALOG = ("projection", "projection_cursor", "projection_parked")
 LOG = ("log", "mailbox_names")
@@ -64,8 +65,11 @@ class SqlReadModelUpdater(ReadModelUpdater):
         where: the read models' name for messages, without a password.
     """
 
+    dialect = SQLITE
     min, max = "min", "max"
     """The SQL functions that return the lesser and the greater of two values."""
+    other_columns: tuple[str, ...] = ()
+    """Columns of messages in `compact_tables` that the database has in another table."""
     rebuild_command = "postroom views rebuild"
 
     def __init__(self, where: str) -> None:
@@ -109,12 +113,12 @@ class SqlReadModelUpdater(ReadModelUpdater):
         """Lock a version until the transaction ends; raise CursorConflict when its status changed."""
 
     @abstractmethod
-    def _index_text(self, number: int, texts: pl.DataFrame) -> None:
-        """Add inserted texts to the text indexes."""
+    def _index_text(self, number: int, tables: dict[str, pl.DataFrame]) -> None:
+        """Add the texts of inserted messages, as of `compact_tables`."""
 
     @abstractmethod
-    def _unindex_text(self, number: int, ids: pl.DataFrame) -> None:
-        """Remove texts from the text indexes, before they are deleted."""
+    def _unindex_text(self, number: int, texts: pl.DataFrame) -> None:
+        """Remove texts from the text indexes, before the messages are deleted."""
 
     def active(self) -> Version | None:
         rows = self._read(self._sql("active"))
@@ -158,7 +162,7 @@ class SqlReadModelUpdater(ReadModelUpdater):
         try:
             with self._transaction():
                 self._lock(version)
-                names = ", ".join(f"message.{name}" for name in STORED_COLUMNS)
+                names = self._stored_columns()
                 rows = self._read(
                     self._sql(
                         "removed", columns=names, mailbox=_of(version, MESSAGES), before=before, after=after
@@ -173,9 +177,7 @@ class SqlReadModelUpdater(ReadModelUpdater):
     def _remove(self, version: Version, rows: Sequence[StoredRow]) -> None:
         truncated_messages = stored_frame(rows)
         number, ids = version.models[MESSAGES], truncated_messages.select("id")
-        self._unindex_text(number, ids)
-        headers = pl.DataFrame(search_tables(truncated_messages, version.bodies)["header"])
-        self._delete(f"header_v{number}", headers.columns, headers)
+        self._unindex_text(number, compact_tables(truncated_messages, version.bodies)["search"])
         for table in (f"text_v{number}", _of(version, MESSAGES)):
             self._delete(table, ("id",), ids)
         topics = truncated_messages.group_by("topic").agg(pl.len().cast(pl.Int64).alias("messages"))
@@ -209,7 +211,7 @@ class SqlReadModelUpdater(ReadModelUpdater):
     ) -> list[StoredRow]:
         """Return the messages that the batch continues, and those whose delay ends."""
         names = {
-            "columns": ", ".join(f"message.{name}" for name in STORED_COLUMNS),
+            "columns": self._stored_columns(),
             "mailbox": _of(version, MESSAGES),
         }
         now = _frame([(step.extent.name, step.extent.at) for step in steps], ("mailbox", "now"))
@@ -220,12 +222,11 @@ class SqlReadModelUpdater(ReadModelUpdater):
     def _insert_sent(self, version: Version, sent: pl.DataFrame) -> None:
         if not sent.height:
             return
-        self._insert(_of(version, MESSAGES), sent.select(STORED_COLUMNS))
         number = version.models[MESSAGES]
-        tables = search_tables(sent, version.bodies)
-        for name, rows in tables.items():
-            self._insert(f"{name}_v{number}", pl.DataFrame(rows))
-        self._index_text(number, pl.DataFrame(tables["text"]))
+        tables = compact_tables(sent, version.bodies)
+        self._insert(_of(version, MESSAGES), tables[MESSAGES].drop(self.other_columns))
+        self._write_rows("add_names", tables["header"], table=f"header_v{number}")
+        self._index_text(number, tables)
         timestamp = pl.col("timestamp")
         topics = sent.group_by("topic").agg(
             pl.len().cast(pl.Int64).alias("messages"),
@@ -281,7 +282,7 @@ class SqlReadModelUpdater(ReadModelUpdater):
         rows = self._fetch_rows(
             "unsettled",
             keys if has_message_key else keys.head(1),
-            columns=", ".join(f"message.{name}" for name in STORED_COLUMNS),
+            columns=self._stored_columns(),
             mailbox=_of(version, MESSAGES),
             condition=" AND ".join(f"message.{name} = source.{name}" for name in projection.key)
             if has_message_key
@@ -340,6 +341,9 @@ class SqlReadModelUpdater(ReadModelUpdater):
             return f"{column.name} = {new}"
         function = self.min if column.merge == "min" else self.max
         return f"{column.name} = {function}(coalesce({old}, {new}), coalesce({new}, {old}))"
+
+    def _stored_columns(self) -> str:
+        return read_columns(MESSAGES, STORED_COLUMNS, self.dialect, "message.")
 
     def _write_rows(self, name: str, rows: pl.DataFrame, **names: object) -> None:
         statement = self._sql(name, **names)

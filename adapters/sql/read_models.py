@@ -329,7 +329,7 @@ class SqlReadModels(SqlStatistics, ReadModels):
 
     def _tables(self, db: Connection, version: int, models: str) -> ReadModelTables:
         """Return the tables of a version."""
-        return tables_of(version, models, self._dialect.text)
+        return tables_of(version, models, self._dialect.text, self._dialect.stream_text)
 
     def _not_built(self) -> NotFound:
         return NotFound(

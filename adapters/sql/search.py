@@ -8,6 +8,7 @@ fast if the first condition is selective, or if many rows satisfy all; `access_p
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
@@ -24,9 +25,11 @@ from sqlalchemy import (
 
 from postroom.adapters.sql.tables import ReadModelTables
 from postroom.domain.message import Status
+from postroom.domain.names import UUID_TEXT
 from postroom.domain.search import EventFilter, Order, topic_matches
 from postroom.domain.tokenizer import Word
 
+_encode_json = msgspec.json.Encoder().encode
 MAX_BRANCHES = 32
 """Limit on the values of one condition that are looked up separately, each in search order."""
 
@@ -39,6 +42,10 @@ class Dialect(Protocol):
     @property
     def text(self) -> Any:
         """Return the column type of text."""
+
+    @property
+    def stream_text(self) -> str | None:
+        """Return the expression of the UUID of a stream; see `ReadModelTables`."""
 
     def equals(self, column: ColumnElement[Any], value: str) -> ColumnElement[bool]:
         """Return the condition that a column has a value, in a form that its index supports."""
@@ -53,10 +60,22 @@ class Dialect(Protocol):
         """Return the condition that a column contains a text, whatever the case of ASCII letters."""
 
     def with_parts(self, tables: ReadModelTables, parts: Sequence[str]) -> Select[Any] | None:
-        """Return the ids of messages that may contain these parts of text; None if no index helps."""
+        """Return the ids of messages that may contain parts of text, at least one; None if no index helps."""
 
     def with_words(self, tables: ReadModelTables, words: Sequence[Word]) -> Select[Any]:
         """Return the ids of messages that have these words."""
+
+    def with_header(self, tables: ReadModelTables, name: str, value: str) -> Select[Any] | None:
+        """Return the ids of messages that may have a custom header; None if no index helps."""
+
+    def includes(self, text: ColumnElement[Any], part: str) -> ColumnElement[bool]:
+        """Return the condition that a text includes a part."""
+
+    def has_part(self, tables: ReadModelTables, part: str) -> ColumnElement[bool]:
+        """Return the condition that the searchable text of a message includes a part."""
+
+    def has_words(self, tables: ReadModelTables, words: Sequence[Word]) -> ColumnElement[bool]:
+        """Return the condition that a message has these words."""
 
     def expected_rows(self, db: Connection, ids: Select[Any]) -> int | None:
         """Return how many ids the database expects to read; None if it does not tell."""
@@ -143,14 +162,15 @@ class SearchQuery:
     def leads(self) -> list[Lead | Candidates]:
         """Return the possible access paths, those that are probably selective first."""
         leads: list[Lead | Candidates] = [
-            Lead(f"header:{name}", [Branch(header, self._is_header(header, name, value))])
-            for header in [self._tables.header]
+            Candidates(f"header:{name}", ids)
             for name, value in self._filter.headers.items()
+            if (ids := self.dialect.with_header(self._tables, name, value)) is not None
         ]
         if self._words:
             ids = self.dialect.with_words(self._tables, self._words)
             leads.append(Candidates("match", ids, len(self._words) == 1))
-        if (with_parts := self.dialect.with_parts(self._tables, self._filter.parts)) is not None:
+        parts = self._filter.parts
+        if parts and (with_parts := self.dialect.with_parts(self._tables, parts)) is not None:
             leads.append(Candidates("candidates", with_parts))
         fields = (*_EQUAL_FIELDS[:3], "principal", "topic", "status", *_EQUAL_FIELDS[3:])
         leads += [self._column_lead(field, self._values[field]) for field in fields if field in self._values]
@@ -179,13 +199,13 @@ class SearchQuery:
     def count(self, lead: Lead, limit: int) -> Select[Any]:
         """Return the statement that counts the rows of a lead within the filter's times, up to `limit`."""
         ids = [
-            select(branch.table.c.id)
+            select(branch.table.c.timestamp)
             .where(*branch.conditions, *self._times(branch.table))
             .limit(limit)
             .subquery()
             for branch in lead.branches
         ]
-        rows = union_all(*(select(each.c.id) for each in ids)).limit(limit).subquery()
+        rows = union_all(*(select(each.c.timestamp) for each in ids)).limit(limit).subquery()
         return select(func.count()).select_from(rows)
 
     def first_rows(self, lead: Lead, limit: int) -> Lead:
@@ -209,11 +229,13 @@ class SearchQuery:
         branches = [self._branch(lead, branch, size) for branch in lead.branches]
         matches = union_all(*(select(each.c.timestamp, each.c.id) for each in branches)).subquery("matches")
         page = self._sort_rows(select(matches.c.id), matches).limit(filter_.limit + 1).offset(filter_.offset)
-        return self._sort_rows(select(self._messages).where(self._messages.c.id.in_(page)), self._messages)
+        return self._sort_rows(
+            select(*self._tables.columns).where(self._messages.c.id.in_(page)), self._messages
+        )
 
     def all_rows(self, lead: Lead) -> Select[Any]:
         """Return the statement for all matching rows after the cursor, in search order."""
-        return self._sort_rows(select(self._messages).where(*self.is_match(lead)), self._messages)
+        return self._sort_rows(select(*self._tables.columns).where(*self.is_match(lead)), self._messages)
 
     def is_match(self, lead: Lead) -> tuple[ColumnElement[bool], ...]:
         """Return the conditions that a message matches, and follows the cursor."""
@@ -259,8 +281,11 @@ class SearchQuery:
     def _column_lead(self, field: str, values: tuple[str, ...]) -> Lead | Candidates:
         column = self._messages.c[field]
         if len(values) <= MAX_BRANCHES:
-            equals = self.dialect.equals
-            branches = [Branch(self._messages, (equals(column, value),)) for value in values]
+            equals, messages = self.dialect.equals, self._messages
+            branches = [Branch(messages, (equals(column, value),)) for value in values]
+            if field == "message_id" and UUID_TEXT.match(values[0]):
+                is_stream = messages.c.stream == bytes.fromhex(values[0].replace("-", ""))
+                branches.append(Branch(messages, (is_stream, column.is_(None))))
             return Lead(field, branches, self._rows_of_topics() if field == "topic" else None)
         return Candidates(field, select(self._messages.c.id).where(self.dialect.among(column, values)))
 
@@ -272,33 +297,20 @@ class SearchQuery:
 
     def _checks(self, lead: Lead) -> Iterator[ColumnElement[bool]]:
         """Yield the conditions to check on the rows of a lead."""
-        messages, text = self._messages, self._tables.text
+        messages, dialect = self._messages, self.dialect
         for field, values in self._values.items():
             if field != lead.field:
+                column = self._tables.message_id if field == "message_id" else messages.c[field]
                 # Concatenation with '' prevents the planner from using this column's index.
-                column = messages.c[field].concat("")
+                column = column.concat("")
                 yield column == values[0] if len(values) == 1 else self.dialect.among(column, values)
         for name, value in self._filter.headers.items():
-            if lead.field != f"header:{name}":
-                header = self._tables.header.alias()
-                yield (
-                    select(header.c.id)
-                    .where(*self._is_header(header, name, value))
-                    .where(header.c.timestamp == messages.c.timestamp, header.c.id == messages.c.id)
-                    .exists()
-                )
-        conditions = [text.c.text.contains(part, autoescape=True) for part in self._filter.parts]
-        if lead.field != "match":
-            conditions += [
-                text.c.words.contains(word_substring(word), autoescape=True) for word in self._words
-            ]
-        if conditions:
-            # Not EXISTS, which a database may turn into a join that begins with a scan of all texts.
-            is_match = select(and_(*conditions)).where(text.c.id == messages.c.id)
-            yield is_match.correlate(messages).scalar_subquery()
-
-    def _is_header(self, header: FromClause, name: str, value: str) -> tuple[ColumnElement[bool], ...]:
-        return self.dialect.equals(header.c.name, name), self.dialect.equals(header.c.value, value)
+            pair = f"{_encode_json(name).decode()}:{_encode_json(value).decode()}"
+            yield dialect.includes(messages.c.custom_headers, pair)
+        for part in self._filter.parts:
+            yield dialect.has_part(self._tables, part)
+        if self._words and lead.field != "match":
+            yield dialect.has_words(self._tables, self._words)
 
     def _times(self, table: FromClause) -> Iterator[ColumnElement[bool]]:
         if self._filter.start_time is not None:

@@ -8,7 +8,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import msgspec
 import polars as pl
+import pyarrow as pa
 
 from postroom.adapters.sql.versions import SIDE_TABLES, Versions, owner, parked_rows
 from postroom.domain.errors import Unavailable
@@ -24,10 +25,11 @@ from postroom.projections.fold import MESSAGES, FoldResult, piece_schemas
 from postroom.projections.plan import Plan, Truncated, with_bucket
 from postroom.projections.ports.read_model_store import Build, PartWriter
 from postroom.projections.projection import Projection
-from postroom.projections.search_text import search_tables
 
 LOCK_TRIES, LOCK_PAUSE_SECONDS = 3, 0.01
 
+SearchTables = Callable[[pl.DataFrame, BodyRules], Mapping[str, pl.DataFrame | pa.Table]]
+"""Returns tables by name for rows of messages, and the topics whose bodies are searched."""
 _decode_bodies = msgspec.json.Decoder(BodyRules).decode
 
 
@@ -37,14 +39,14 @@ class StagingWriter(PartWriter):
 
     Arguments:
         folder: the staging folder.
-        has_search: whether to stage the tables for searching as well.
+        search_tables: makes further tables from messages, or replaces them; see `projections.search_text`.
     """
 
     folder: Path
     version: int
     plan: Plan
     projections: Mapping[str, Projection]
-    has_search: bool = True
+    search_tables: SearchTables | None = None
 
     def is_done(self, part: str) -> bool:
         """Return whether a part is staged."""
@@ -78,10 +80,10 @@ class StagingWriter(PartWriter):
 
     def _files(self, result: FoldResult) -> dict[str, pl.DataFrame]:
         files = {name: rows for name, rows in result.rows.items() if name in self.projections}
-        if self.has_search and MESSAGES in files:
+        if self.search_tables is not None and MESSAGES in files:
             files[MESSAGES] = files[MESSAGES].sort("id")
-            for name, table in search_tables(files[MESSAGES], _decode_bodies(self.plan.bodies)).items():
-                files[name] = pl.DataFrame(table)
+            tables = self.search_tables(files[MESSAGES], _decode_bodies(self.plan.bodies))
+            files |= {name: pl.DataFrame(table) for name, table in tables.items()}
         for name, pieces in result.pieces.items():
             files[f"pieces-{name}"] = with_bucket(pieces, self.plan.buckets)
         files["projection_parked"] = parked_rows(result.parked, self.plan.extents, self.version)

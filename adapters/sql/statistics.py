@@ -114,7 +114,7 @@ class SqlStatistics(SearchStatistics):
     ) -> Facets:
         check_cap(cap)
         with self._reading() as (db, tables):
-            filter_ = _without_single_mailbox(db, tables, _without_paging(filter_))
+            filter_ = _without_single_mailbox(self._catalog(db), tables, _without_paging(filter_))
             path = self._read_path(db, tables, filter_, cap)
             if path is None:
                 return Facets(0, True, tuple(Facet(field, ()) for field in fields))
@@ -139,7 +139,7 @@ class SqlStatistics(SearchStatistics):
         check_cap(cap)
         check_bars(bars)
         with self._reading() as (db, tables):
-            filter_ = _without_single_mailbox(db, tables, _without_paging(filter_))
+            filter_ = _without_single_mailbox(self._catalog(db), tables, _without_paging(filter_))
             path = self._read_path(db, tables, filter_, cap)
             if path is None:
                 return make_timeline((), bars, "messages")
@@ -160,7 +160,7 @@ class SqlStatistics(SearchStatistics):
         check_text("start", start)
         check_suggestions(limit)
         with self._reading() as (db, tables):
-            own = _without_single_mailbox(db, tables, EventFilter(mailbox=mailbox))
+            own = _without_single_mailbox(self._catalog(db), tables, EventFilter(mailbox=mailbox))
             if own.mailbox is not None:
                 recent = self._suggest_recent(db, tables, own, field, start)
                 return tuple(islice(filter(covers, recent), limit))
@@ -319,14 +319,19 @@ def _without_paging(filter_: EventFilter) -> EventFilter:
     return msgspec.structs.replace(filter_, order=Order.NEWEST_FIRST, offset=0, cursor=None)
 
 
-def _without_single_mailbox(db: Connection, tables: ReadModelTables, filter_: EventFilter) -> EventFilter:
-    """Return a filter without its mailbox if there are messages of no other one."""
-    name = tables.mailbox.c.mailbox
-    # Both at once would read the whole index in SQLite.
-    edges = (select(edge(name)).scalar_subquery() for edge in (func.min, func.max))
-    if filter_.mailbox is None or {*db.execute(select(*edges)).one()} != {filter_.mailbox}:
+def _without_single_mailbox(
+    catalog: Connection, tables: ReadModelTables, filter_: EventFilter
+) -> EventFilter:
+    """Return a filter without its mailbox if the version has no other one."""
+    if filter_.mailbox is None:
         return filter_
-    return msgspec.structs.replace(filter_, mailbox=None)
+    cursor = projection_cursor.c
+    own = select(cursor.mailbox).where(cursor.version == tables.version, cursor.position > 0)
+    return (
+        msgspec.structs.replace(filter_, mailbox=None)
+        if [*catalog.scalars(own)] == [filter_.mailbox]
+        else filter_
+    )
 
 
 def _criteria(filter_: EventFilter) -> set[str]:

@@ -5,13 +5,25 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import BigInteger, Column, FromClause, MetaData, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    FromClause,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    func,
+    literal_column,
+)
 from sqlalchemy.types import TypeEngine
 
 from postroom.adapters.sql.statements import statements
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.message import Headers
 from postroom.domain.search import BodyRules
+from postroom.projections.fold import MESSAGES
 from postroom.projections.incremental.cursors import START, Cursor, Head, Version
 
 projection = Table(
@@ -72,6 +84,8 @@ _COLUMNS = {
 MESSAGE_COLUMNS = tuple(column.partition(":")[0] for column in _COLUMNS["mailbox"].split())
 """The columns of messages, in the order in which they are read."""
 
+_SQL_COLUMNS = "stream:bytes text"
+"""Further columns of messages in SQL databases, whose message id is NULL if it is the stream id."""
 _OF_MESSAGES = ("header", "topic", "text", "text_index", "word_index")
 """Additional tables of the model `mailbox`."""
 
@@ -92,6 +106,8 @@ class ReadModelTables:
     Arguments:
         models: JSON object of its models, each with the version whose table it uses.
         text: type of columns of text.
+        stream_text: expression of the UUID that a column `stream` is, with `{}` for the prefix of the column,
+            where a message id that is this UUID is NULL; None where message ids are never NULL.
         make: returns the source of rows of a table, the table itself by default.
     """
 
@@ -100,16 +116,24 @@ class ReadModelTables:
         version: int,
         models: str,
         text: type[TypeEngine[str]],
+        stream_text: str | None,
         make: MakeTable = _table,
     ) -> None:
         self.version = version
         self.text_type = text
         self.models = _decode_models(models)
-        types: dict[str, type[TypeEngine[Any]]] = {"int": BigInteger, "": text}
-        tables = {name: make(self.name(name), _columns(columns, types)) for name, columns in _COLUMNS.items()}
+        types: dict[str, type[TypeEngine[Any]]] = {"int": BigInteger, "bytes": LargeBinary, "": text}
+        columns = _COLUMNS | ({MESSAGES: f"{_COLUMNS[MESSAGES]} {_SQL_COLUMNS}"} if stream_text else {})
+        tables = {name: make(self.name(name), _columns(each, types)) for name, each in columns.items()}
         self.mailbox, self.backlog, self.dead_letters = (
             tables[name] for name in ("mailbox", "backlog", "dead_letters")
         )
+        self.message_id: ColumnElement[str] = self.mailbox.c.message_id
+        if stream_text is not None:
+            stream = literal_column(stream_text.format(f"{self.name(MESSAGES)}."), text)
+            self.message_id = func.coalesce(self.message_id, stream)
+        self.columns = [self.mailbox.c[name] for name in MESSAGE_COLUMNS]
+        self.columns[MESSAGE_COLUMNS.index("message_id")] = self.message_id.label("message_id")
         self.activity = tables["activity"]
         self.header, self.topic, self.text = (tables[name] for name in ("header", "topic", "text"))
 
@@ -120,9 +144,9 @@ class ReadModelTables:
 
 
 @lru_cache(maxsize=4)
-def tables_of(version: int, models: str, text: Any) -> ReadModelTables:
+def tables_of(version: int, models: str, text: Any, stream_text: str | None) -> ReadModelTables:
     """Return the tables of a version, cached so that SQLAlchemy reuses compiled statements."""
-    return ReadModelTables(version, models, text)
+    return ReadModelTables(version, models, text, stream_text)
 
 
 def _columns(text: str, types: Mapping[str, type[TypeEngine[Any]]]) -> list[Column[Any]]:

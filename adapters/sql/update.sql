@@ -53,6 +53,9 @@ INSERT INTO {table} ({columns}) SELECT {columns} FROM ({rows}) AS source WHERE t
 INSERT INTO {table} AS merged ({columns}) SELECT {columns} FROM ({rows}) AS source WHERE true
 ON CONFLICT ({key}) DO UPDATE SET {assignments};
 
+-- name: add_names
+INSERT INTO {table} (name) SELECT name FROM ({rows}) AS source WHERE true ON CONFLICT DO NOTHING;
+
 -- name: change
 UPDATE {mailbox} AS message
 SET status = source.status, attempts = source.attempts, redriven = source.redriven, changed_at = source.changed_at,

@@ -30,7 +30,7 @@ SIDE_TABLES = {"mailbox": ("header", "topic", "text")}
 _INDEXES = ("text_index", "word_index")
 _PIECES = ("pieces", f"pieces_{MESSAGES}", f"pieces_{RECORDS}")
 """Tables of a version that is being built in PostgreSQL; `staged_` begins the names of others."""
-OF_MESSAGES = ("mailbox", "dead_letters", "header", "text")
+OF_MESSAGES = ("mailbox", "dead_letters", "text")
 """Tables whose `id` is the place of a message."""
 
 PARKED: dict[str, pl.DataType] = {

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import polars as pl
 from blake3 import blake3
 
 from postroom.adapters.sql.ddl import SQLITE, replace_views, script
@@ -42,6 +43,12 @@ def follow_lock_path(store: str | Path, target: str = "") -> Path:
 def rebuild_lock_path(store: str | Path) -> Path:
     """Return the path of the lock file of rebuilds."""
     return Path(f"{store}-views-lock")
+
+
+def index_rows(texts: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    """Return the rows of the text indexes for the table `search` of `compact_tables`."""
+    row = pl.col("id").alias("rowid")
+    return {"text_index": texts.select(row, "text"), "word_index": texts.select(row, "words")}
 
 
 class CatalogFile:

@@ -14,7 +14,14 @@ from pathlib import Path
 
 import polars as pl
 
-from postroom.adapters.sql.ddl import SQLITE, create_indexes, create_table, select_rows, statements
+from postroom.adapters.sql.ddl import (
+    SQLITE,
+    create_indexes,
+    create_table,
+    read_columns,
+    select_rows,
+    statements,
+)
 from postroom.adapters.sql.staging import (
     CatalogBuild,
     StagingWriter,
@@ -26,17 +33,26 @@ from postroom.adapters.sql.staging import (
 from postroom.adapters.sql.statements import check_ids
 from postroom.adapters.sql.versions import OF_MESSAGES, Versions
 from postroom.adapters.sqlite.database import connect_reader
-from postroom.adapters.sqlite.read_model_file import CatalogFile, open_catalog, rebuild_lock_path, views_path
+from postroom.adapters.sqlite.read_model_file import (
+    CatalogFile,
+    index_rows,
+    open_catalog,
+    rebuild_lock_path,
+    views_path,
+)
 from postroom.adapters.sqlite.store_file import has_file
 from postroom.domain.errors import NotFound
 from postroom.projections.fold import MESSAGES
 from postroom.projections.plan import Plan, Truncated, bucket_parts, log_parts
 from postroom.projections.ports.read_model_store import ActiveVersion, OnProgress, RowReader, VerifiableStore
 from postroom.projections.projection import Projection, load_projections, merge_rows
+from postroom.projections.search_text import compact_tables
 
 ROWS_PER_BATCH = 20_000
-APPENDED = ("mailbox", "text", "projection_parked")
-"""Tables into which parts are inserted directly; rows of the others are merged or sorted first."""
+APPENDED = ("mailbox", "header", "text", "projection_parked")
+"""Tables into which parts are inserted directly; rows of the others are merged first."""
+REPEATED = ("header", "projection_parked")
+"""Those of which several parts may have the same row."""
 
 
 class SqliteReadModelStore(VerifiableStore):
@@ -85,7 +101,7 @@ class SqliteReadModelStore(VerifiableStore):
                 return
             schema = {name: projection.schema[name] for name in names}
             cursor = catalog.connection.execute(
-                f"SELECT {', '.join(names)} FROM {model}_v{active.models[model]} "
+                f"SELECT {read_columns(model, names, SQLITE)} FROM {model}_v{active.models[model]} "
                 f"ORDER BY {', '.join(projection.key)}"
             )
             while rows := cursor.fetchmany(ROWS_PER_BATCH):
@@ -108,7 +124,7 @@ class SqliteRowReader(RowReader):
     def rows(self, projection: Projection, where: str = "") -> pl.DataFrame:
         with closing(connect_reader(self.path)) as connection:
             version = self.version.models[projection.name]
-            rows = connection.execute(select_rows(projection, version, "", where)).fetchall()
+            rows = connection.execute(select_rows(projection, version, SQLITE, where)).fetchall()
         return pl.DataFrame(rows, schema=projection.stored_schema, orient="row")
 
 
@@ -124,7 +140,7 @@ class SqliteBuild(CatalogBuild):
 
     def writer(self) -> StagingWriter:
         """Return the writer for tasks."""
-        return StagingWriter(self._staging, self.version, self.plan, self.plan.projections())
+        return StagingWriter(self._staging, self.version, self.plan, self.plan.projections(), compact_tables)
 
     def parts_done(self) -> frozenset[str]:
         """Return the parts that are staged; see `Build.parts_done`."""
@@ -142,12 +158,17 @@ class SqliteBuild(CatalogBuild):
                 for table in APPENDED:
                     with suppress(FileNotFoundError):
                         staged_rows = pl.read_parquet(self._staging / part / f"{table}.parquet")
-                        rows += self._insert(table, staged_rows.drop("envelope_blob", strict=False))
+                        rows += self._insert(table, staged_rows)
+                with suppress(FileNotFoundError):
+                    texts = pl.read_parquet(self._staging / part / "search.parquet")
+                    for table, staged_rows in index_rows(texts).items():
+                        self._insert(table, staged_rows)
                 self._versions.mark(self.version, part, rows)
             progress(number, len(names))
 
     def remove_truncated(self, truncated: Truncated) -> None:
         """Remove what retention truncated; see `Build.remove_truncated`."""
+        # The text indexes keep entries of messages that no other table has: searches ignore them.
         with self._catalog.transaction():
             for before, after in truncated:
                 for table in set(OF_MESSAGES).intersection(self._tables()):
@@ -157,11 +178,9 @@ class SqliteBuild(CatalogBuild):
             self._note_truncated(truncated)
 
     def merge(self) -> None:
-        """Merge the rows of each key, and sort the custom headers; see `Build.merge`."""
+        """Merge the rows of each key; see `Build.merge`."""
         for name, projection in self.plan.projections().items():
-            if name == MESSAGES:
-                self._fill("header", lambda rows: rows.sort("name", "value", "timestamp", "id"))
-            else:
+            if name != MESSAGES:
                 self._fill(name, partial(_merge, projection))
 
     def counts(self) -> dict[str, int]:
@@ -219,12 +238,8 @@ class SqliteBuild(CatalogBuild):
         # Not by ADBC, though it is twice as fast: it links its own SQLite library, and two such libraries in
         # one process cancel each other's POSIX locks.
         values = ", ".join("?" * rows.width)
-        table, verb = f"{name}_v{self.version}", "INSERT"
-        if name == "projection_parked":
-            table, verb = (
-                name,
-                "INSERT OR IGNORE",
-            )  # a record may be parked by more than one part
+        table = name if name == "projection_parked" else f"{name}_v{self.version}"
+        verb = "INSERT OR IGNORE" if name in REPEATED else "INSERT"
         statement = f"{verb} INTO {table} ({', '.join(rows.columns)}) VALUES ({values})"
         self._catalog.connection.executemany(statement, rows.iter_rows())
         return rows.height
@@ -233,10 +248,11 @@ class SqliteBuild(CatalogBuild):
 def _create(catalog: CatalogFile, plan: Plan, version: int) -> None:
     """Create the tables of a version."""
     for projection in plan.projections().values():
-        catalog.connection.execute(create_table(projection, version, SQLITE))
+        run = [create_table(projection, version, SQLITE)]
         if projection.name == MESSAGES:
-            for statement in statements(SQLITE, "search_tables.sql", version=version):
-                catalog.connection.execute(statement)
+            run = statements(SQLITE, "search_tables.sql", version=version)
+        for statement in run:
+            catalog.connection.execute(statement)
 
 
 def _merge(projection: Projection, rows: pl.DataFrame) -> pl.DataFrame:

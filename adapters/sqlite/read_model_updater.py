@@ -13,7 +13,13 @@ import polars as pl
 from postroom.adapters.sql.read_model_updater import CursorConflict, SqlReadModelUpdater
 from postroom.adapters.sql.statements import check_ids, statements
 from postroom.adapters.sqlite.database import connect, connect_reader
-from postroom.adapters.sqlite.read_model_file import follow_lock_path, is_locked, upgrade_catalog, views_path
+from postroom.adapters.sqlite.read_model_file import (
+    follow_lock_path,
+    index_rows,
+    is_locked,
+    upgrade_catalog,
+    views_path,
+)
 from postroom.adapters.sqlite.store_file import FileId, file_id, has_file
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.incremental.cursors import Version
@@ -137,13 +143,14 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
         if self._read(self._sql("lock_version", version=version.number, lock="")) != [(version.status,)]:
             raise CursorConflict
 
-    def _index_text(self, number: int, texts: pl.DataFrame) -> None:
-        self._insert(f"text_index_v{number}", texts.select(pl.col("id").alias("rowid"), "text"))
-        self._insert(f"word_index_v{number}", texts.select(pl.col("id").alias("rowid"), "words"))
+    def _index_text(self, number: int, tables: dict[str, pl.DataFrame]) -> None:
+        self._insert(f"text_v{number}", tables["text"])
+        for name, rows in index_rows(tables["search"]).items():
+            self._insert(f"{name}_v{number}", rows)
 
-    def _unindex_text(self, number: int, ids: pl.DataFrame) -> None:
+    def _unindex_text(self, number: int, texts: pl.DataFrame) -> None:
         for name in ("unindex_text", "unindex_words"):
-            self._write(_SQL[name].format(version=number, rows="{rows}"), ids)
+            self._write(_SQL[name].format(version=number, rows="{rows}"), texts)
 
 
 def _with_rows(statement: str, rows: pl.DataFrame) -> str:

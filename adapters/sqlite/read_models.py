@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from sqlalchemy import (
     literal_column,
     select,
     table,
+    union_all,
 )
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from postroom.adapters.files.durable import is_file_locked
+from postroom.adapters.sql.ddl import SQLITE
 from postroom.adapters.sql.log_reader import envelopes_at
 from postroom.adapters.sql.read_models import OpenArchive, SqlReadModels
 from postroom.adapters.sql.statements import statements
@@ -35,14 +38,19 @@ from postroom.adapters.sqlite.read_model_file import (
 )
 from postroom.adapters.sqlite.store_file import has_file
 from postroom.domain.errors import Unavailable
-from postroom.domain.tokenizer import Word
+from postroom.domain.search import IDS, TEXT_HEADERS, WORD_HEADERS
+from postroom.domain.tokenizer import Word, has_words, tokenize
 from postroom.projections.incremental.cursors import Cursor, Head
+from postroom.projections.search_text import LONG_TEXT, header_words, indexed_parts, is_part_of_id
 
+FREQUENT = ("acked", "archived")
+"""Statuses that the index of statuses leaves out."""
 TRIGRAM = 3
 """Minimum length of a part of text that the trigram index can find."""
 
 _SQL = statements("postroom.adapters.sqlite", "views.sql")
 _encode_json = msgspec.json.Encoder().encode
+_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
 class SqliteReadModels(SqlReadModels):
@@ -59,10 +67,15 @@ class SqliteReadModels(SqlReadModels):
         # AUTOCOMMIT disables SQLAlchemy's transactions: ours read a version and its tables in one snapshot.
         self._engine = create_engine(
             "sqlite+pysqlite://",
-            creator=lambda: connect_reader(self._path),
+            creator=self._connect,
             poolclass=QueuePool,
             isolation_level="AUTOCOMMIT",
         )
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = connect_reader(self._path)
+        connection.create_function("has_words", -1, _has_words, deterministic=True)
+        return connection
 
     def close(self) -> None:
         """Close the file; idempotent."""
@@ -125,9 +138,14 @@ class _SqliteDialect:
     """Lookups by JSON arrays, and text search by FTS5 indexes of trigrams and of words; see `Dialect`."""
 
     text = Text
+    stream_text = SQLITE.stream_text
 
     def equals(self, column_: ColumnElement[Any], value: str) -> ColumnElement[bool]:
-        return column_ == value
+        is_equal = column_ == value
+        if column_.key != "status" or value in FREQUENT:
+            return is_equal
+        # SQLite uses a partial index only if its condition is repeated exactly.
+        return is_equal & column_.not_in([literal_column(f"'{each}'") for each in FREQUENT])
 
     def among(self, column_: ColumnElement[Any], values: Sequence[str]) -> ColumnElement[bool]:
         each = func.json_each(_encode_json(values).decode()).table_valued("value")
@@ -143,14 +161,21 @@ class _SqliteDialect:
 
     def with_parts(self, tables: ReadModelTables, parts: Sequence[str]) -> Select[Any] | None:
         # The index has no positions of trigrams: it returns candidates, which are checked against the text.
-        trigrams = {part[at : at + TRIGRAM] for part in parts for at in range(len(part) - TRIGRAM + 1)}
-        return _matches(tables, "text_index", map(_quoted, sorted(trigrams))) if trigrams else None
+        indexed = indexed_parts(parts)
+        trigrams = {part[at : at + TRIGRAM] for part in indexed for at in range(len(part) - TRIGRAM + 1)}
+        if not trigrams:
+            return None
+        matches = _matches(tables, "text_index", map(_quoted, sorted(trigrams)))
+        if not is_part_of_id(indexed[0]):
+            return matches
+        rows = select(tables.mailbox.c.id).where(self.includes(self._ids(tables), indexed[0]))
+        return select(union_all(matches, rows).subquery().c.rowid)
 
     def expected_rows(self, db: Connection, ids: Select[Any]) -> int | None:
         return None
 
     def must_scan(self, db: Connection, ids: Select[Any]) -> bool:
-        return False
+        return "UNION" in str(ids)
 
     def sortable(
         self, column_: ColumnElement[Any]
@@ -163,6 +188,53 @@ class _SqliteDialect:
     def with_words(self, tables: ReadModelTables, words: Sequence[Word]) -> Select[Any]:
         terms = (_quoted(word.text) + (" *" if word.is_prefix else "") for word in words)
         return _matches(tables, "word_index", terms)
+
+    def with_header(self, tables: ReadModelTables, name: str, value: str) -> Select[Any] | None:
+        words = " AND ".join(_quoted(word.text) for word in header_words(name, value))
+        return _matches(tables, "word_index", [f"({words}) OR {_quoted(LONG_TEXT)}"]) if words else None
+
+    def includes(self, text: ColumnElement[Any], part: str) -> ColumnElement[bool]:
+        return func.instr(text, part) > 0
+
+    def has_part(self, tables: ReadModelTables, part: str) -> ColumnElement[bool]:
+        messages = tables.mailbox
+        # Names and values of custom headers that have a quotation mark are in the column `text`.
+        pairs = func.substr(messages.c.custom_headers, 3, func.length(messages.c.custom_headers) - 4)
+        for mark in ('":"', '","'):
+            pairs = func.replace(pairs, mark, "\n")
+        others = [messages.c[name] for name in TEXT_HEADERS if name not in IDS]
+        lines = [self._ids(tables), *(func.coalesce(each, "") for each in (*others, pairs))]
+        text = lines[0]
+        for line in lines[1:]:
+            text = text.concat("\n").concat(line)
+        return self.includes(func.coalesce(messages.c.text, func.lower(text)), part)
+
+    def has_words(self, tables: ReadModelTables, words: Sequence[Word]) -> ColumnElement[bool]:
+        messages, text = tables.mailbox.c, tables.text.c
+        # Not by the index, which would read the entries of a frequent word for each row.
+        query = " ".join(word.text + "*" * word.is_prefix for word in words)
+        own = select(text.words).where(text.id == messages.id).correlate(tables.mailbox).scalar_subquery()
+        columns = (messages[name] for name in WORD_HEADERS)
+        return func.has_words(query, own, messages.custom_headers, *columns) == 1
+
+    def _ids(self, tables: ReadModelTables) -> ColumnElement[str]:
+        ids = tables.message_id
+        for name in IDS[1:]:
+            ids = ids.concat("\n").concat(func.coalesce(tables.mailbox.c[name], ""))
+        return ids
+
+
+def _has_words(query: str, words: str | None, custom_headers: str | None, *headers: str | None) -> bool:
+    """Return whether a message has words: those of its headers, or all of it where these are stored."""
+    if words is None:
+        custom = _decode_headers(custom_headers) if custom_headers else {}
+        words = " ".join(tokenize("\n".join(filter(None, (*headers, *custom, *custom.values())))))
+    return has_words({*words.split()}, _parse_query(query))
+
+
+@lru_cache(maxsize=64)
+def _parse_query(query: str) -> tuple[Word, ...]:
+    return tuple(Word(each.rstrip("*"), each.endswith("*")) for each in query.split())
 
 
 def _matches(tables: ReadModelTables, name: str, terms: Iterable[str]) -> Select[Any]:

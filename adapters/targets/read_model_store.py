@@ -27,6 +27,7 @@ from postroom.projections.fold import MESSAGES
 from postroom.projections.plan import Plan, Truncated
 from postroom.projections.ports.read_model_store import ActiveVersion, Build, OnProgress, ReadModelStore
 from postroom.projections.projection import Projection, load_projections, merge_rows
+from postroom.projections.search_text import search_tables
 from postroom.projections.verify import describe_changes
 
 
@@ -131,7 +132,7 @@ class TargetBuild(CatalogBuild, Build):
             self.version,
             self.plan,
             self.plan.projections(),
-            has_search=bool(self._target.search_tables),
+            search_tables if self._target.search_tables else None,
         )
 
     def parts_done(self) -> frozenset[str]:

@@ -28,7 +28,10 @@ MODULES: dict[str, tuple[str, ...]] = {
         "sqlite.policies",
         "memory",
     ),
-    "history": ("sqlite.refold", "sqlite.open.empty", "sqlite.open.1m", "sqlite.search", "sqlite.retention"),
+    "history": (
+        *("sqlite.refold", "sqlite.open.empty", "sqlite.open.1m", "sqlite.search", "sqlite.retention"),
+        *("sqlite.sizes", "postgres.sizes"),
+    ),
     "store_costs": ("sqlite.bytes.life", "postgres.bytes.life", "sqlite.open.crash", "snapshot.pause"),
     "snapshots": ("snapshot.wake", "snapshot.share"),
     "peers": ("postgres.send", "postgres.lives", "postgres.keys", "pgmq", "pgqueuer"),

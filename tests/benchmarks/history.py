@@ -3,17 +3,21 @@
 import asyncio
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
+from uuid import UUID
 
 from postroom.adapters.compose import OwnedMailbox, open_mailbox
+from postroom.adapters.compose.maintenance import migrate_store
 from postroom.adapters.compose.projections import rebuild_projections
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.messages import NewMessage
 from postroom.domain.policy import MailboxLimits
 from tests.benchmarks.figures import Figures, Stopwatch
-from tests.benchmarks.options import PRINCIPALS, TOPICS
-from tests.benchmarks.search import measure_search
+from tests.benchmarks.options import PRINCIPALS, TOPICS, Database
+from tests.benchmarks.search import measure_search, measure_sizes
+from tests.benchmarks.servers import postgres_server
 from tests.benchmarks.throughput import LIMITS, POLICY
 
 BATCH = 500
@@ -52,13 +56,37 @@ async def live(postroom: OwnedMailbox, messages: list[NewMessage]) -> None:
             await postroom.ack_messages([message.receipt for message in taken])
 
 
-def _build(store: Path, messages: int, figures: Figures) -> None:
+def distinct(start: int, count: int) -> list[NewMessage]:
+    """Return messages whose payloads and most headers differ, the same for the same numbers."""
+    chance = random.Random(start)
+    return [
+        NewMessage(
+            topic=f"bench.t{n % TOPICS}",
+            payload=f'{{"order": {n}, "note": "{chance.randbytes(60).hex()}"}}'.encode(),
+            principal=f"user-{chance.randrange(PRINCIPALS)}",
+            correlation_id=str(UUID(int=chance.getrandbits(128), version=4)),
+            attrs={
+                "region": f"r{n % 7}",
+                "order": f"order-{n:09d}",
+                "customer": f"customer-{chance.randrange(10**8)}",
+            },
+        )
+        for n in range(start, start + count)
+    ]
+
+
+def _build(
+    store: str,
+    messages: int,
+    figures: Figures,
+    make: Callable[[int, int], list[NewMessage]] = generated,
+) -> None:
     async def main() -> None:
         async with open_mailbox(
-            str(store), default_policy=POLICY, limits=LIMITS, durability="relaxed"
+            store, default_policy=POLICY, limits=LIMITS, durability="relaxed"
         ) as postroom:
             for start in range(0, messages, CHUNK):
-                await live(postroom, generated(start, min(CHUNK, messages - start)))
+                await live(postroom, make(start, min(CHUNK, messages - start)))
                 figures.progress(f"history: {min(start + CHUNK, messages):,} of {messages:,} messages lived")
 
     asyncio.run(main())
@@ -76,7 +104,7 @@ def _open_seconds(store: Path, runs: int) -> float:
 
 def _measure_history(figures: Figures, folder: Path, messages: int) -> None:
     store = folder / "history.db"
-    _build(store, messages, figures)
+    _build(str(store), messages, figures)
     label = f"{messages // 1_000_000}m" if messages >= 1_000_000 else f"{messages // 1_000}k"
     with read_mailbox(str(store)) as reader:
         events = reader.get_backlog().position
@@ -96,6 +124,22 @@ def _measure_history(figures: Figures, folder: Path, messages: int) -> None:
     if figures.wants("sqlite.search"):
         rebuild_projections(str(store), lambda _: None)
         measure_search(figures, "sqlite", str(store), messages // 2)
+
+
+def _measure_sizes(database: Database) -> Callable[[Figures, Path, int], None]:
+    """Return the measurement of a search model of messages that differ."""
+
+    def measure(figures: Figures, folder: Path, messages: int) -> None:
+        with postgres_server(folder) if database == "postgres" else nullcontext() as server:
+            store = str(folder / "distinct.db") if server is None else server.url()
+            if server is not None:
+                migrate_store(store)
+            _build(store, messages, figures, distinct)
+            rebuild_projections(store, lambda _: None, only=("search",))
+            measure_sizes(figures, database, store)
+            measure_search(figures, database, store, messages, "sizes.search")
+
+    return measure
 
 
 def _measure_retention(figures: Figures, folder: Path, _: int) -> None:
@@ -119,6 +163,8 @@ def _measure_retention(figures: Figures, folder: Path, _: int) -> None:
 
 MEASUREMENTS: dict[str, Callable[[Figures, Path, int], None]] = {
     "sqlite.retention": _measure_retention,
+    "sqlite.sizes": _measure_sizes("sqlite"),
+    "postgres.sizes": _measure_sizes("postgres"),
     **dict.fromkeys(
         ("sqlite.refold", "sqlite.open.empty", "sqlite.open.1m", "sqlite.search"), _measure_history
     ),

@@ -1,5 +1,6 @@
 """Latency of searches in a long history: by header, by word and by substring."""
 
+import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -8,6 +9,7 @@ from random import Random
 from statistics import quantiles
 
 import psycopg
+from msgspec.structs import replace
 
 from postroom.adapters.compose.projections import rebuild_projections
 from postroom.adapters.compose.queries import read_projections
@@ -17,9 +19,13 @@ from tests.benchmarks.options import ORIGINALS, PRINCIPALS, TOPICS, Database, Op
 from tests.benchmarks.pipeline.script import script
 
 SEARCHES = 1_000
+SIZE_GOAL = 2
+"""How many times the bytes of the log the search model may take where payloads and headers differ."""
 GOAL = 10
 """How many times as long as a bare page, both in their 99th percentiles, a search by headers may take."""
 BARE_PAGE = "SELECT * FROM {} ORDER BY timestamp DESC, id DESC LIMIT 101"
+WITHOUT_ENVELOPES = {"envelopes": False} if "envelopes" in EventFilter.__struct_fields__ else {}
+"""As the HTTP service searches; older code has no such choice."""
 Filters = tuple[Callable[[], EventFilter], ...]
 
 
@@ -39,11 +45,14 @@ def bare_pages(database: Database, store: str) -> Iterator[Callable[[], object]]
             yield lambda: views.execute(page).fetchall()
 
 
-def measure_search(figures: Figures, database: Database, store: str, requests: int) -> None:
+def measure_search(
+    figures: Figures, database: Database, store: str, requests: int, name: str = "search"
+) -> None:
     """Search a store with messages of `PRINCIPALS` and `TOPICS`, one filter after the other.
 
     Arguments:
         requests: how many correlation ids there are.
+        name: of the figures.
     """
     chance = Random(7)
 
@@ -66,21 +75,39 @@ def measure_search(figures: Figures, database: Database, store: str, requests: i
         lambda: EventFilter(match="region nowhere"),
     )
     with read_projections(store) as projections, bare_pages(database, store) as read_bare_page:
-        for name, filters in (("search", headers), ("search.words", words)):
+        for kind, filters in (("", headers), (".words", words)):
             seconds, bare = [], []
             for n in range(SEARCHES):
                 filter_ = filters[n % len(filters)]()
                 with Stopwatch() as searching:
-                    projections.search_messages(filter_)
+                    projections.search_messages(replace(filter_, **WITHOUT_ENVELOPES))
                 seconds.append(searching.seconds)
                 with Stopwatch() as reading:
                     read_bare_page()
                 bare.append(reading.seconds)
             cuts, bare_cuts = quantiles(seconds, n=100), quantiles(bare, n=100)
-            figures.add(f"{database}.{name}.p50", cuts[49] * 1_000, "ms")
-            figures.add(f"{database}.{name}.p99", cuts[98] * 1_000, "ms")
+            figures.add(f"{database}.{name}{kind}.p50", cuts[49] * 1_000, "ms")
+            figures.add(f"{database}.{name}{kind}.p99", cuts[98] * 1_000, "ms")
             goal = GOAL if filters is headers else None
-            figures.add(f"{database}.{name}.p99.of_bare_page", cuts[98] / bare_cuts[98], "x", goal)
+            figures.add(f"{database}.{name}{kind}.p99.of_bare_page", cuts[98] / bare_cuts[98], "x", goal)
+
+
+def measure_sizes(figures: Figures, database: Database, store: str) -> None:
+    """Add the megabytes of each table and index of the search model, and their sum by that of the log."""
+    if database == "postgres":
+        with closing(psycopg.connect(store)) as connection:
+            sizes = dict(connection.execute(script("sizes_postgres.sql").encode()).fetchall())
+    else:
+        with closing(sqlite3.connect(f"{store}-views")) as views:
+            sizes = dict(views.execute(script("sizes_sqlite.sql")).fetchall())
+        sizes["log"] = Path(store).stat().st_size
+    models = {name: size for name, size in sizes.items() if re.search(r"_v\d+", name)}
+    log = sum(size for name, size in sizes.items() if name.startswith("log"))
+    for name, size in models.items():
+        if size > sum(models.values()) / 1_000:
+            figures.add(f"{database}.sizes.{name}", size / 1e6, "MB")
+    figures.add(f"{database}.sizes.log", log / 1e6, "MB")
+    figures.add(f"{database}.sizes.models_of_log", sum(models.values()) / log, "x", SIZE_GOAL)
 
 
 def measurements(options: Options) -> dict[str, Callable[[Figures, Path, int], None]]:

@@ -1,6 +1,6 @@
 -- RFC-037's table `mailbox`, as a view of the active version. Envelopes are in the log only.
 
 CREATE OR REPLACE VIEW postroom.mailbox AS
-SELECT id, message_id, timestamp, topic, content_type, schema_url, schema_version, encryption, correlation_id, principal,
+SELECT id, {message_id}, timestamp, topic, content_type, schema_url, schema_version, encryption, correlation_id, principal,
        namespace, trace_id, span_id, custom_headers, NULL::bytea AS envelope_blob, created_at, NULL::bytea AS body
 FROM postroom.mailbox_v{version};

@@ -1,7 +1,14 @@
 -- Topics and indexes for search, built after the load.
 
-CREATE INDEX ON postroom.header_v{version}
-    (left(name, {indexed_chars}), left(value, {indexed_chars}), timestamp, id);
+-- Several parts may have written the same name. Names may be too long for an index.
+DO $$
+BEGIN
+    DELETE FROM postroom.header_v{version} AS header USING postroom.header_v{version} AS other
+    WHERE header.name = other.name AND header.ctid > other.ctid;
+    CREATE UNIQUE INDEX ON postroom.header_v{version} (md5(name));
+END $$;
+
+CREATE INDEX ON postroom.header_v{version} (left(name, {indexed_chars}));
 ALTER TABLE postroom.text_v{version} ADD PRIMARY KEY (id);
 
 INSERT INTO postroom.topic_v{version}

@@ -19,9 +19,8 @@ SEARCHED = (
     *("message_id", "topic", "content_type", "schema_url", "schema_version", "encryption"),
     *("correlation_id", "principal", "namespace", "trace_id", "span_id"),
 )
-WORDED = tuple(
-    name for name in SEARCHED if name not in ("message_id", "correlation_id", "trace_id", "span_id")
-)
+IDS = ("message_id", "correlation_id", "trace_id", "span_id")
+WORDED = tuple(name for name in SEARCHED if name not in IDS)
 STATUS = {
     "MessageAcked": "acked",
     "MessageReceived": "in_flight",
@@ -143,21 +142,14 @@ def fold_with_duckdb(read: Read) -> Rows:
 def _searched_with_polars(mailbox: Any) -> Rows:
     import polars as pl
 
-    names: dict[str, list[str]] = {"custom_headers": [], "name": [], "value": []}
     custom: dict[str, list[str]] = {"custom_headers": [], "custom": []}
+    names: set[str] = set()
     for headers in mailbox["custom_headers"].drop_nulls().unique():
         values = _custom(headers)
+        names |= values.keys()
         custom["custom_headers"].append(headers)
         custom["custom"].append("\n".join((*values.keys(), *values.values())))
-        for name, value in values.items():
-            names["custom_headers"].append(headers)
-            names["name"].append(name)
-            names["value"].append(value)
-    header = (
-        mailbox.select("custom_headers", "timestamp", "id")
-        .join(pl.DataFrame(names, schema=dict.fromkeys(names, pl.String)), "custom_headers")
-        .select("name", "value", "timestamp", "id")
-    )
+    plain = (pl.when(~pl.col(name).str.contains("^[0-9a-f-]*$")).then(name).alias(name) for name in IDS)
 
     def written(columns: tuple[str, ...], separator: str) -> pl.Expr:
         present = (pl.when(pl.col(name) != "").then(name) for name in columns)
@@ -165,6 +157,7 @@ def _searched_with_polars(mailbox: Any) -> Rows:
 
     texts = (
         mailbox.select("id", *SEARCHED, "custom_headers")
+        .with_columns(plain)
         .join(
             pl.DataFrame(custom, schema=dict.fromkeys(custom, pl.String)),
             "custom_headers",
@@ -182,6 +175,12 @@ def _searched_with_polars(mailbox: Any) -> Rows:
         pl.col("timestamp").min().alias("first_timestamp"),
         pl.col("timestamp").max().alias("last_timestamp"),
     )
+    digits = pl.col("stream").bin.encode("hex")
+    is_stream = pl.col("message_id").str.replace_all("-", "") == digits
+    mailbox = mailbox.drop("envelope_blob").with_columns(
+        pl.when(~is_stream).then("message_id").alias("message_id")
+    )
+    header = pl.DataFrame({"name": sorted(names)}, schema={"name": pl.String})
     return Rows(*(frame.to_arrow() for frame in (mailbox, header, topic, texts)))
 
 
