@@ -184,7 +184,8 @@ async def open_mailbox(
             them, and None takes those that it has (ADR 0098); `set_settings` changes them.
         durability: `full` survives power cuts, `relaxed` only process crashes.
         wait_ms: how long to wait for the current owner to release it, in ms.
-        archive: folder for the records that retention removes, as Parquet; None discards them.
+        archive: folder, or URL such as `s3://bucket/prefix`, for the records that retention removes, as
+            Parquet; None discards them.
         accept_clock: believe the wall clock after a restart of the machine, however far ahead it is.
         outboxes: databases, other than the store, in which `MailboxOutbox` records messages for this mailbox:
             paths of SQLite files and `postgresql://...`.

@@ -29,6 +29,7 @@ from postroom.adapters.system.clock import SystemClock
 from postroom.application.anchors import Anchor, check_logs, next_anchor
 from postroom.application.backup.manifest import FORMAT, ArchivedSegment, Manifest, VerifyBackup, copy_store
 from postroom.application.extras import explain_missing_extra
+from postroom.application.ports.event_log import LogArchive
 from postroom.application.queries.verify import Verification
 from postroom.application.queries.verify_archive import VerifyArchive
 from postroom.application.text import pluralize
@@ -133,20 +134,28 @@ def _segments(archive: str | Path | None) -> list[ArchivedSegment]:
 
 
 def _verify_archive(snapshot: SqliteStoreSnapshot, archive: str | Path, manifest: Manifest) -> None:
-    segments = _segments(archive)
-    missing = [each for each in manifest.archive if each not in segments]
+    segments, log_archive = _segments(archive), open_archive(archive)
+    missing = [
+        each for each in manifest.archive if each not in segments and not _is_merged(log_archive, each)
+    ]
     if missing:
         raise IntegrityFailure(
             f"The archive {archive} lacks positions {missing[0].first} to {missing[0].last} of mailbox "
             f"{missing[0].mailbox} as the backup names them, or they were altered; use another copy of it."
         )
-    log_archive = open_archive(archive)
     for head in manifest.mailboxes:
         lasts = [each.last for each in segments if each.mailbox == head.mailbox]
         # A later copy of the archive may contain records that the backup has, and that were removed since.
         is_older = max(lasts, default=0) <= head.position
         with closing(snapshot.log(head.mailbox)) if is_older else nullcontext() as log:
             VerifyArchive(log_archive)(head.mailbox, log)
+
+
+def _is_merged(archive: LogArchive, segment: ArchivedSegment) -> bool:
+    """Return whether other segments have the commits of a segment, after compaction."""
+    commits = archive.commits_of(segment.mailbox, [segment.first, segment.last], envelopes=False)
+    ends = [(commit.last, commit.chain.hex()) for commit in commits]
+    return bool(commits) and commits[0].first == segment.first and (segment.last, segment.chain) in ends
 
 
 RESERVED_LOGS = (AUDIT_LOG, CAPABILITY_LOG)

@@ -116,7 +116,7 @@ def read_mailbox(
     """Query a mailbox without owning it.
 
     Arguments:
-        archive: folder in which retention stored old commits; they are read as the log's beginning.
+        archive: folder or URL of the archive, which is read as the log's beginning.
         erasure: decrypts messages; without it, encrypted ones are returned as they are stored.
 
     Raises: NotFound when the store or the mailbox does not exist; Unavailable when it can't be read, or the

@@ -7,6 +7,7 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkstemp
+from time import time
 
 import pyarrow as pa
 from pyarrow import fs
@@ -15,6 +16,8 @@ from postroom.adapters.files.durable import sync
 from postroom.domain.errors import InvalidRequest, Unavailable
 
 _TEMPORARY = ".tmp"
+_UNFINISHED_SECONDS = 60
+"""Age of a temporary file from which it is removed if no process has it locked."""
 
 
 class FileGone(Unavailable):
@@ -152,5 +155,6 @@ def _remove_unfinished(folder: Path) -> None:
     """Remove the incomplete files of processes that ended."""
     for path in folder.glob(f".*{_TEMPORARY}"):
         with suppress(FileNotFoundError, BlockingIOError), open(path, "rb") as file:
-            flock(file, LOCK_EX | LOCK_NB)
-            path.unlink(missing_ok=True)
+            if os.fstat(file.fileno()).st_mtime + _UNFINISHED_SECONDS < time():
+                flock(file, LOCK_EX | LOCK_NB)
+                path.unlink(missing_ok=True)

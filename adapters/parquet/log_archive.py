@@ -131,7 +131,7 @@ class ParquetLogArchive(LogArchive):
                     if commit.last > after:
                         yield commit
                         after = commit.last
-                previous = segment
+                previous, tries = segment, TRIES
             except FileGone:  # compaction has merged it
                 tries -= 1
                 if not tries:

@@ -142,7 +142,7 @@ class ArchivedLogReader(LogReader):
                 for part in archive.parts(extent.name, first, last):
                     for each in chain(stored(Range(extent, first, part.first - 1)), archived(part)):
                         yield each
-                        first = last_of(each) + 1
+                        first, tries = last_of(each) + 1, TRIES
                     first = part.last + 1
                 for each in stored(Range(extent, first, last)):
                     yield each

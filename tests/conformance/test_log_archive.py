@@ -1,5 +1,6 @@
 """The log archive conformance suite on Parquet files, and what only files can promise."""
 
+import os
 import stat
 from pathlib import Path
 
@@ -77,9 +78,13 @@ def test_files_and_folders_are_for_their_owner_only(file: Path) -> None:
 def test_what_a_crash_left_unfinished_is_not_read_nor_kept(archive: ParquetLogArchive, file: Path) -> None:
     unfinished = file.with_name(".abc.tmp")
     unfinished.write_bytes(file.read_bytes()[:100])
+    os.utime(unfinished, (0, 0))
+    beginning = file.with_name(".def.tmp")  # of another process, which has yet to lock it
+    beginning.touch()
     assert [segment.last for segment in archive.segments(BOX)] == [LAST]
     keep(archive, LAST + 1, LAST + 2)
     assert not unfinished.exists()
+    assert beginning.exists()
 
 
 def test_a_file_of_another_name_is_refused(archive: ParquetLogArchive, file: Path) -> None:

@@ -19,7 +19,7 @@ from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.mailbox import segments
 from postroom.application.mailbox.archived_log import ArchivedEventLog
 from postroom.application.mailbox.segments import build_closed_segments, build_segments
-from postroom.domain.errors import Unavailable
+from postroom.domain.errors import BrokenLog, Unavailable
 from postroom.domain.record import Record
 from postroom.projections import commit_columns
 from postroom.projections.log_reader import Condition, IsIn, Range
@@ -128,6 +128,26 @@ def test_each_record_is_read_once_while_segments_are_built_compacted_and_retaine
         world.archive.check_files(ONE)
         for segment in world.archive.segments(ONE):
             world.archive.verify(segment)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_segment_that_was_lost_is_built_again_while_the_log_has_its_records(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        world = World(tmp_path, stack)
+        world.write(8)
+        world.close(0)
+        lost = world.archive.files(ONE)[2]
+        Path(lost.path).unlink()
+        with pytest.raises(BrokenLog, match=f"lacks the file .*{lost.name}"):
+            world.archive.check_files(ONE)
+        world.retain(10)
+        world.archive.check_files(ONE)
+        assert [each.last for each in world.archive.commits(ONE)][-1] == world.records[-1].position
+        reader = open_log_reader(open_store(world.store), str(world.folder))
+        (extent,) = reader.extents()
+        batches = reader.read([Range(extent, 1, extent.last)], ["position"])
+        positions = [position for batch in batches for position in batch["position"].to_pylist()]
+        assert positions == [each.position for each in world.records]
 
 
 class Killed(BaseException):
