@@ -12,6 +12,7 @@ from postroom.adapters.compose.store import open_log_reader, open_store
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.schemas.content_decoder import ContentDecoder
 from postroom.application.extras import explain_missing_extra
+from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest
 from postroom.projections.log_reader import LogReader, PayloadDecoder
 from postroom.projections.spark.options import Options
@@ -96,7 +97,8 @@ def events(spark: "SparkSession", store: str, **options: str | None) -> "DataFra
     """Return the events of a store, of which Spark itself scans the segments of the archive.
 
     Filters and the choice of columns reach the Parquet files. Other events, such as those that are only in
-    the log, come from the data source `postroom_events`. The call sets the end of each log.
+    the log, come from the data source `postroom_events`, and so do all if Spark has no connector for the
+    archive's object store. The call sets the end of each log.
 
     Arguments:
         spark: a session with which the data sources are registered.
@@ -118,11 +120,17 @@ def events(spark: "SparkSession", store: str, **options: str | None) -> "DataFra
         return reader.load()
     ranges, filter_ = source.selection()
     files, rest = ParquetLogArchive(values["archive"]).divide(ranges)
-    others = reader.option("ranges", msgspec.json.encode(rest).decode()).load()
-    if not files:
-        return others
-    scan = scan_segments(spark, files, SCHEMA, source.schema(), filter_)
-    return scan.unionByName(others) if rest else scan
+    try:
+        scan = scan_segments(spark, files, SCHEMA, source.schema(), filter_) if files else None
+    except Exception as error:  # PySpark has no class for it
+        if "ClassNotFoundException" not in str(error):
+            raise
+        logger().warning("spark.no_connector", files=len(files))
+        scan = None
+    if scan is None:
+        return reader.load()
+    others = reader.option("ranges", msgspec.json.encode(rest).decode())
+    return scan.unionByName(others.load()) if rest else scan
 
 
 def register(spark: "SparkSession") -> None:

@@ -69,7 +69,7 @@ def open_event_log(store: str, mailbox: str) -> EventLog:
     return SqliteEventLog(store, mailbox, durability="relaxed")
 
 
-def keep(kind: str, store: str, folder: Path, stack: ExitStack, count: int = 20) -> Kept:
+def keep(kind: str, store: str, folder: Path | str, stack: ExitStack, count: int = 20) -> Kept:
     """Fill a store with two logs."""
     logs: dict[str, EventLog] = {}
     records: dict[str, list[Record]] = {}

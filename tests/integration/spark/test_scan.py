@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from postroom.domain.errors import InvalidRequest
 from postroom.spark import events, register
 from tests.projections.stored_logs import ONE, Kept, keep, past
+from tests.support.servers.object_store import BUCKET, ObjectStoreServer
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +113,14 @@ def test_wrong_options_are_refused(
     register(spark)
     with pytest.raises(InvalidRequest, match=error):
         events(spark, kept.options["path"], **{"archive": kept.options["archive"]} | options)
+
+
+def test_without_a_connector_for_the_object_store_the_data_source_reads_the_segments(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with ObjectStoreServer(tmp_path) as server, ExitStack() as stack:
+        endpoint = server.environment["AWS_ENDPOINT_URL"].partition("://")[2]
+        # Spark's processes have started without the variables.
+        archive = f"s3://test:test@{BUCKET}/archive?scheme=http&endpoint_override={endpoint}&region=us-east-1"
+        kept = keep("archive sqlite", str(tmp_path / "store.db"), archive, stack)
+        assert frame_of(spark, kept).count() == len(kept.everything())
