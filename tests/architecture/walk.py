@@ -2,7 +2,7 @@
 
 An operation passes a function when it is called at least once between a call and its result, in any thread of
 this process: the caller's side, servers and proxies included. Comprehensions and lambdas are part of the
-function around them. Each operation is called five times, and only what every call passes counts: the first
+function around them. Each operation is called fifteen times, and only what every call passes counts: the first
 call loads what is loaded lazily, and timers of other tasks may end during a call.
 
 A climb is a pair of functions, of which the one in a lower layer calls the one in a higher layer; layers
@@ -39,7 +39,7 @@ LAYERS = ("domain", "application", "projections", "adapters")
 POLLED = ("application/outbox/message_relay.py", "adapters/sqlite/message_outbox.py")
 """What an open mailbox does at intervals, whether or not there are calls."""
 MAILBOX = "box@test"
-CALLS = 5
+CALLS = 15
 
 
 class Walk(NamedTuple):
