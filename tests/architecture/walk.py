@@ -2,7 +2,7 @@
 
 An operation passes a function when it is called at least once between a call and its result, in any thread of
 this process: the caller's side, servers and proxies included. Comprehensions and lambdas are part of the
-function around them. Each operation is called fifteen times, and only what every call passes counts: the first
+function around them. Each operation is called some times, and only what every call passes counts: the first
 call loads what is loaded lazily, and timers of other tasks may end during a call.
 
 A climb is a pair of functions, of which the one in a lower layer calls the one in a higher layer; layers
