@@ -113,7 +113,7 @@ def test_every_peer_makes_the_rows_and_the_indexes_of_the_rebuild(store: str, tm
         expected = in_postgres(store, "postroom", f"_v{version_in_postgres(store)}")
     else:
         expected = in_sqlite(Path(f"{store}-views"))
-    assert len(expected["mailbox"]) == len(expected["text"]) == MESSAGES
+    assert len(expected["mailbox"]) == MESSAGES
     for peer in PEERS:
         target = tmp_path / f"{peer}.db"
         run_peer(peer, store, target)
