@@ -53,10 +53,11 @@ def build(
         session.out.json({"mailboxes": built})
         return
     for each in built:
-        through = f"through position {each.last:,}" if each.last else "none"
+        through = f", through position {each.last:,}" if each.last else ""
         rest = pluralize(each.remaining, "record")
         added = pluralize(each.added, "segment")
-        session.out.prose(f"{each.mailbox}: {added} added, {through}; {rest} only in the log")
+        hint = "" if each.last else ", which do not fill a segment; --all copies them"
+        session.out.prose(f"{each.mailbox}: {added} added{through}; {rest} only in the log{hint}")
 
 
 def list_segments(session: Session, archive: Archive = None) -> int | None:
@@ -175,8 +176,8 @@ def _open(session: Session, archive: str | None) -> tuple["LogArchive", list[str
     folder = _folder(session, archive)
     if not has_archive(folder):
         raise NotFound(
-            f"There is no archive at {folder} yet: retention has archived nothing. `postroom segments build` "
-            "creates it."
+            f"There is no archive at {folder} yet. `postroom segments build` creates it when the log fills a "
+            "segment, or with --all."
         )
     log_archive = open_archive(folder)
     names = log_archive.mailboxes()

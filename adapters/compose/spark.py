@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 STORE_VARIABLE = "POSTROOM_STORE"
+OptionValue = str | int | Path
+"""Value of an option of a data source, bool included; the source receives text."""
 
 
 def open_log(options: Options) -> LogReader:
@@ -93,7 +95,7 @@ class PostroomPayloads(PayloadsSource):
 SOURCES = (PostroomEvents, PostroomMessages, PostroomPayloads)
 
 
-def events(spark: "SparkSession", store: str, **options: str | None) -> "DataFrame":
+def events(spark: "SparkSession", store: str | Path, **options: OptionValue | None) -> "DataFrame":
     """Return the events of a store, of which Spark itself scans the segments of the archive.
 
     Filters and the choice of columns reach the Parquet files. Other events, such as those that are only in
@@ -104,13 +106,14 @@ def events(spark: "SparkSession", store: str, **options: str | None) -> "DataFra
         spark: a session with which the data sources are registered.
         store: path or URL of the store.
         options: of `postroom_events` in batches, such as `archive`, `mailbox`, `topic`, `event`, `since` and
-            `columns`; None leaves one out.
+            `columns`, as text, numbers, paths or bools; None leaves one out.
 
     Raises: InvalidRequest for an unknown option or an invalid value; BrokenLog when records are missing;
         Unavailable when the store or the archive can't be read.
     """
-    values = {"url" if is_url(store) else "path": _absolute(store)} | {
-        name: value for name, value in options.items() if value is not None
+    address = _option("store", store)
+    values = {"url" if is_url(address) else "path": _absolute(address)} | {
+        name.lower(): _option(name, value) for name, value in options.items() if value is not None
     }
     if values.get("archive", "").strip():
         values["archive"] = _absolute(values["archive"])
@@ -155,6 +158,21 @@ def register(spark: "SparkSession") -> None:
     for source in SOURCES:
         # Made here and so pickled by value: the number of cores is only known in this process.
         spark.dataSource.register(type(source.__name__, (source,), {"cores": cores}))
+
+
+def _option(name: str, value: object) -> str:
+    """Return the value of an option as text, as Spark's `options` does.
+
+    Raises: InvalidRequest when it is of another type than `OptionValue`.
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str | int | Path):
+        raise InvalidRequest(
+            f"The option {name} of postroom_events must be text, a number, a path or a bool; it was "
+            f"{type(value).__name__}."
+        )
+    return str(value)
 
 
 def _absolute(path: str) -> str:

@@ -18,6 +18,8 @@ from postroom.domain.errors import InvalidRequest, Unavailable
 _TEMPORARY = ".tmp"
 _UNFINISHED_SECONDS = 60
 """Age of a temporary file from which it is removed if no process has it locked."""
+_URLS = ("s3://", "file://")
+"""Beginnings of supported URLs; PyArrow retries others, such as gs://, for minutes."""
 
 
 class FileGone(Unavailable):
@@ -112,12 +114,15 @@ def _open(address: str, process: int) -> tuple[fs.FileSystem, str]:
     if not is_url(address):
         return fs.LocalFileSystem(), address.rstrip("/") or "/"
     problem = "it has no bucket"
-    try:
-        files, root = fs.FileSystem.from_uri(address)
-        if root:
-            return files, root.rstrip("/")
-    except (OSError, ValueError, pa.ArrowException) as error:
-        problem = str(error)
+    if not address.startswith(_URLS):
+        problem = "it is not one of those that are supported"
+    else:
+        try:
+            files, root = fs.FileSystem.from_uri(address)
+            if root:
+                return files, root.rstrip("/")
+        except (OSError, ValueError, pa.ArrowException) as error:
+            problem = str(error)
     raise InvalidRequest(
         f"The archive {address} can't be opened: {problem}. Name a folder, or an object store as "
         "s3://BUCKET/PREFIX."

@@ -28,6 +28,7 @@ from postroom.adapters.parquet.segment_checks import (
     groups_to_merge,
     is_covered,
     is_same_history,
+    later_format,
     segment_of,
     split_merged,
     verified_commits,
@@ -188,7 +189,7 @@ class ParquetLogArchive(LogArchive):
         by_name = {file.name: file for file in files}
         for entry in read_manifest(self._folder, mailbox).segments:
             if file := by_name.get(entry.file):
-                check_content(file, entry)
+                check_content(mailbox, file, entry)
             elif not is_covered(entry.first, entry.last, files):
                 raise BrokenLog(
                     f"The archive lacks the file {self._folder.path(mailbox, entry.file)}, which the "
@@ -204,7 +205,7 @@ class ParquetLogArchive(LogArchive):
         """
         entry = read_manifest(self._folder, mailbox).by_name.get(file.name)
         if entry is not None:
-            check_content(file, entry)
+            check_content(mailbox, file, entry)
 
     def size(self, segment: Segment) -> int:
         sizes = (
@@ -246,8 +247,9 @@ class ParquetLogArchive(LogArchive):
     @_look_up_again
     def _merge(self, mailbox: str, first: int, last: int) -> None:
         """Write a file with the positions of several neighbouring ones."""
-        segment = next((each for each in self.segments(mailbox) if each.first == first), None)
-        if segment is not None:  # else another process has merged them
+        file = next((each for each in self.files(mailbox) if each.first == first), None)
+        if file is not None:  # else another process has merged them
+            segment = segment_of(mailbox, file)
             commits = takewhile(lambda commit: commit.first <= last, self.commits(mailbox, first - 1))
             self.store(mailbox, list(commits), segment.before)
 
@@ -287,12 +289,16 @@ class ParquetLogArchive(LogArchive):
         return parts
 
     def divide(self, ranges: Iterable[Range]) -> tuple[list[str], dict[str, list[tuple[int, int]]]]:
-        """Return the files of this format that lie within ranges, and the other positions by mailbox."""
+        """Return the files of this format that lie within ranges, and the other positions by mailbox.
+
+        Raises: BrokenLog when a file belongs to another mailbox.
+        """
         files: list[str] = []
         rest: dict[str, list[tuple[int, int]]] = {}
         for extent, first, last in ranges:
             for file in self.files(extent.name):
                 if first <= file.first and file.last <= last and file.format == FORMAT:
+                    segment_of(extent.name, file)
                     if first < file.first:
                         rest.setdefault(extent.name, []).append((first, file.first - 1))
                     files.append(self._folder.url(file.path))
@@ -314,11 +320,13 @@ class ParquetLogArchive(LogArchive):
         entries = read_manifest(self._folder, mailbox).by_name if infos else {}
         files = []
         for info in infos:
-            if match := _NAME.fullmatch(info.base_name):
+            if info.is_file and (match := _NAME.fullmatch(info.base_name)):
                 entry = entries.get(info.base_name)
                 if entry is not None and entry.bytes != info.size:
                     raise changed(info.path, entry)
                 format_ = int(match[3] or _FIRST_FORMATS)
+                if format_ > FORMAT:
+                    raise later_format(info.path, format_)
                 modified = (info.mtime_ns or 0) / 1e9
                 positions = int(match[1]), int(match[2])
                 files.append(Part(*positions, info.path, self._folder, format_, info.size, modified))

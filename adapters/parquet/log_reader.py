@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TypeVar
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from postroom.adapters.parquet.archive_folder import FileGone
 from postroom.adapters.parquet.log_archive import TRIES, ParquetLogArchive
+from postroom.adapters.parquet.segment_checks import segment_of
 from postroom.adapters.parquet.segment_files import FORMAT, Part, read_columns, read_commits
 from postroom.application.mailbox.archived_log import (
     Extent,
@@ -22,6 +23,7 @@ from postroom.application.mailbox.archived_log import (
     missing,
 )
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit
+from postroom.domain.errors import BrokenLog
 from postroom.projections.commit_columns import read_ranges
 from postroom.projections.log_reader import (
     POSITIONS_PER_READ,
@@ -161,6 +163,7 @@ class ArchivedLogReader(LogReader):
         if self.verify or part.format < FORMAT:
             select = partial(_part_commits, part, envelopes="envelope" in columns)
             return read_ranges(select, [Range(extent, part.first, part.last)], columns, where)
+        segment_of(extent.name, part)
         return read_columns(part, extent, columns, where)
 
     def _stored_columns(
@@ -172,8 +175,17 @@ class ArchivedLogReader(LogReader):
     def _combined_extent(self, id_: int, name: str, stored: LogExtent | None) -> LogExtent | None:
         """Return the extent of archive and store together, or None if both are empty."""
         archive = ParquetLogArchive(self.folder)
-        extents = [Extent(part.first, part.last) for part in archive.files(name)]
+        segments = archive.segments(name)
+        extents = [Extent(each.first, each.last) for each in segments]
         archived = archived_extent(name, extents, None if stored is None else stored.first)
+        for previous, segment in pairwise(segments):
+            if segment.first == previous.last + 1 and segment.before not in (None, previous.chain):
+                raise BrokenLog(
+                    f"The segment of mailbox {name} from position {segment.first} does not continue the one "
+                    "before it: one of them was altered or comes from another store. `postroom segments "
+                    "verify` names the file; restore it from a backup.",
+                    segment.first,
+                )
         if archived is None:
             return stored
         if stored is None:

@@ -1,5 +1,6 @@
 """Manifests: what files the archive of a mailbox has, and their hashes."""
 
+import re
 from collections.abc import Collection, Iterable
 
 import msgspec
@@ -11,6 +12,12 @@ from postroom.application.ports.event_log import Segment
 from postroom.domain.errors import BrokenLog
 
 NAME = "manifest.json"
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+def is_named(file: str, first: int, last: int) -> bool:
+    """Return whether the name of a file says that it has the positions from `first` to `last`."""
+    return file.startswith(f"{first:013d}-{last:013d}.")
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -31,6 +38,13 @@ class Entry(msgspec.Struct, frozen=True):
     chain: str
     bytes: int
     blake3: str
+
+    def __post_init__(self) -> None:
+        if self.last < self.first or not is_named(self.file, self.first, self.last):
+            raise ValueError(f"{self.file!r} has other positions than {self.first} to {self.last}")
+        before = self.chain if self.before is None else self.before
+        if not all(map(_HASH.fullmatch, (before, self.chain, self.blake3))):
+            raise ValueError(f"a hash of {self.file} does not have 64 hexadecimal digits")
 
     @classmethod
     def of(cls, name: str, segment: Segment, content: pa.Buffer) -> "Entry":
@@ -55,6 +69,10 @@ class Manifest(msgspec.Struct, frozen=True):
     mailbox: str
     segments: tuple[Entry, ...] = ()
 
+    def __post_init__(self) -> None:
+        if len(self.by_name) < len(self.segments):
+            raise ValueError("it lists a file twice")
+
     @property
     def by_name(self) -> dict[str, Entry]:
         """Return the entries by file name."""
@@ -77,7 +95,7 @@ def read_manifest(folder: ArchiveFolder, mailbox: str) -> Manifest:
         manifest = msgspec.json.decode(folder.read(path), type=Manifest)
     except FileGone:
         return Manifest(mailbox)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise _unusable(path, str(error)) from error
     if manifest.mailbox != mailbox:
         raise _unusable(path, f"it is one of {manifest.mailbox}")

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 
 from postroom.adapters.parquet.manifest import NAME as MANIFEST
-from postroom.adapters.parquet.manifest import Entry
+from postroom.adapters.parquet.manifest import Entry, is_named
 from postroom.adapters.parquet.segment_files import (
     FORMAT,
     FORMAT_2,
@@ -21,11 +21,11 @@ from postroom.adapters.parquet.segment_files import (
 from postroom.adapters.parquet.sent_columns import EVENTS, SENT_COLUMNS, EventsAt, first_wrong_sent
 from postroom.application.ports.event_log import Segment
 from postroom.domain.commit import Commit, chained
-from postroom.domain.errors import BrokenLog
+from postroom.domain.errors import BrokenLog, InvalidRequest
 
 
 def segment_of(mailbox: str, file: Part) -> Segment:
-    """Return the segment of a file, from its metadata.
+    """Return the segment of a file, of which `file` may be a part, from its metadata.
 
     Raises: BrokenLog when they do not fit together.
     """
@@ -42,7 +42,7 @@ def segment_of(mailbox: str, file: Part) -> Segment:
         )
     except (KeyError, ValueError):
         segment = None
-    if segment is None or segment[:3] != (mailbox, file.first, file.last):
+    if segment is None or segment.mailbox != mailbox or not is_named(file.name, segment.first, segment.last):
         raise BrokenLog(
             f"The metadata of the archive file {file.path} does not describe positions {file.first} to "
             f"{file.last} of mailbox {mailbox}: it was renamed or not written by Postroom. Restore it from a "
@@ -73,12 +73,13 @@ def check_columns(mailbox: str, file: Part, events_at: EventsAt) -> None:
             raise _altered(file, position)
 
 
-def check_content(file: Part, entry: Entry) -> None:
+def check_content(mailbox: str, file: Part, entry: Entry) -> None:
     """Check the bytes of a file.
 
-    Raises: BrokenLog when they differ from those that the manifest lists.
+    Raises: BrokenLog when they, or its metadata, differ from those that the manifest lists.
     """
-    if blake3(file.folder.read(file.path)).hexdigest() != entry.blake3:
+    is_same = blake3(file.folder.read(file.path)).hexdigest() == entry.blake3
+    if not is_same or segment_of(mailbox, file) != entry.segment(mailbox):
         raise changed(file.path, entry)
 
 
@@ -89,6 +90,21 @@ def changed(path: str, entry: Entry) -> BrokenLog:
         f"{MANIFEST} beside it lists: it was altered. Restore it from a backup.",
         entry.first,
     )
+
+
+def later_format(path: str, format_: int) -> InvalidRequest:
+    """Return the error for a file that a later release has written."""
+    return InvalidRequest(
+        f"The archive file {path} has format {format_}, of a later release; this one reads formats up to "
+        f"{FORMAT}. Upgrade Postroom."
+    )
+
+
+def uncompressed(file: Part) -> int:
+    """Return the size of a file's columns in memory, in bytes."""
+    with file.unavailable():
+        metadata = pq.read_metadata(file.path, filesystem=file.folder.files)
+    return sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
 
 
 def is_covered(first: int, last: int, files: Iterable[Part]) -> bool:
@@ -183,7 +199,8 @@ def split_merged(files: Iterable[Part]) -> tuple[list[Part], list[tuple[Part, Pa
 
 MERGED_POSITIONS = 500_000
 MERGED_BYTES = 128 << 20
-"""Maximum size of a merged file, in positions and bytes."""
+MERGED_UNCOMPRESSED_BYTES = 256 << 20
+"""Maximum size of a merged file, in positions and bytes; the last bounds memory usage."""
 
 
 def groups_to_merge(files: Iterable[Part]) -> list[list[Part]]:
@@ -199,7 +216,8 @@ def groups_to_merge(files: Iterable[Part]) -> list[list[Part]]:
         group = groups[-1] if groups else []
         is_next = bool(group) and file.first <= group[-1].last + 1
         size = sum(each.size for each in group) + file.size
-        if is_next and file.last - group[0].first < MERGED_POSITIONS and size <= MERGED_BYTES:
+        fits = is_next and file.last - group[0].first < MERGED_POSITIONS and size <= MERGED_BYTES
+        if fits and sum(map(uncompressed, (*group, file))) <= MERGED_UNCOMPRESSED_BYTES:
             group.append(file)
         else:
             groups.append([file])

@@ -177,8 +177,10 @@ def missing(mailbox: str, gap: Extent) -> BrokenLog:
 def another_history(mailbox: str, last: int) -> Unavailable:
     """Return the error for an archive of another log."""
     return Unavailable(
-        f"The archive of mailbox {mailbox} ends at position {last} with another history than the log holds; "
-        "name the archive folder of this store."
+        f"The archive of mailbox {mailbox} ends at position {last} with another history than the log holds. "
+        "Name the archive folder of this store. If the store was restored from an older backup, or lost its "
+        f"last records in a power failure, move elsewhere the segment that ends at {last}, and the "
+        "manifest.json beside it."
     )
 
 

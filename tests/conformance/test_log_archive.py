@@ -1,19 +1,22 @@
 """The log archive conformance suite on Parquet files, and what only files can promise."""
 
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from postroom.adapters.parquet import segment_checks
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
 from postroom.adapters.parquet.segment_files import SCHEMA
 from postroom.adapters.parquet.sent_columns import SENT_COLUMNS
 from postroom.application.mailbox.codec import to_records
 from postroom.domain.commit import GENESIS
-from postroom.domain.errors import BrokenLog, Unavailable
+from postroom.domain.errors import BrokenLog, InvalidRequest, Unavailable
 from postroom.projections.log_reader import LogExtent
 from tests.conformance.log_archive import BOX, COMMITS, LogArchiveConformance, keep
 from tests.projections.log_rows import log_row
@@ -136,3 +139,82 @@ def test_a_damaged_file_and_a_folder_that_can_not_be_made_are_named(
     (tmp_path / "taken").touch()
     with pytest.raises(Unavailable, match="can't be written"):
         keep(ParquetLogArchive(tmp_path / "taken"), 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"first": 2}, "other positions than 2 to"),
+        ({"last": LAST + 1}, "other positions than 1 to"),
+        ({"file": "../other.parquet"}, "'../other.parquet' has other positions"),
+        ({"chain": "zz"}, "64 hexadecimal digits"),
+        ({"before": ""}, "64 hexadecimal digits"),
+        ({"blake3": "00"}, "64 hexadecimal digits"),
+        ({"last": str(LAST)}, "Expected `int`"),
+    ],
+)
+def test_a_manifest_with_an_impossible_entry_is_refused(
+    archive: ParquetLogArchive, file: Path, change: dict[str, Any], problem: str
+) -> None:
+    manifest = file.with_name("manifest.json")
+    (entry,) = json.loads(manifest.read_text())["segments"]
+    manifest.write_text(json.dumps({"mailbox": BOX, "segments": [entry | change]}))
+    with pytest.raises(BrokenLog, match=f"manifest.json can't be used: .*{problem}"):
+        archive.segments(BOX)
+
+
+@pytest.mark.parametrize("content", [b"", b'{"mailbox":"\xff"}', b'{"x":' + b"[" * 100_000, b"[]"])
+def test_a_manifest_that_is_none_is_refused(archive: ParquetLogArchive, file: Path, content: bytes) -> None:
+    file.with_name("manifest.json").write_bytes(content)
+    with pytest.raises(BrokenLog, match=r"manifest\.json can't be used"):
+        archive.segments(BOX)
+
+
+def test_a_manifest_lists_each_file_once(archive: ParquetLogArchive, file: Path) -> None:
+    manifest = file.with_name("manifest.json")
+    (entry,) = json.loads(manifest.read_text())["segments"]
+    manifest.write_text(json.dumps({"mailbox": BOX, "segments": [entry, entry]}))
+    with pytest.raises(BrokenLog, match="lists a file twice"):
+        archive.segments(BOX)
+
+
+@pytest.mark.parametrize("name", ["before", "chain"])
+def test_a_forged_hash_in_a_manifest_is_noticed_and_never_merged_into_a_file(
+    archive: ParquetLogArchive, file: Path, name: str
+) -> None:
+    keep(archive, LAST + 1, LAST + 2)
+    manifest = file.with_name("manifest.json")
+    manifest.write_text(manifest.read_text().replace(f'"{name}": "', f'"{name}": "{"1" * 64}", "was": "', 1))
+    with pytest.raises(BrokenLog, match="is not the one that the manifest"):
+        archive.check_files(BOX)
+    assert archive.compact(BOX) == 2
+    archive.check_files(BOX)
+    assert [commit.first for commit in archive.commits(BOX)][:3] == [1, 2, 3]
+
+
+def test_folders_and_pipes_with_the_name_of_a_segment_are_no_segments(
+    archive: ParquetLogArchive, file: Path
+) -> None:
+    os.mkfifo(file.with_name("0000000000100-0000000000101.v3.parquet"))  # reading it would wait forever
+    file.with_name("0000000000102-0000000000103.v3.parquet").mkdir()
+    assert [segment.last for segment in archive.segments(BOX)] == [LAST]
+
+
+def test_a_file_of_a_later_format_is_refused(archive: ParquetLogArchive, unlisted: Path) -> None:
+    unlisted.rename(unlisted.with_name(unlisted.name.replace("v3", "v4")))
+    with pytest.raises(InvalidRequest, match="format 4, of a later release"):
+        archive.segments(BOX)
+
+
+def test_segments_that_are_large_in_memory_are_not_merged(
+    archive: ParquetLogArchive, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(archive, LAST + 1, LAST + 2)
+    monkeypatch.setattr(segment_checks, "MERGED_UNCOMPRESSED_BYTES", 100)
+    assert archive.compact(BOX) == 0
+
+
+@pytest.mark.parametrize("address", ["gs://bucket/prefix", "ftp://host/path", "s3://"])
+def test_an_address_of_another_kind_of_store_is_refused_at_once(address: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"Name a folder, or an object store as s3://BUCKET/PREFIX"):
+        ParquetLogArchive(address)

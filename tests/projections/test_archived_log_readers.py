@@ -186,6 +186,31 @@ def test_an_archive_of_another_store_is_refused(place: Place, tmp_path: Path, ar
             open_log_reader(open_store(place.store), str(other.folder)).extents()
 
 
+def test_a_file_of_another_mailbox_is_not_read(place: Place) -> None:
+    place.write(TWO)
+    for mailbox in (ONE, TWO):
+        place.keep(1, 20, mailbox)
+    one, two = place.file(), place.folder / TWO / place.file().name
+    one.write_bytes(two.read_bytes())
+    (place.folder / ONE / "manifest.json").unlink()
+    with pytest.raises(BrokenLog, match=f"does not describe positions 1 to 20 of mailbox {ONE}"):
+        positions(place.log, LogExtent(1, ONE, 1, 20, 0))
+
+
+def test_a_file_of_another_store_among_those_of_this_one_is_noticed(place: Place, tmp_path: Path) -> None:
+    place.keep(1, 20)
+    place.keep(21, 40)
+    with ExitStack() as stack:
+        (tmp_path / "other").mkdir()
+        other = Place(tmp_path / "other", stack)
+        other.write(count=COUNT + 20, skip=1)
+        other.keep(1, 20)
+        (place.folder / ONE / other.file().name).write_bytes(other.file().read_bytes())
+    (place.folder / ONE / "manifest.json").unlink()
+    with pytest.raises(BrokenLog, match=f"segment of mailbox {ONE} from position 21 does not continue"):
+        place.log.extents()
+
+
 def test_a_file_that_was_damaged_is_named(place: Place) -> None:
     place.move(20)
     place.file().write_bytes(b"PAR1 and then nothing of the kind PAR1")

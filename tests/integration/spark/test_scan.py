@@ -23,7 +23,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
         yield keep("archive sqlite", str(folder / "store.db"), folder / "archive", stack)
 
 
-def frame_of(spark: SparkSession, kept: Kept, **options: str) -> DataFrame:
+def frame_of(spark: SparkSession, kept: Kept, **options: Any) -> DataFrame:
     register(spark)
     store = kept.options["path"]
     return events(spark, store, archive=kept.options["archive"], driver=kept.options["driver"], **options)
@@ -44,6 +44,7 @@ def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
     "options",
     [
         {"columns": "*"},
+        {"from_position": 5, "allow_gaps": False, "mailbox": ONE},
         {"topic": "orders*", "event": "MessageSent,MessageReceived"},
         {"topic": "orders"},
         {"mailbox": ONE, "from_position": "5", "to_position": "30"},
@@ -51,10 +52,10 @@ def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
     ],
 )
 def test_the_rows_are_those_of_the_data_source(
-    spark: SparkSession, kept: Kept, options: dict[str, str]
+    spark: SparkSession, kept: Kept, options: dict[str, Any]
 ) -> None:
     frame = frame_of(spark, kept, **options)
-    source = spark.read.format("postroom_events").options(**kept.options, **options).load()
+    source = spark.read.format("postroom_events").options(**kept.options | options).load()
     # Spark takes every column of a file for nullable.
     columns = [
         [(field.name, field.dataType.simpleString(), field.metadata) for field in each.schema]
@@ -105,10 +106,12 @@ def test_a_frame_ends_where_the_log_ended_when_it_was_made(spark: SparkSession, 
         ({"topics": "orders"}, "did you mean topic"),
         ({"ranges": "[1, 2]"}, "expected a JSON object of ranges"),
         ({"archive": " "}, "archive"),
+        ({"topic": ["orders"]}, "option topic of postroom_events must be text.* it was list"),
+        ({"from_position": 1.5}, "it was float"),
     ],
 )
 def test_wrong_options_are_refused(
-    spark: SparkSession, kept: Kept, options: dict[str, str], error: str
+    spark: SparkSession, kept: Kept, options: dict[str, Any], error: str
 ) -> None:
     register(spark)
     with pytest.raises(InvalidRequest, match=error):
