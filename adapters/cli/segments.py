@@ -118,9 +118,20 @@ def compact(session: Session, archive: Archive = None) -> int | None:
     A segment then has at most 500,000 records and 128 MiB. Readers may be at work: merged files remain for an
     hour, until a later `segments build` or `compact`.
     """
+    from postroom.adapters.compose import list_mailboxes
+    from postroom.adapters.compose.queries import read_mailbox
+    from postroom.adapters.compose.store import MEMORY
+    from postroom.application.mailbox.archived_log import check_history
+
     log_archive, names = _open(session, archive)
+    mailboxes = [] if session.store == MEMORY else list_mailboxes(session.store)
     compacted = []
     for name in names:
+        if (
+            name in mailboxes
+        ):  # a segment that the log does not continue stays apart, so that it can be removed
+            with read_mailbox(session.store, name) as reader:
+                check_history(reader.log, log_archive)
         with session.out.progress(f"Compacting {name}") as advance:
             count = log_archive.compact(
                 name,

@@ -86,6 +86,8 @@ def rebuild(
     ] = False,
 ) -> None:
     """Rebuild the read models from the logs, and switch to the new version when it is complete."""
+    if archive is not None:
+        session.archive(archive)  # which checks that it is there
     choice = _choose_engine(session, engine, archive)
     from postroom.adapters.compose.projections import rebuild_projections
 
@@ -134,6 +136,8 @@ def verify(
     ] = True,
 ) -> int | None:
     """Recompute the read models from the logs, and compare them with the active version."""
+    if archive is not None:
+        session.archive(archive)  # which checks that it is there
     choice = _choose_engine(session, engine, archive)
     from postroom.adapters.compose.projections import verify_projections
 

@@ -179,8 +179,8 @@ def another_history(mailbox: str, last: int) -> Unavailable:
     return Unavailable(
         f"The archive of mailbox {mailbox} ends at position {last} with another history than the log holds. "
         "Name the archive folder of this store. If the store was restored from an older backup, or lost its "
-        f"last records in a power failure, move elsewhere the segment that ends at {last}, and the "
-        "manifest.json beside it."
+        f"last records in a power failure, move the files that end at {last}, and the manifest.json beside "
+        "them, elsewhere."
     )
 
 

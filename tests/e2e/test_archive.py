@@ -129,6 +129,7 @@ async def test_an_archive_that_was_altered_or_is_another_store_s_is_found_out(po
     assert (other.code, other.error["code"]) == (4, "E_UNAVAILABLE")
     assert "another history" in other.error["message"]
     assert "another history" in postroom("backlog", *option, "--store", "other.db").err
+    assert "another history" in postroom("segments", "compact", *option, "--store", "other.db").err
     (file,) = (folder / MAILBOX).glob("*.parquet")
     kept = pq.read_table(file)
     at = kept.column_names.index("at")
@@ -158,6 +159,7 @@ def test_an_archive_that_is_not_there_is_said_to_be_missing(postroom):
     assert (missing.code, missing.error["code"]) == (3, "E_NOT_FOUND")
     assert "There is no archive at nowhere" in missing.error["message"]
     assert "pass --archive FOLDER" in postroom("segments", "list").err
+    assert "There is no archive at nowhere" in postroom("views", "rebuild", "--archive", "nowhere").err
     (postroom.folder / "postroom.toml").write_text('[archive]\nfolder = "later"\n')
     postroom.ok("backlog")  # retention has stored nothing yet
     assert "`postroom segments build` creates it" in postroom("segments", "verify").err
