@@ -1,5 +1,6 @@
 """A scan of segments by Spark's Parquet reader, with the rows of `postroom_events`."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,9 @@ def scan_segments(
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    frame = spark.read.schema(from_arrow_schema(stored)).parquet(*files)
+    # Spark takes paths for patterns.
+    paths = [re.sub(r"([\\*?{}\[\]])", r"\\\1", file) for file in files]
+    frame = spark.read.schema(from_arrow_schema(stored)).parquet(*paths)
     for condition in _conditions(filter_):
         frame = frame.where(condition)
     return frame.select(*(_column(field.name).alias(field.name, metadata=field.metadata) for field in schema))

@@ -17,10 +17,10 @@ from tests.support.servers.object_store import BUCKET, ObjectStoreServer
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
-    """Two logs in a SQLite file, of which one has a beginning in the archive only."""
+    """Two logs in a SQLite file, one with a beginning in an archive whose name looks like a pattern."""
     folder = tmp_path_factory.mktemp("scan")
     with ExitStack() as stack:
-        yield keep("archive sqlite", str(folder / "store.db"), folder / "archive", stack)
+        yield keep("archive sqlite", str(folder / "store.db"), folder / "archive[1]{a,b}*", stack)
 
 
 def frame_of(spark: SparkSession, kept: Kept, **options: Any) -> DataFrame:
