@@ -158,11 +158,9 @@ class PostgresReadModels(SqlReadModels):
         with self._transaction() as db:
             return read_heads(lambda statement: [*map(tuple, db.exec_driver_sql(statement))], tables, cursors)
 
-    def log_envelopes(self, places: Sequence[int]) -> dict[int, bytes]:
+    def log_envelopes(self, db: Connection, places: Sequence[int]) -> dict[int, bytes]:
         """Return the envelopes that the log has; see `SqlReadModels.log_envelopes`."""
-        with self._transaction() as db:
-            rows = db.exec_driver_sql(_SQL["commits"], {"places": [*places]})
-            return envelopes_at(places, map(tuple, rows))
+        return envelopes_at(places, map(tuple, db.exec_driver_sql(_SQL["commits"], {"places": [*places]})))
 
     def log_time_after(self, mailbox: str, position: int) -> int | None:
         """Return the log time of a record; see `SqlReadModels.log_time_after`."""

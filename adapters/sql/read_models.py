@@ -136,7 +136,7 @@ class SqlReadModels(SqlStatistics, ReadModels):
         """Return the ends of the mailbox logs of the store; see `read_heads`."""
 
     @abstractmethod
-    def log_envelopes(self, places: Sequence[int]) -> dict[int, bytes]:
+    def log_envelopes(self, db: Connection, places: Sequence[int]) -> dict[int, bytes]:
         """Return the envelopes that the log has, without auth tokens, by the places of their messages."""
 
     @abstractmethod
@@ -187,7 +187,7 @@ class SqlReadModels(SqlStatistics, ReadModels):
     def _envelopes(self, db: Connection, tables: ReadModelTables, rows: Sequence[AnyRow]) -> dict[int, bytes]:
         """Return the envelopes of messages by their ids, without those that nothing has any more."""
         places = [row[_ID_COLUMN] for row in rows]
-        envelopes = self.log_envelopes(places) if places else {}
+        envelopes = self.log_envelopes(db, places) if places else {}
         archived = [place for place in places if place not in envelopes]
         return envelopes | self._archived_envelopes(db, tables, archived) if archived else envelopes
 

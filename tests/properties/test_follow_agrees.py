@@ -115,13 +115,16 @@ def lived(store: Store, taken: list[list[Step]]) -> None:
 def at_positions(
     logs: Mapping[LogExtent, list[Record]], positions: Mapping[str, int]
 ) -> dict[str, list[Row]]:
-    """Return what the reference makes of logs as they were at positions."""
+    """Return what the reference makes of logs as they were at positions, without envelopes."""
     extents = {
         LogExtent(extent.id, extent.name, 1, last, records[last - 1].at): records[:last]
         for extent, records in logs.items()
         if (last := positions.get(extent.name, 0))
     }
-    return fold(extents).rows
+    rows = fold(extents).rows
+    for row in rows["mailbox"]:
+        del row["envelope_blob"]
+    return rows
 
 
 def _records(store: Store, extent: LogExtent) -> Iterator[Record]:

@@ -74,8 +74,14 @@ def _cells(path: Path, file: bytes) -> Iterator[bytes]:
         yield from (_bytes(value) for row in pq.read_table(path).to_pylist() for value in row.values())
     elif file.startswith(b"SQLite format 3"):
         with closing(sqlite3.connect(path)) as connection:
-            tables = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
-            for (table,) in tables:
+            tables = connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table'").fetchall()
+            for table, sql in tables:
+                if sql is not None and "USING fts5" in sql:
+                    # An index without its texts can be read by its terms only.
+                    connection.execute(
+                        f"CREATE VIRTUAL TABLE temp.{table}_terms USING fts5vocab(main, {table}, row)"
+                    )
+                    table = f"{table}_terms"
                 for row in connection.execute(f'SELECT * FROM "{table}"'):
                     yield from map(_bytes, row)
 

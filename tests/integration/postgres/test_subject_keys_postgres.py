@@ -148,7 +148,7 @@ async def test_a_store_in_postgres_never_contains_what_is_encrypted_and_its_key_
         for url in (postgres_store, keys_database):
             content = _content_of(url)
             assert not any(contains(content, text) for text in texts)
-            assert contains(content, "text-in-the-clear") == (url == postgres_store)
+            assert contains(content, "principal-in-the-clear") == (url == postgres_store)
             assert (wrapped in content) == (url == keys_database and not is_erased)
 
 
