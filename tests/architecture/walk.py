@@ -37,7 +37,8 @@ from tests.support.surfaces import served
 ROOT = str(Path(postroom.__file__).parent) + "/"
 LAYERS = ("domain", "application", "projections", "adapters")
 POLLED = ("application/outbox/message_relay.py", "adapters/sqlite/message_outbox.py")
-"""What an open mailbox does at intervals, whether or not there are calls."""
+POLLING = ("poll_pause",)
+"""Files and functions of what an open mailbox does at intervals, whether or not there are calls."""
 MAILBOX = "box@test"
 CALLS = 15
 
@@ -114,7 +115,8 @@ class Tracer:
         if layer is None:
             file = code.co_filename.removeprefix(ROOT)
             name = file.partition("/")[0]
-            is_counted = code.co_filename.startswith(ROOT) and name in LAYERS and file not in POLLED
+            is_polled = file in POLLED or code.co_name in POLLING
+            is_counted = code.co_filename.startswith(ROOT) and name in LAYERS and not is_polled
             layer = self._layers[code] = LAYERS.index(name) if is_counted else -1
         return layer
 
