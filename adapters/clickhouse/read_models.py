@@ -163,10 +163,9 @@ class ClickHouseReadModels(SqlReadModels):
         """Return the ends of the mailbox logs of the store; see `SqlReadModels.log_heads`."""
         return self._log.log_heads(cursors)
 
-    def log_envelopes(self, db: Connection, places: Sequence[int]) -> dict[int, bytes]:
+    def log_envelopes(self, db: Connection | None, places: Sequence[int]) -> dict[int, bytes]:
         """Return the envelopes that the log of the store has; see `SqlReadModels.log_envelopes`."""
-        with self._log._transaction() as log:
-            return self._log.log_envelopes(log, places)
+        return self._log.log_envelopes(None, places)
 
     def log_time_after(self, mailbox: str, position: int) -> int | None:
         """Return the log time of a record; see `SqlReadModels.log_time_after`."""

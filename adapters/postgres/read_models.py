@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import psycopg
@@ -158,9 +158,11 @@ class PostgresReadModels(SqlReadModels):
         with self._transaction() as db:
             return read_heads(lambda statement: [*map(tuple, db.exec_driver_sql(statement))], tables, cursors)
 
-    def log_envelopes(self, db: Connection, places: Sequence[int]) -> dict[int, bytes]:
+    def log_envelopes(self, db: Connection | None, places: Sequence[int]) -> dict[int, bytes]:
         """Return the envelopes that the log has; see `SqlReadModels.log_envelopes`."""
-        return envelopes_at(places, map(tuple, db.exec_driver_sql(_SQL["commits"], {"places": [*places]})))
+        with self._transaction() if db is None else nullcontext(db) as reading:
+            rows = reading.exec_driver_sql(_SQL["commits"], {"places": [*places]})
+            return envelopes_at(places, map(tuple, rows))
 
     def log_time_after(self, mailbox: str, position: int) -> int | None:
         """Return the log time of a record; see `SqlReadModels.log_time_after`."""

@@ -136,8 +136,12 @@ class SqlReadModels(SqlStatistics, ReadModels):
         """Return the ends of the mailbox logs of the store; see `read_heads`."""
 
     @abstractmethod
-    def log_envelopes(self, db: Connection, places: Sequence[int]) -> dict[int, bytes]:
-        """Return the envelopes that the log has, without auth tokens, by the places of their messages."""
+    def log_envelopes(self, db: Connection | None, places: Sequence[int]) -> dict[int, bytes]:
+        """Return the envelopes that the log has, without auth tokens, by the places of their messages.
+
+        Arguments:
+            db: a transaction of the store's database; None for one of its own.
+        """
 
     @abstractmethod
     def log_time_after(self, mailbox: str, position: int) -> int | None:

@@ -113,7 +113,7 @@ class SqliteReadModels(SqlReadModels):
         with closing(connect_reader(self._store)) as log:
             return read_heads(lambda statement: log.execute(statement).fetchall(), tables, cursors)
 
-    def log_envelopes(self, db: Connection, places: Sequence[int]) -> dict[int, bytes]:
+    def log_envelopes(self, db: Connection | None, places: Sequence[int]) -> dict[int, bytes]:
         """Return the envelopes that the log has; see `SqlReadModels.log_envelopes`."""
         if not has_file(self._store):
             return {}

@@ -193,7 +193,7 @@ async def test_an_archive_of_another_store_is_not_taken_for_the_past_of_this_one
             await live(mailbox, number)
             place.clock.advance(2 * DAY_MS)
             if refused:
-                with pytest.raises(Unavailable, match="name the archive folder of this store"):
+                with pytest.raises(Unavailable, match="Name the archive folder of this store"):
                     await mailbox.retention.enforce_age()
                 assert mailbox.engine.log.first_position() == 1
             else:
