@@ -71,7 +71,7 @@ def find_engine(
     *,
     local_module: str = "polars",
 ) -> EngineChoice:
-    """Return the engine of a job by the size of the log and what is installed here.
+    """Return the engine of a job by the size of the log and the installed packages.
 
     Arguments:
         engine: the user's choice, or one that this function returned.

@@ -20,7 +20,7 @@ Truncated = tuple[tuple[int, int], ...]
 
 
 FORMAT = "2"
-"""Format of the tables that this release builds and reads; `adapters/sql` has it in its statements."""
+"""Format of the tables that this release builds and reads."""
 
 
 class Plan(msgspec.Struct, frozen=True):

@@ -106,14 +106,14 @@ class Column(NamedTuple):
         merge: how rows with the same key are merged: `key` for key columns, else `sum`, `min`, `max`, or
             `replace` by the later row's value (not for `EventProjection`).
         required: whether the column is NOT NULL; keys and sums always are.
-        in_log: whether SQL databases leave it out, because queries read it from the log.
+        in_sql: whether the tables of SQL databases have it; queries read other columns from the log.
     """
 
     name: str
     type: Type = "text"
     merge: Merge = "replace"
     required: bool = False
-    in_log: bool = False
+    in_sql: bool = True
 
     @property
     def is_required(self) -> bool:
@@ -137,7 +137,7 @@ class Projection:
     @property
     def stored_schema(self) -> dict[str, pl.DataType]:
         """Return the columns of SQL databases, as `schema`."""
-        return {column.name: POLARS[column.type] for column in self.columns if not column.in_log}
+        return {column.name: POLARS[column.type] for column in self.columns if column.in_sql}
 
     @property
     def schema(self) -> dict[str, pl.DataType]:

@@ -1,6 +1,6 @@
 """`postroom segments`: copies of the log in Parquet, which remain as its archive after retention."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,7 +46,7 @@ def build(
                     name,
                     log_archive,
                     is_whole=all_,
-                    progress=lambda position, advance=advance: advance(position, f"position {position:,}"),  # type: ignore[misc]
+                    progress=_report_position(advance),
                 )
             )
     if session.out.as_json:
@@ -101,7 +101,7 @@ def verify(session: Session, archive: Archive = None) -> int | None:
             verification = VerifyArchive(log_archive)(
                 name,
                 None if reader is None else reader.log,
-                lambda position, advance=advance: advance(position, f"position {position:,}"),  # type: ignore[misc]
+                _report_position(advance),
             )
             verifications += [] if verification is None else [verification]
     if session.out.as_json:
@@ -113,7 +113,7 @@ def verify(session: Session, archive: Archive = None) -> int | None:
 
 
 def compact(session: Session, archive: Archive = None) -> int | None:
-    """Merge small neighbouring segments, and rewrite those of former formats.
+    """Merge small neighbouring segments, and rewrite segments that have a former format.
 
     A segment then has at most 500,000 records and 128 MiB. Readers may be at work: merged files remain for an
     hour, until a later `segments build` or `compact`.
@@ -127,15 +127,14 @@ def compact(session: Session, archive: Archive = None) -> int | None:
     mailboxes = [] if session.store == MEMORY else list_mailboxes(session.store)
     compacted = []
     for name in names:
-        if (
-            name in mailboxes
-        ):  # a segment that the log does not continue stays apart, so that it can be removed
+        if name in mailboxes:
+            # A segment that the log does not continue is not merged, so that it can be removed.
             with read_mailbox(session.store, name) as reader:
                 check_history(reader.log, log_archive)
         with session.out.progress(f"Compacting {name}") as advance:
             count = log_archive.compact(
                 name,
-                lambda position, advance=advance: advance(position, f"position {position:,}"),  # type: ignore[misc]
+                _report_position(advance),
             )
         compacted.append({"mailbox": name, "merged": count, "segments": len(log_archive.segments(name))})
     if session.out.as_json:
@@ -175,6 +174,11 @@ def _show_verification(session: Session, each: "ArchiveVerification") -> None:
         out.prose(f"the store {session.shown_store} has no log that continues it", "  ")
     else:
         out.prose(f"the log in {session.shown_store} continues it, from position {each.log_first:,}", "  ")
+
+
+def _report_position(advance: Callable[[float, str], None]) -> Callable[[int], None]:
+    """Return a function that reports the progress at a position."""
+    return lambda position: advance(position, f"position {position:,}")
 
 
 def _open(session: Session, archive: str | None) -> tuple["LogArchive", list[str]]:

@@ -181,7 +181,7 @@ class Session:
         return [_check_mailbox(self.settings.mailbox, mailboxes, self.shown_store)]
 
     def archive(self, folder: str | None = None) -> str | None:
-        """Return the archive's folder or URL: `folder`, or that of the settings, if any.
+        """Return the archive's folder or URL: `folder`, or else the setting, if any.
 
         Raises: NotFound if `folder` does not exist.
         """

@@ -30,6 +30,7 @@ from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.fold import MESSAGES, derive
 from postroom.projections.incremental.batch import Batch, Changes
 from postroom.projections.incremental.cursors import START, Cursor, Head, Step, Version
+from postroom.projections.plan import FORMAT
 from postroom.projections.ports.read_model_store import ReadModelUpdater
 from postroom.projections.projection import load_projections
 
@@ -73,7 +74,7 @@ def compact(database: ClickHouseDatabase) -> None:
 COMPACT_SECONDS = 600.0
 """Pause between compactions."""
 
-_SQL = statements("postroom.adapters.sql", "update.sql")
+_SQL = statements("postroom.adapters.sql", "update.sql", format=FORMAT)
 _CATALOG = {"projection": "projection", "projection_cursor": "projection_cursor"}
 
 

@@ -96,14 +96,14 @@ SOURCES = (PostroomEvents, PostroomMessages, PostroomPayloads)
 
 
 def events(spark: "SparkSession", store: str | Path, **options: OptionValue | None) -> "DataFrame":
-    """Return the events of a store, of which Spark itself scans the segments of the archive.
+    """Return the events of a store; Spark scans the segments of its archive natively.
 
     Filters and the choice of columns reach the Parquet files. Other events, such as those that are only in
     the log, come from the data source `postroom_events`, and so do all if Spark has no connector for the
     archive's object store. The call sets the end of each log.
 
     Arguments:
-        spark: a session with which the data sources are registered.
+        spark: a session that has the data sources; see `register`.
         store: path or URL of the store.
         options: of `postroom_events` in batches, such as `archive`, `mailbox`, `topic`, `event`, `since` and
             `columns`, as text, numbers, paths or bools; None leaves one out.

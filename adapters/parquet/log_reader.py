@@ -130,7 +130,7 @@ class ArchivedLogReader(LogReader):
         stored: Callable[[Range], Iterable[T]],
         last_of: Callable[[T], int],
     ) -> Iterator[T]:
-        """Yield what is read of a range, from files where they have it.
+        """Yield the commits or batches of a range, from files where these contain it.
 
         Arguments:
             archived, stored: read positions from a file, or from the store.

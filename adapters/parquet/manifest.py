@@ -62,8 +62,8 @@ class Entry(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True):
     """The files of a mailbox's archive, in the order of positions.
 
-    Files that are not in it are valid as well: those of earlier releases, or of another process that wrote it
-    at the same time.
+    Files that it does not list are valid, too: an earlier release has written them, or another process has
+    written the manifest at the same time.
     """
 
     mailbox: str
@@ -79,7 +79,7 @@ class Manifest(msgspec.Struct, frozen=True):
         return {entry.file: entry for entry in self.segments}
 
     def with_changes(self, added: Iterable[Entry], removed: Collection[str] = ()) -> "Manifest":
-        """Return the manifest with entries added, in place of those of the same files, and others removed."""
+        """Return a manifest with new entries, which replace older ones, and without some files."""
         entries = self.by_name | {entry.file: entry for entry in added}
         remaining = [entry for name, entry in entries.items() if name not in removed]
         return Manifest(self.mailbox, tuple(sorted(remaining, key=lambda each: (each.first, each.last))))

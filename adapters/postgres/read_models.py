@@ -46,6 +46,7 @@ from postroom.domain.errors import Unavailable, UnusableServer
 from postroom.domain.search import IDS
 from postroom.domain.tokenizer import Word
 from postroom.projections.incremental.cursors import Cursor, Head
+from postroom.projections.plan import FORMAT
 from postroom.projections.search_text import LONG_TEXT, header_words, indexed_parts, is_part_of_id
 
 _SETTINGS = {
@@ -71,7 +72,7 @@ _ACTIVE = "active version"
 """Where a pooled connection has the row of the version that is active in its transaction."""
 _PLANNED_ROWS = re.compile(r"rows=(\d+)")
 
-_SQL = statements("postroom.adapters.postgres", "read_models.sql")
+_SQL = statements("postroom.adapters.postgres", "read_models.sql", format=FORMAT)
 
 
 class PostgresReadModels(SqlReadModels):

@@ -4,7 +4,7 @@
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
 
 -- name: active
-SELECT version, CASE WHEN replace(plan, '"format":"2"', '') <> plan THEN models END FROM postroom.projection WHERE status = 'active';
+SELECT version, CASE WHEN replace(plan, '"format":"{format}"', '') <> plan THEN models END FROM postroom.projection WHERE status = 'active';
 
 -- name: allow_bitmap_scans
 SET LOCAL enable_bitmapscan = on;

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from postroom.adapters.sql.statements import read_text
 from postroom.projections.fold import MESSAGES
+from postroom.projections.models.messages import UUID_SQL
 from postroom.projections.projection import Column, Projection, Type, load_projections
 
 VIEWS = {
@@ -41,16 +42,11 @@ class Dialect:
         return f"{self.schema}{name}"
 
 
-_DASH = " || '-' || "
-_HEX = (
-    f"hex(substr({{0}}stream, {start}, {size}))" for start, size in ((1, 4), (5, 2), (7, 2), (9, 2), (11, 6))
-)
-_STREAM_TEXT = f"lower({_DASH.join(_HEX)})"
 SQLITE = Dialect(
     "postroom.adapters.sqlite",
     "",
     {"int": "INTEGER", "text": "TEXT", "bytes": "BLOB"},
-    _STREAM_TEXT,
+    UUID_SQL,
 )
 # Text is compared bytewise, as in the log.
 POSTGRES = Dialect(
@@ -62,7 +58,7 @@ POSTGRES = Dialect(
 
 
 def read_columns(model: str, names: Iterable[str], dialect: Dialect, prefix: str = "") -> str:
-    """Return columns of the table of a model for a SELECT; a message id may be that of the stream.
+    """Return columns of a model's table for a SELECT, with the message ids that only `stream` has.
 
     Arguments:
         prefix: of the columns, such as `message.`.
@@ -197,7 +193,7 @@ def _column(column: Column, dialect: Dialect) -> str:
 
 
 def _view_column(model: str, column: Column, dialect: Dialect) -> str:
-    if column.in_log:
+    if not column.in_sql:
         return f"CAST(NULL AS {dialect.types[column.type]}) AS {column.name}"
     return read_columns(model, [column.name], dialect)
 

@@ -21,6 +21,7 @@ from postroom.projections.incremental.cursors import Cursor, Head, Step, Version
 from postroom.projections.models.backlog import PROJECTION as BACKLOG
 from postroom.projections.models.messages import ParkedRecord
 from postroom.projections.parking import with_parking
+from postroom.projections.plan import FORMAT
 from postroom.projections.ports.read_model_store import ReadModelUpdater
 from postroom.projections.projection import (
     Column,
@@ -43,7 +44,7 @@ TOPIC = Projection(
 )
 """The table of all topics."""
 
-_SQL = statements("postroom.adapters.sql", "update.sql")
+_SQL = statements("postroom.adapters.sql", "update.sql", format=FORMAT)
 
 
 class CursorConflict(Exception):

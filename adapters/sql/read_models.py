@@ -66,6 +66,7 @@ from postroom.domain.search import (
 from postroom.projections.incremental.cursors import START, Head, find_difference
 from postroom.projections.incremental.cursors import Cursor as LogCursor
 from postroom.projections.models.messages import without_token
+from postroom.projections.plan import FORMAT
 
 OpenArchive = Callable[[str], LogArchive]
 """Opens the folder of a log archive."""
@@ -74,7 +75,7 @@ SHOWN_VERSIONS = 10
 SCAN_PAGE_ROWS = 200
 """Rows per page of a scan: few, because an envelope may be a MiB."""
 
-_SQL = statements("postroom.adapters.sql", "versions.sql")
+_SQL = statements("postroom.adapters.sql", "versions.sql", format=FORMAT)
 _decode_json = msgspec.json.Decoder().decode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 _STATUS = {status.name.lower(): status for status in Status} | {"delayed": Status.READY}

@@ -19,13 +19,16 @@ def read_text(package: str, resource: str) -> str:
     return (get_data(package, resource) or b"").decode()
 
 
-def statements(package: str, resource: str) -> dict[str, str]:
+def statements(package: str, resource: str, **constants: str) -> dict[str, str]:
     """Return the statements of a `.sql` file in a package, by name.
 
     Arguments:
         resource: the file's name; a comment `-- name: its_name` precedes each statement.
+        constants: values of placeholders in braces; others remain.
     """
     text = read_text(package, resource)
+    for name, value in constants.items():
+        text = text.replace(f"{{{name}}}", value)
     parts = re.split(r"^-- name: (\w+)$", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], (part.strip() for part in parts[2::2]), strict=True))
 

@@ -3,10 +3,10 @@
 
 -- name: active
 -- Versions whose tables have the format of an earlier release have no models, as if it had not recorded them.
-SELECT version, status, CASE WHEN replace(plan, '"format":"2"', '') <> plan THEN models END, plan FROM {projection} WHERE status = 'active';
+SELECT version, status, CASE WHEN replace(plan, '"format":"{format}"', '') <> plan THEN models END, plan FROM {projection} WHERE status = 'active';
 
 -- name: version
-SELECT version, status, CASE WHEN replace(plan, '"format":"2"', '') <> plan THEN models END, plan FROM {projection} WHERE version = {version};
+SELECT version, status, CASE WHEN replace(plan, '"format":"{format}"', '') <> plan THEN models END, plan FROM {projection} WHERE version = {version};
 
 -- name: lock_version
 SELECT status FROM {projection} WHERE version = {version}{lock};

@@ -20,7 +20,7 @@ from postroom.projections.fold import MESSAGES, RECORDS
 from postroom.projections.incremental.cursors import Cursor
 from postroom.projections.log_reader import LogExtent
 from postroom.projections.models.messages import ParkedRecord
-from postroom.projections.plan import Plan
+from postroom.projections.plan import FORMAT, Plan
 from postroom.projections.ports.read_model_store import ActiveVersion
 from postroom.projections.projection import POLARS
 from postroom.projections.verify import describe_changes
@@ -337,7 +337,7 @@ def now() -> int:
 
 @cache
 def _statement(name: str, schema: str) -> str:
-    return statements("postroom.adapters.sql", "versions.sql")[name].replace("{schema}", schema)
+    return statements("postroom.adapters.sql", "versions.sql", schema=schema, format=FORMAT)[name]
 
 
 def _json(value: object) -> str:

@@ -11,14 +11,14 @@ UPDATE {schema}projection SET models = :models WHERE version = :version;
 UPDATE {schema}projection SET owner = :owner, plan = :plan WHERE version = :version;
 
 -- name: building
-SELECT version, owner, CASE WHEN replace(plan, '"format":"2"', '') <> plan THEN plan END FROM {schema}projection WHERE status = 'building' ORDER BY version DESC;
+SELECT version, owner, CASE WHEN replace(plan, '"format":"{format}"', '') <> plan THEN plan END FROM {schema}projection WHERE status = 'building' ORDER BY version DESC;
 
 -- name: active
 -- Versions whose tables have the format of an earlier release have no models, as if it had not recorded them.
-SELECT version, CASE WHEN replace(plan, '"format":"2"', '') <> plan THEN models END AS models FROM {schema}projection WHERE status = 'active';
+SELECT version, CASE WHEN replace(plan, '"format":"{format}"', '') <> plan THEN models END AS models FROM {schema}projection WHERE status = 'active';
 
 -- name: earlier
-SELECT version, CASE WHEN replace(plan, '"format":"2"', '') <> plan THEN models END FROM {schema}projection
+SELECT version, CASE WHEN replace(plan, '"format":"{format}"', '') <> plan THEN models END FROM {schema}projection
 WHERE status = 'retired' ORDER BY finished_at DESC, version DESC;
 
 -- name: current

@@ -52,7 +52,7 @@ ROWS_PER_BATCH = 20_000
 APPENDED = ("mailbox", "header", "text", "projection_parked")
 """Tables into which parts are inserted directly; rows of the others are merged first."""
 REPEATED = ("header", "projection_parked")
-"""Those of which several parts may have the same row."""
+"""Tables into which several parts may insert the same row."""
 
 
 class SqliteReadModelStore(VerifiableStore):

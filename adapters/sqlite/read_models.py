@@ -225,7 +225,7 @@ class _SqliteDialect:
 
 
 def _has_words(query: str, words: str | None, custom_headers: str | None, *headers: str | None) -> bool:
-    """Return whether a message has words: those of its headers, or all of it where these are stored."""
+    """Return whether a message has words: among the stored ones, or else among the words of its headers."""
     if words is None:
         custom = _decode_headers(custom_headers) if custom_headers else {}
         words = " ".join(tokenize("\n".join(filter(None, (*headers, *custom, *custom.values())))))

@@ -45,7 +45,7 @@ def build_closed_segments(
     is_whole: bool = False,
     progress: Callable[[int], None] = lambda _: None,
 ) -> BuiltSegments:
-    """Store the closed part of a log: what fills segments.
+    """Store the closed part of a log: the commits that fill whole segments.
 
     Arguments:
         is_whole: store the rest of the log, too, in a smaller segment.
@@ -136,7 +136,7 @@ def _last_without_gap(segments: Iterable[Segment], first: int | None) -> Segment
 def _next_commits(log: EventLogReader, after: int, through: int | None) -> tuple[list[Commit], bool]:
     """Return the next commits that fill a segment or end at `through`, and whether they fill it.
 
-    They are at least one if there is any.
+    There is at least one commit if any follows.
     """
     commits: list[Commit] = []
     size = 0

@@ -86,7 +86,7 @@ PROJECTION = Projection(
         Column("due", "int"),
         Column("dead_letterings"),
         Column("stream", "bytes", required=True),
-        Column("envelope_blob", "bytes", required=True, in_log=True),
+        Column("envelope_blob", "bytes", required=True, in_sql=False),
     ),
 )
 """The `mailbox` table of RFC-037, with the status of each message.
@@ -347,3 +347,12 @@ def uuid_text(stream: str) -> pl.Expr:
         *(digits.str.slice(start, size) for start, size in ((0, 8), (8, 4), (12, 4), (16, 4), (20, 12))),
         separator="-",
     )
+
+
+UUID_SQL = "lower({})".format(
+    " || '-' || ".join(
+        f"hex(substr({{0}}stream, {start}, {size}))"
+        for start, size in ((1, 4), (5, 2), (7, 2), (9, 2), (11, 6))
+    )
+)
+"""As `uuid_text`, in the SQL of SQLite and Spark, with `{0}` for the prefix of the column `stream`."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from postroom.projections.models.messages import UUID_SQL
 from postroom.projections.spark.columns import EVENTS, Kind
 from postroom.projections.spark.event_rows import EventFilter
 
@@ -13,11 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-_PARTS = ((1, 4), (5, 2), (7, 2), (9, 2), (11, 6))
-_UUID = "lower(concat({}))".format(
-    ", '-', ".join(f"hex(substr(stream, {start}, {size}))" for start, size in _PARTS)
-)
-_MESSAGE_ID = f"if(sent_position IS NULL, NULL, coalesce(sent_message_id, {_UUID}))"
+_MESSAGE_ID = f"if(sent_position IS NULL, NULL, coalesce(sent_message_id, {UUID_SQL.format('')}))"
 _SOURCES = {"message_id": _MESSAGE_ID, "topic": "event_topic", "shard": "event_shard"}
 """Expressions of the columns that segments have under another name than the log."""
 _CONVERSIONS: dict[Kind, str] = {

@@ -38,7 +38,7 @@ ROOT = str(Path(postroom.__file__).parent) + "/"
 LAYERS = ("domain", "application", "projections", "adapters")
 POLLED = ("application/outbox/message_relay.py", "adapters/sqlite/message_outbox.py")
 POLLING = ("poll_pause",)
-"""Files and functions of what an open mailbox does at intervals, whether or not there are calls."""
+"""Files and functions of the polling of an open mailbox, which runs with or without calls."""
 MAILBOX = "box@test"
 CALLS = 15
 

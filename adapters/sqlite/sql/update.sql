@@ -4,7 +4,7 @@
 INSERT INTO text_index_v{version} (text_index_v{version}, rowid, text) SELECT 'delete', id, text FROM ({rows});
 
 -- name: unindex_words
--- Without its envelope, the words of a message lack those of its body.
+-- Without its envelope, the words of a message lack the words of its body.
 INSERT INTO word_index_v{version} (word_index_v{version}, rowid, words)
 SELECT 'delete', source.id, source.words || coalesce(body.words, '')
 FROM ({rows}) AS source LEFT JOIN text_v{version} AS body ON body.id = source.id;

@@ -1,4 +1,4 @@
-"""Events of which Spark scans the segments itself are the rows of the data source."""
+"""Spark's own scan of segments returns the rows of the data source."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, redirect_stdout
