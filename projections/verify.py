@@ -375,9 +375,9 @@ def _compare_engine(
 
 
 if __name__ == "__main__":
-    # Run by name, not imported: this layer must not depend on the adapters.
+    # Imported by name: this layer must not depend on the adapters.
     import sys
-    from runpy import run_module
+    from importlib import import_module
 
-    sys.argv.insert(1, "verify")
-    run_module("postroom.adapters.cli.spark_submit", run_name="__main__")
+    sys.argv[1:1] = ["views", "verify"]
+    import_module("postroom.adapters.cli.main").main()

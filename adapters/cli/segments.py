@@ -206,8 +206,8 @@ def _open(session: Session, archive: str | None) -> tuple["LogArchive", list[str
 
 
 def _folder(session: Session, archive: str | None) -> str:
-    folder = archive or session.archive()
-    if folder is None:
+    folder = session.archive() if archive is None else archive
+    if not folder:
         raise WrongUsage(
             "No archive is configured; pass --archive FOLDER, or set folder in [archive] of postroom.toml."
         )

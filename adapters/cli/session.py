@@ -181,13 +181,17 @@ class Session:
         return [_check_mailbox(self.settings.mailbox, mailboxes, self.shown_store)]
 
     def archive(self, folder: str | None = None) -> str | None:
-        """Return the archive's folder or URL: `folder`, or else the setting, if any.
+        """Return the folder or URL of the archive to read, or None for none.
+
+        Arguments:
+            folder: value of `--archive`: empty for none; None takes the setting, if any.
 
         Raises: NotFound if `folder` does not exist.
         """
-        if folder is not None and "://" not in folder and not Path(folder).is_dir():
+        if folder and "://" not in folder and not Path(folder).is_dir():
             raise NotFound(f"There is no archive at {folder}; name the folder that retention archives to.")
-        return folder or self.settings.section("archive", ArchiveSettings).folder
+        setting = self.settings.section("archive", ArchiveSettings).folder
+        return (setting if folder is None else folder) or None
 
     @contextmanager
     def read(self, mailbox: str, archive: str | None = None) -> Iterator["Reader"]:

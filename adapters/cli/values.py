@@ -281,7 +281,7 @@ Archive = Annotated[
     Option(
         "--archive",
         metavar="FOLDER",
-        help="Also read the log segments that retention archived here. [archive.folder]",
+        help="Also read the log segments in this folder; '' for none. [archive.folder]",
     ),
 ]
 

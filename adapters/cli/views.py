@@ -12,7 +12,7 @@ from postroom.adapters.cli.filters import From
 from postroom.adapters.cli.segments import building_ahead
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
-from postroom.adapters.cli.values import REFUSED, MetricsPort, WrongUsage
+from postroom.adapters.cli.values import REFUSED, Archive, MetricsPort, WrongUsage
 from postroom.application.extras import explain_missing_extra
 from postroom.application.text import pluralize
 from postroom.domain.errors import NotFound, Unavailable
@@ -30,11 +30,6 @@ MAX_PARKED_LIMIT = 10_000
 DEFAULT_PARKED_LIMIT = 5
 FOLLOWED_RECORDS = 300_000
 """Maximum number of log records in a batch of the follower."""
-
-Archive = Annotated[
-    str | None,
-    Option("--archive", metavar="FOLDER", help="Also read the log segments that retention archived here."),
-]
 
 EngineOption = Annotated[
     str,
@@ -86,8 +81,7 @@ def rebuild(
     ] = False,
 ) -> None:
     """Rebuild the read models from the logs, and switch to the new version when it is complete."""
-    if archive is not None:
-        session.archive(archive)  # which checks that it is there
+    archive = session.archive(archive)
     choice = _choose_engine(session, engine, archive)
     from postroom.adapters.compose.projections import rebuild_projections
 
@@ -136,8 +130,7 @@ def verify(
     ] = True,
 ) -> int | None:
     """Recompute the read models from the logs, and compare them with the active version."""
-    if archive is not None:
-        session.archive(archive)  # which checks that it is there
+    archive = session.archive(archive)
     choice = _choose_engine(session, engine, archive)
     from postroom.adapters.compose.projections import verify_projections
 

@@ -11,10 +11,17 @@ from typing import NamedTuple, get_args
 import msgspec
 import uuid_utils
 
-from postroom.adapters.compose.archive import archive_address, open_archive
+from postroom.adapters.compose.archive import open_archive
 from postroom.adapters.compose.process import trace_if_used
 from postroom.adapters.compose.schedule import OutboxRelays, check_outboxes
-from postroom.adapters.compose.store import MEMORY, Store, is_remote, open_protection, open_store
+from postroom.adapters.compose.store import (
+    MEMORY,
+    Store,
+    archive_address,
+    is_remote,
+    open_protection,
+    open_store,
+)
 from postroom.adapters.local.endpoints import socket_path as make_socket_path
 from postroom.adapters.local.remote_server import OFF, RemoteServer, check_listen
 from postroom.adapters.local.server import listening

@@ -1,6 +1,5 @@
 """Construction of the archive of a store's logs, in a folder or an object store."""
 
-import os
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -9,11 +8,6 @@ from postroom.adapters.compose.store import open_store
 from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.segments import BuiltSegments, build_closed_segments
 from postroom.application.ports.event_log import LogArchive
-
-
-def archive_address(folder: str | Path) -> str:
-    """Return the absolute path of an archive's folder, or its URL in an object store."""
-    return str(folder) if "://" in str(folder) else os.path.abspath(folder)
 
 
 def has_archive(folder: str | Path, mailbox: str = "") -> bool:

@@ -7,7 +7,7 @@ from threading import Event
 from msgspec.structs import replace
 
 from postroom.adapters.compose.queries import open_clickhouse, open_target, read_mailbox
-from postroom.adapters.compose.store import Store, open_log_reader, open_store
+from postroom.adapters.compose.store import Store, archive_address, open_log_reader, open_store
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.application.messaging.backlog_monitor import ContextBacklogRefresher
 from postroom.application.metrics import Monitor
@@ -139,13 +139,15 @@ def rebuild_projections(
 
     Arguments:
         address: of the store.
-        archive: folder of the records that retention removed, to be read as the log's beginning.
+        archive: folder or URL of the log archive, to be read as the log's beginning, and by followers of the
+            new version. It is an argument, as of `open_mailbox`: functions read no settings.
         into: a target instead of the store's own read models; see `open_target`.
         engine: `local`, this process; `spark`; or `auto`, which takes Spark for logs of more than 10 million
             records where pyspark and Java are installed, and for a process that `spark-submit` started.
         runner: runs the tasks instead of the engine's runner.
     """
     store = open_store(address)
+    archive = None if archive is None else archive_address(archive)
     choice = projection_engine(address, engine, archive=archive)
     report = rebuild(
         open_log_reader(store, archive, allow_gaps=allow_gaps, verify=verify),

@@ -173,6 +173,11 @@ def has_store(address: str) -> bool:
     return address == MEMORY or is_url(address) or (has_file(Path(address)) and Path(address).is_file())
 
 
+def archive_address(folder: str | Path) -> str:
+    """Return the absolute path of an archive's folder, or its URL in an object store."""
+    return str(folder) if "://" in str(folder) else os.path.abspath(folder)
+
+
 def open_log_reader(
     store: Store,
     archive: str | None = None,
@@ -198,7 +203,7 @@ def open_log_reader(
     with explain_missing_extra("archive"):
         from postroom.adapters.parquet.log_reader import ArchivedLogReader
 
-    return ArchivedLogReader(log, archive, allow_gaps, verify)
+    return ArchivedLogReader(log, archive_address(archive), allow_gaps, verify)
 
 
 def open_protection(settings: ErasureSettings) -> MessageEncryption:

@@ -56,7 +56,11 @@ class ArchiveFolder:
         """Return the files and folders of a folder; none if it is missing."""
         selector = fs.FileSelector(self.path(*names), allow_not_found=True)
         with self.unavailable(selector.base_dir, "read"):
-            return list(self.files.get_file_info(selector))
+            infos = list(self.files.get_file_info(selector))
+        if not infos and self.is_local:
+            with self.unavailable(self._root, "opened"), suppress(FileNotFoundError):
+                os.stat(f"{self._root}/.")  # PyArrow takes a file for a missing folder
+        return infos
 
     def read(self, path: str) -> pa.Buffer:
         """Return the content of a file.

@@ -104,13 +104,16 @@ class ParquetLogArchive(LogArchive):
         names = sorted(each.base_name for each in folders if "@" in each.base_name)
         return [name for name in names if self.files(name)]
 
-    @_look_up_again
     def segments(self, mailbox: str) -> list[Segment]:
+        return [segment for _, segment in self.segment_files(mailbox)]
+
+    @_look_up_again
+    def segment_files(self, mailbox: str) -> list[tuple[Part, Segment]]:
+        """Return the files of a mailbox, each with its segment, in the order of their positions."""
         entries = read_manifest(self._folder, mailbox).by_name
-        files = self.files(mailbox)
         return [
-            entries[file.name].segment(mailbox) if file.name in entries else segment_of(mailbox, file)
-            for file in files
+            (file, entries[file.name].segment(mailbox) if file.name in entries else segment_of(mailbox, file))
+            for file in self.files(mailbox)
         ]
 
     @_look_up_again

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from postroom.adapters.parquet.archive_folder import FileGone
 from postroom.adapters.parquet.log_archive import TRIES, ParquetLogArchive
-from postroom.adapters.parquet.segment_checks import segment_of
+from postroom.adapters.parquet.segment_checks import check_continues, segment_of
 from postroom.adapters.parquet.segment_files import FORMAT, Part, read_columns, read_commits
 from postroom.application.mailbox.archived_log import (
     Extent,
@@ -23,7 +23,6 @@ from postroom.application.mailbox.archived_log import (
     missing,
 )
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit
-from postroom.domain.errors import BrokenLog
 from postroom.projections.commit_columns import read_ranges
 from postroom.projections.log_reader import (
     POSITIONS_PER_READ,
@@ -175,17 +174,11 @@ class ArchivedLogReader(LogReader):
     def _combined_extent(self, id_: int, name: str, stored: LogExtent | None) -> LogExtent | None:
         """Return the extent of archive and store together, or None if both are empty."""
         archive = ParquetLogArchive(self.folder)
-        segments = archive.segments(name)
-        extents = [Extent(each.first, each.last) for each in segments]
+        files = archive.segment_files(name)
+        extents = [Extent(file.first, file.last) for file, _ in files]
         archived = archived_extent(name, extents, None if stored is None else stored.first)
-        for previous, segment in pairwise(segments):
-            if segment.first == previous.last + 1 and segment.before not in (None, previous.chain):
-                raise BrokenLog(
-                    f"The segment of mailbox {name} from position {segment.first} does not continue the one "
-                    "before it: one of them was altered or comes from another store. `postroom segments "
-                    "verify` names the file; restore it from a backup.",
-                    segment.first,
-                )
+        for (_, previous), (file, segment) in pairwise(files):
+            check_continues(segment, previous, file)
         if archived is None:
             return stored
         if stored is None:

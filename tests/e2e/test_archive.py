@@ -8,9 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.queries import open_read_models
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.messages import NewMessage
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.search import EventFilter
 from postroom.domain.settings import SettingsChanges
 from tests.conformance.records import append, stored
 
@@ -90,6 +92,26 @@ async def test_looking_back_reaches_before_retention(postroom, died):
     assert postroom.ok("show", died, "--json").json == shown
 
 
+async def test_read_models_include_the_archive_of_the_settings(postroom, died):
+    await retain(postroom, postroom.folder / "kept")
+    engine = ("--engine", "local", "--json")
+    assert postroom.ok("views", "rebuild", *engine).json["rows"]["mailbox"] == 1
+    (postroom.folder / "postroom.toml").write_text('[archive]\nfolder = "kept"\n')
+    assert postroom.ok("views", "rebuild", *engine).json["rows"]["mailbox"] == 2
+    await live(postroom)
+    await retain(postroom, postroom.folder / "kept")
+    postroom.ok("views", "follow", "--once")
+    with closing(open_read_models(str(postroom.store))) as models:  # in another working directory
+        found = models.search(EventFilter()).items
+        assert models.get(died).envelope_blob
+    assert len(found) == 3
+    assert postroom.ok("views", "verify", *engine).json["skipped"] == []
+
+    assert "retention removed" in postroom.ok("views", "verify", "--archive", "", *engine).out
+    rebuilt = postroom.ok("views", "rebuild", "--archive", "", *engine).json
+    assert rebuilt["rows"]["mailbox"] < 3
+
+
 async def test_the_archive_lists_its_segments(postroom, died):
     folder = postroom.folder / "kept"
     (removed,) = await retain(postroom, folder)
@@ -160,6 +182,9 @@ def test_an_archive_that_is_not_there_is_said_to_be_missing(postroom):
     assert "There is no archive at nowhere" in missing.error["message"]
     assert "pass --archive FOLDER" in postroom("segments", "list").err
     assert "There is no archive at nowhere" in postroom("views", "rebuild", "--archive", "nowhere").err
+    assert "pass --archive FOLDER" in postroom("segments", "build", "--archive", "").err
+    for path in ("postroom.db", "postroom.db/below"):
+        assert "Not a directory" in postroom("segments", "build", "--archive", path).err
     (postroom.folder / "postroom.toml").write_text('[archive]\nfolder = "later"\n')
     postroom.ok("backlog")  # retention has stored nothing yet
     assert "`postroom segments build` creates it" in postroom("segments", "verify").err

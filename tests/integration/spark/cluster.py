@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,16 +58,18 @@ class Job:
         *command: str,
         store: str,
         is_shipped: bool = False,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         """Start the job.
 
         Arguments:
+            settings: settings of Spark, besides those that every job has.
             is_shipped: whether Spark unpacks the environment for each executor, which takes seconds of CPU;
                 otherwise, they use that of the driver.
         """
         self._events = folder / "events"
         self._events.mkdir()
-        settings = {
+        settings = dict(settings or {}) | {
             "spark.driver.extraJavaOptions": f"{SCHEDULER_OPTIONS} {archive_options()}",
             "spark.driver.host": LOOPBACK,
             "spark.driver.maxResultSize": "1m",
@@ -123,13 +125,23 @@ class Job:
         """Return what the job and Spark printed."""
         return self._log.read_text("utf-8")
 
-    def tasks(self) -> list[dict[str, Any]]:
-        """Return the tasks that succeeded, as Spark's event log tells of them."""
+    def tasks(self, reason: str = "Success") -> list[dict[str, Any]]:
+        """Return the tasks that ended for a reason, as Spark's event log tells of them."""
         return [
             event
             for event in self.events()
-            if event["Event"] == "SparkListenerTaskEnd" and event["Task End Reason"]["Reason"] == "Success"
+            if event["Event"] == "SparkListenerTaskEnd" and event["Task End Reason"]["Reason"] == reason
         ]
+
+    def lost(self) -> set[str]:
+        """Return the RDDs that tasks of executors that were lost computed."""
+        stages = {task["Stage ID"] for task in self.tasks("ExecutorLostFailure")}
+        submitted = [
+            event["Stage Info"] for event in self.events() if event["Event"] == "SparkListenerStageSubmitted"
+        ]
+        return {
+            rdd["Name"] for stage in submitted if stage["Stage ID"] in stages for rdd in stage["RDD Info"]
+        }
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield Spark's event log of this job."""
