@@ -5,6 +5,7 @@ A `TaskRunner` schedules, distributes and retries them; no rows pass through it.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -143,8 +144,11 @@ def _timer() -> Iterator[list[float]]:
     seconds.append(time.perf_counter() - start)
 
 
+POLL_SECONDS = 0.1
+
+
 class LocalTaskRunner:
-    """A `TaskRunner` that runs tasks one after another in this process."""
+    """A `TaskRunner` in this process: one thread runs the tasks, while this one loads the results."""
 
     def start(self) -> None:
         """Do nothing: this process runs already."""
@@ -160,10 +164,18 @@ class LocalTaskRunner:
         """Run a task for each part, then the stages; see `Runner.run`."""
         items: list[Any] = []
         done = 0
-        for part in parts:
-            items += task(part)
-            done += part.size
-            progress(done)
+        with ThreadPoolExecutor(1, "tasks") as pool:
+            jobs = [(part, pool.submit(lambda each: list(task(each)), part)) for part in parts]
+            try:
+                for part, job in jobs:
+                    while wait([job], POLL_SECONDS).not_done:
+                        progress(done)
+                    items += job.result()
+                    done += part.size
+                    progress(done)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         for stage in stages:
             groups: dict[Key, list[Any]] = {key: [] for key in stage.keys}
             rest = []

@@ -1,7 +1,10 @@
 """What every runner does: a task for each part, then stages that get all values of a key together."""
 
 import os
+import time
 from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -9,6 +12,8 @@ import pytest
 from postroom.projections.log_reader import LogExtent, Range
 from postroom.projections.plan import Part
 from postroom.projections.ports.runner import Pair, Stage, TaskRunner
+
+SECONDS = 60.0
 
 EXTENT = LogExtent(1, "main@test", 1, 30, 0)
 PARTS = [Part(f"part-{n}", (Range(EXTENT, 10 * n + 1, 10 * n + 10),)) for n in range(3)]
@@ -51,6 +56,16 @@ def refuse(part: Part) -> Iterator[int]:
     yield part.size
 
 
+def wait_for(file: Path, part: Part) -> Iterator[int]:
+    """Yield the size of a part once a file exists."""
+    deadline = time.monotonic() + SECONDS
+    while not file.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError("no progress was reported")
+        time.sleep(0.01)
+    yield part.size
+
+
 class RunnerConformance:
     """Subclass it with a fixture `runner`, which was started."""
 
@@ -81,6 +96,20 @@ class RunnerConformance:
         runner.run(positions, PARTS, progress=report)
         assert seen == sorted(seen)
         assert all(0 <= done <= 30 for done in seen)
+
+    def test_progress_is_reported_while_a_task_runs(self, runner: TaskRunner, tmp_path: Path) -> None:
+        file = tmp_path / "reported"
+        assert runner.run(partial(wait_for, file), PARTS, progress=lambda _: file.touch()) == [10, 10, 10]
+
+    def test_an_error_of_progress_ends_the_run(self, runner: TaskRunner, tmp_path: Path) -> None:
+        file = tmp_path / "reported"
+
+        def report(done: int) -> None:
+            file.touch()
+            raise ValueError("the disk is full")
+
+        with pytest.raises(ValueError, match="the disk is full"):
+            runner.run(partial(wait_for, file), PARTS, progress=report)
 
     def test_what_a_task_raised_is_the_reason_of_the_failure(self, runner: TaskRunner) -> None:
         with pytest.raises(Exception, match="no such luck") as failed:
