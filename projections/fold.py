@@ -49,9 +49,14 @@ class FoldResult:
     parked: list[ParkedRecord] = field(default_factory=list)
 
 
-def columns_read(projections: Mapping[str, Projection]) -> tuple[str, ...]:
-    """Return the columns of the log that these projections are folded from."""
-    return tuple(dict.fromkeys((*messages.READS, *record_columns(projections))))
+def columns_read(projections: Mapping[str, Projection], *, envelopes: bool = True) -> tuple[str, ...]:
+    """Return the columns of the log that these projections are folded from.
+
+    Arguments:
+        envelopes: whether messages have their envelopes; otherwise these are empty.
+    """
+    names = messages.READS if envelopes else [name for name in messages.READS if name != "envelope"]
+    return tuple(dict.fromkeys((*names, *record_columns(projections))))
 
 
 def record_columns(projections: Mapping[str, Projection]) -> tuple[str, ...]:
@@ -128,6 +133,7 @@ def fold_pieces(
 
 def derive(rows: pl.DataFrame, projections: Mapping[str, Projection]) -> dict[str, pl.DataFrame]:
     """Return the rows of each `MessageProjection` for these messages, merged by key."""
+    rows = rows.select(messages.PROJECTION.stored_schema.keys())
     return {
         name: _run(each, each.derive, rows)
         for name, each in projections.items()
@@ -191,4 +197,4 @@ def check_folds(projections: Mapping[str, Projection]) -> None:
             case EventProjection(fold=fold):
                 run_fold(each, fold, pl.DataFrame(schema=record_schema(projections)))
             case MessageProjection(derive=derive_rows):
-                run_fold(each, derive_rows, pl.DataFrame(schema=messages.PROJECTION.schema))
+                run_fold(each, derive_rows, pl.DataFrame(schema=messages.PROJECTION.stored_schema))

@@ -50,7 +50,7 @@ RETRY_BASE_SECONDS, RETRY_MAX_SECONDS = 0.25, 15.0
 
 
 class _PreparedBatch(NamedTuple):
-    """A batch ready to be applied, with the step of each mailbox and the size of the envelopes in bytes."""
+    """A batch ready to be applied, with the step of each mailbox and the size of its records in bytes."""
 
     steps: list[Step]
     batch: Batch
@@ -66,7 +66,7 @@ class Follower:
         version: the version to advance; None for the version that is active at the time of each batch.
         max_events: maximum number of records in a batch.
         few_events: batches with more records are folded ahead.
-        max_bytes: reading a batch ends with the records whose envelopes exceed it.
+        max_bytes: reading a batch ends with the records that exceed this size.
     """
 
     def __init__(
@@ -92,6 +92,8 @@ class Follower:
         self._opened = ExitStack()
         """Closes the connections of the log reader."""
         self._projections: dict[str, Projection] = {}
+        self._columns: tuple[str, ...] = ()
+        """The columns of the log that are read."""
         self._cursors: dict[int, Cursor] = {}
         self._first: dict[int, int] = {}
         self._few_events = few_events
@@ -226,6 +228,8 @@ class Follower:
                     "views rebuild`."
                 )
             self._projections = _projections_of(version, self._updater.where)
+            has_envelopes = self._updater.stores_envelopes or bool(version.bodies.topics)
+            self._columns = columns_read(self._projections, envelopes=has_envelopes)
             self._cursors = self._updater.cursors(version)
             self._opened.close()
             self._log = self._opened.enter_context(self._open_log(version.archive).connected())
@@ -284,13 +288,13 @@ class Follower:
         return self._log
 
     def _fold(self, log: LogReader, ranges: Sequence[Range], cursors: Mapping[int, Cursor]) -> _PreparedBatch:
-        """Read and fold ranges that begin at the cursors, or their beginning if the envelopes are large."""
-        columns = columns_read(self._projections)
+        """Read and fold ranges that begin at the cursors, or their beginning if the records are large."""
+        columns = self._columns
         with_chain = tuple(dict.fromkeys((*columns, "chain")))
         batches, size = [], 0
         for each in log.read(ranges, with_chain):
             batches.append(each)
-            size += each["envelope"].nbytes
+            size += each.nbytes
             if size > self._max_bytes:
                 break
         records = pl.DataFrame(pa.Table.from_batches(batches, arrow_schema(with_chain)))

@@ -48,16 +48,8 @@ def search_tables(mailbox_rows: pl.DataFrame, bodies: BodyRules) -> dict[str, pa
     """
     rows = _with_custom_text(mailbox_rows)
     header = rows.select("name", "value", "timestamp", "id").explode("name", "value", keep_nulls=False)
-    text = _texts(rows)
-    words = _words(rows)
-    is_covered = rows["topic"].is_in([topic for topic in rows["topic"].unique() if bodies.cover(topic)])
-    words = _replace_odd(
-        words, is_covered, lambda: _with_body(words.filter(is_covered), rows.filter(is_covered))
-    )
-    return {
-        "header": header.to_arrow(),
-        "text": pl.DataFrame({"id": rows["id"], "text": text, "words": words}).to_arrow(),
-    }
+    text = {"id": rows["id"], "text": _texts(rows), "words": _all_words(rows, bodies)}
+    return {"header": header.to_arrow(), "text": pl.DataFrame(text).to_arrow()}
 
 
 def compact_tables(mailbox_rows: pl.DataFrame, bodies: BodyRules) -> dict[str, pl.DataFrame]:
@@ -71,33 +63,31 @@ def compact_tables(mailbox_rows: pl.DataFrame, bodies: BodyRules) -> dict[str, p
         words of messages whose bodies are searched), and `search` (id; the text without plain ids; the words,
         each between blanks, and `LONG_TEXT`).
     """
-    tables = {name: pl.DataFrame(table) for name, table in search_tables(mailbox_rows, bodies).items()}
-    texts = tables["text"]
-    plain = mailbox_rows.with_columns(
-        pl.when(~pl.col(name).str.contains(_PLAIN_ID)).then(name).alias(name) for name in IDS
-    )
-    text = _texts(_with_custom_text(plain))
-    mark = pl.when(pl.Series(text).str.len_bytes() > SURE_BYTES).then(pl.lit(f"{LONG_TEXT} "))
-    is_odd = pl.any_horizontal(
-        pl.col("custom_headers").str.contains("\\", literal=True),
-        *(
-            pl.col(name).str.len_bytes() != pl.col(name).str.len_chars()
-            for name in (*TEXT_HEADERS, "custom_headers")
-        ),
-    )
+    rows = _with_custom_text(mailbox_rows)
+    words = _all_words(rows, bodies)
+    indexed_ids = (pl.when(~pl.col(name).str.contains(_PLAIN_ID)).then(name).alias(name) for name in IDS)
+    text = _texts(rows.with_columns(indexed_ids))
+    is_odd = rows.select(
+        pl.any_horizontal(
+            pl.col("custom_headers").str.contains("\\", literal=True),
+            *(
+                pl.col(name).str.len_bytes() != pl.col(name).str.len_chars()
+                for name in (*TEXT_HEADERS, "custom_headers")
+            ),
+        ).fill_null(value=False)
+    ).to_series()
+    odd_text = pl.repeat(None, rows.height, dtype=pl.String, eager=True)
     is_stream = pl.col("message_id") == uuid_text("stream")
-    topics = [topic for topic in mailbox_rows["topic"].unique() if bodies.cover(topic)]
+    mark = pl.when(text.str.len_bytes() > SURE_BYTES).then(pl.lit(f"{LONG_TEXT} "))
     return {
-        PROJECTION.name: mailbox_rows.select(
+        PROJECTION.name: rows.select(
             *(name for name in PROJECTION.stored_schema if name != "message_id"),
             pl.when(~is_stream).then("message_id").alias("message_id"),
-            pl.when(is_odd).then(texts["text"]).alias("text"),
+            text=_replace_odd(odd_text, is_odd, lambda: _texts(rows.filter(is_odd))),
         ),
-        "header": tables["header"].select("name").unique(),
-        "text": texts.select("id", "words").filter(mailbox_rows["topic"].is_in(topics)),
-        "search": texts.select(
-            "id", text.alias("text"), pl.concat_str("words", mark, ignore_nulls=True).alias("words")
-        ),
+        "header": rows.select(pl.col("name").explode(keep_nulls=False).unique()),
+        "text": pl.DataFrame({"id": rows["id"], "words": words}).filter(_is_covered(rows, bodies)),
+        "search": pl.select(rows["id"], text, pl.concat_str(words, mark, ignore_nulls=True).alias("words")),
     }
 
 
@@ -162,6 +152,18 @@ def _words(rows: pl.DataFrame) -> pl.Series:
     folded_text = pa.py_buffer(data.to_pybytes().translate(_TO_LOWER_CASE))
     words = pl.Series(pa.LargeStringArray.from_buffers(len(padded_lines), offsets, folded_text))
     return _replace_odd(words, is_odd, lambda: (_join_words(tokenize(each)) for each in lines.filter(is_odd)))
+
+
+def _all_words(rows: pl.DataFrame, bodies: BodyRules) -> pl.Series:
+    """Return the words of headers and, of topics that are covered, of bodies."""
+    words, is_covered = _words(rows), _is_covered(rows, bodies)
+    return _replace_odd(
+        words, is_covered, lambda: _with_body(words.filter(is_covered), rows.filter(is_covered))
+    )
+
+
+def _is_covered(rows: pl.DataFrame, bodies: BodyRules) -> pl.Series:
+    return rows["topic"].is_in([topic for topic in rows["topic"].unique() if bodies.cover(topic)])
 
 
 def _header_text(rows: pl.DataFrame, headers: tuple[str, ...]) -> pl.Series:

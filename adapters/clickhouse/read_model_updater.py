@@ -87,6 +87,8 @@ class ClickHouseReadModelUpdater(ReadModelUpdater):
         log: updater of the store's own read models, for the ends of its logs and the lock of the follower.
     """
 
+    stores_envelopes = True
+
     def __init__(self, database: ClickHouseDatabase, log: SqlReadModelUpdater) -> None:
         self.where = database.where
         self.rebuild_command = f"postroom views rebuild --into {database.address}"

@@ -95,8 +95,7 @@ class Revision:
         """Return the messages with places from `before` to below `after`, without their envelopes."""
         live = self._live(messages.PROJECTION, STORED_COLUMNS)
         query = f"SELECT * FROM ({live}) WHERE id >= {before} AND id < {after}"
-        rows = pl.concat([pl.DataFrame(schema=_STORED), *self._database.read(query, _STORED)])
-        return rows.with_columns(envelope_blob=pl.lit(b""))
+        return pl.concat([pl.DataFrame(schema=_STORED), *self._database.read(query, _STORED)])
 
     def change_messages(self, changes: Changes) -> None:
         """Insert new messages, and replace changed ones by rows with their new status."""

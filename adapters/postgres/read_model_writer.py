@@ -307,7 +307,8 @@ class PostgresReadModelUpdater(SqlReadModelUpdater):
 
 def _with_rows(statement: str, rows: pl.DataFrame) -> str:
     arrays = ", ".join(f"%s::{kind_name(_TYPES[type_])}[]" for type_ in rows.dtypes)
-    return statement.format(rows=f"SELECT * FROM unnest({arrays}) AS source ({', '.join(rows.columns)})")
+    select = f"SELECT * FROM unnest({arrays}) AS source ({', '.join(rows.columns)})"
+    return statement.format(rows=select, values=select)
 
 
 def _arrays(rows: pl.DataFrame) -> list[BinaryValue]:

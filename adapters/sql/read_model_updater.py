@@ -15,6 +15,7 @@ from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import chain_text, read_heads, to_cursors, to_version
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import NotFound
+from postroom.domain.search import NO_BODIES
 from postroom.projections.fold import MESSAGES, derive
 from postroom.projections.incremental.batch import STORED_COLUMNS, Batch, Changes, StoredRow, stored_frame
 from postroom.projections.incremental.cursors import Cursor, Head, Step, Version
@@ -55,6 +56,8 @@ class _Stop(Exception):
     """The process is to stop before the batch is applied."""
 
 
+ROWS_PER_INSERT = 20_000
+"""Messages whose texts are prepared at once, while PostgreSQL inserts those before."""
 ROWS_PER_STATEMENT = 4_000
 """PostgreSQL works on some rows while the next are packed; a stop takes effect between two statements."""
 
@@ -72,6 +75,7 @@ class SqlReadModelUpdater(ReadModelUpdater):
     other_columns: tuple[str, ...] = ()
     """Columns of messages in `compact_tables` that the database has in another table."""
     rebuild_command = "postroom views rebuild"
+    stores_envelopes = False
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -178,7 +182,7 @@ class SqlReadModelUpdater(ReadModelUpdater):
     def _remove(self, version: Version, rows: Sequence[StoredRow]) -> None:
         truncated_messages = stored_frame(rows)
         number, ids = version.models[MESSAGES], truncated_messages.select("id")
-        self._unindex_text(number, compact_tables(truncated_messages, version.bodies)["search"])
+        self._unindex_text(number, compact_tables(truncated_messages, NO_BODIES)["search"])
         for table in (f"text_v{number}", _of(version, MESSAGES)):
             self._delete(table, ("id",), ids)
         topics = truncated_messages.group_by("topic").agg(pl.len().cast(pl.Int64).alias("messages"))
@@ -224,10 +228,11 @@ class SqlReadModelUpdater(ReadModelUpdater):
         if not sent.height:
             return
         number = version.models[MESSAGES]
-        tables = compact_tables(sent, version.bodies)
-        self._insert(_of(version, MESSAGES), tables[MESSAGES].drop(self.other_columns))
-        self._write_rows("add_names", tables["header"], table=f"header_v{number}")
-        self._index_text(number, tables)
+        for part in sent.iter_slices(ROWS_PER_INSERT):
+            tables = compact_tables(part, version.bodies)
+            self._write_rows("add_names", tables["header"], table=f"header_v{number}")
+            self._insert(_of(version, MESSAGES), tables[MESSAGES].drop(self.other_columns))
+            self._index_text(number, tables)
         timestamp = pl.col("timestamp")
         topics = sent.group_by("topic").agg(
             pl.len().cast(pl.Int64).alias("messages"),
@@ -357,13 +362,13 @@ class SqlReadModelUpdater(ReadModelUpdater):
         return self._fetch(self._sql(name, **names), rows) if rows.height else []
 
     def _sql(self, name: str, **names: object) -> str:
-        """Return a statement with all placeholders replaced except `{rows}`."""
+        """Return a statement with all placeholders replaced except `{rows}` and `{values}`."""
         tables = {each: self._table(each) for each in (*CATALOG, *LOG)}
         values = {
             each: self._table(str(value)) if each in ("table", "mailbox", "backlog") else value
             for each, value in names.items()
         }
-        return _SQL[name].format(**tables, **values, rows="{rows}")
+        return _SQL[name].format(**tables, **values, rows="{rows}", values="{values}")
 
 
 def _of(version: Version, model: str) -> str:

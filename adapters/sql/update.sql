@@ -1,5 +1,5 @@
--- Statements that apply a batch to the tables of a version. `{rows}` are the input rows, with the alias `source`; the
--- other names in braces are tables.
+-- Statements that apply a batch to the tables of a version. `{rows}` are the input rows, with the alias `source`;
+-- `{values}` are the same rows, where they are all that is inserted; the other names in braces are tables.
 
 -- name: active
 -- Versions whose tables have the format of an earlier release have no models, as if it had not recorded them.
@@ -47,14 +47,14 @@ JOIN {mailbox} AS message ON message.mailbox = source.mailbox AND message.due <=
 WHERE message.status = 'delayed';
 
 -- name: insert
-INSERT INTO {table} ({columns}) SELECT {columns} FROM ({rows}) AS source WHERE true;
+INSERT INTO {table} ({columns}) {values};
 
 -- name: merge
-INSERT INTO {table} AS merged ({columns}) SELECT {columns} FROM ({rows}) AS source WHERE true
+INSERT INTO {table} AS merged ({columns}) {values}
 ON CONFLICT ({key}) DO UPDATE SET {assignments};
 
 -- name: add_names
-INSERT INTO {table} (name) SELECT name FROM ({rows}) AS source WHERE true ON CONFLICT DO NOTHING;
+INSERT INTO {table} (name) {values} ON CONFLICT DO NOTHING;
 
 -- name: change
 UPDATE {mailbox} AS message

@@ -154,4 +154,7 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
 
 
 def _with_rows(statement: str, rows: pl.DataFrame) -> str:
-    return statement.format(rows="SELECT " + ", ".join(f"? AS {name}" for name in rows.columns))
+    # Before a statement with a SELECT, which may insert several rows, FTS5 writes all it has to the file.
+    values = ", ".join("?" * rows.width)
+    select = "SELECT " + ", ".join(f"? AS {name}" for name in rows.columns)
+    return statement.format(rows=select, values=f"VALUES ({values})")

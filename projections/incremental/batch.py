@@ -33,9 +33,8 @@ StoredRow = tuple[Any, ...]
 
 
 def stored_frame(rows: Sequence[StoredRow]) -> pl.DataFrame:
-    """Return stored messages as rows of the projection, with empty envelopes."""
-    frame = pl.DataFrame(rows, messages.PROJECTION.stored_schema, orient="row")
-    return frame.with_columns(envelope_blob=pl.lit(b""))
+    """Return stored messages as rows of the projection, without envelopes."""
+    return pl.DataFrame(rows, messages.PROJECTION.stored_schema, orient="row")
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Batch:
 
     Arguments:
         extents: the part of each mailbox log in the batch.
-        records: columns `columns_read` of the records, in order.
+        records: columns `columns_read` of the records, in order, without envelopes if nothing stores them.
         projections: the projections of the version that is advanced.
     """
 

@@ -130,7 +130,7 @@ INITIAL_EVENTS, MIN_EVENTS = 10_000, 1_000
 TARGET_SECONDS = 60.0
 """Duration of a batch that the limit aims at; progress becomes visible at its end."""
 MAX_BYTES = 128 << 20
-"""Envelopes of a batch: reading ends with the records that exceed it."""
+"""Size of the records of a batch: reading ends with those that exceed it."""
 
 Positions = Mapping[str, int]
 """The last position to cover, by mailbox."""
@@ -156,7 +156,7 @@ class BatchSize:
 
         Arguments:
             events: number of records in the batch.
-            size: total size of its envelopes in bytes.
+            size: total size of its records in bytes.
             seconds: its duration.
         """
         share = max(seconds / TARGET_SECONDS, size / MAX_BYTES, 1e-6)

@@ -149,7 +149,8 @@ def fold(records: pl.DataFrame) -> tuple[pl.DataFrame, list[ParkedRecord]]:
     """Return one partial for each message of a range, and the records that could not be folded.
 
     Arguments:
-        records: columns `READS` of log records in order; records of other streams are ignored.
+        records: columns `READS` of log records in order; records of other streams are ignored. Without the
+            column `envelope`, envelopes are empty.
     """
     parked: list[ParkedRecord] = []
     message_records = records
@@ -177,7 +178,11 @@ def _partials(records: pl.DataFrame) -> pl.DataFrame:
         pl.col("due").alias("sent_due"),
         pl.coalesce("message_id", uuid_text("stream")).alias("message_id"),
         *("topic", *HEADER_COLUMNS[1:]),
-        pl.col("envelope").map_batches(_without_auth_tokens, POLARS["bytes"]).alias("envelope_blob"),
+        (
+            pl.col("envelope").map_batches(_without_auth_tokens, POLARS["bytes"])
+            if "envelope" in records.columns
+            else pl.lit(b"")
+        ).alias("envelope_blob"),
     )
     later = records.filter(event != SENT)
     if not later.height:
@@ -289,7 +294,7 @@ def finish(partials: pl.DataFrame, extents: Sequence[LogExtent]) -> pl.DataFrame
 
 
 def as_partials(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return rows of messages as partials, to be merged with later ones."""
+    """Return stored messages as partials with empty envelopes, to be merged with later ones."""
     status = pl.col("status")
     last_status = pl.when(status == "delayed").then(pl.lit("ready")).otherwise(status)
     is_archived = status == "archived"
@@ -298,6 +303,7 @@ def as_partials(rows: pl.DataFrame) -> pl.DataFrame:
         pl.when(~is_archived).then(last_status).alias("last_status"),
         pl.lit(None, pl.Int64).alias("sent_due"),
         pl.col("dead_letterings").str.strip_prefix("[").str.strip_suffix("]"),
+        pl.lit(b"").alias("envelope_blob"),
     ).select(*PARTIAL)
 
 

@@ -182,10 +182,12 @@ class ReadModelUpdater(Protocol):
     Arguments:
         where: display name of the read models, without a password.
         rebuild_command: the command that rebuilds them.
+        stores_envelopes: whether the rows of messages have envelopes.
     """
 
     where: str
     rebuild_command: str
+    stores_envelopes: bool
 
     def leader_lock(self) -> AbstractContextManager[bool]:
         """Try to hold the lock of the one process that follows; yield whether it was acquired."""

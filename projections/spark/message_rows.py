@@ -117,8 +117,6 @@ class MessageRows:
         for part in split([range_], POSITIONS_PER_READ):
             for batch in log.read([part], columns, where):
                 records = pl.DataFrame(pa.Table.from_batches([batch]))
-                if "envelope" not in columns:
-                    records = records.with_columns(pl.lit(None, pl.Binary).alias("envelope"))
                 partials, _ = messages.fold(records)
                 is_complete = partials.select(messages.is_complete()).to_series()
                 yield messages.finish(partials.filter(is_complete), [range_.extent])

@@ -16,7 +16,7 @@ from postroom.adapters.sqlite import database
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.policy import DAY_MS, MailboxLimits
 from postroom.domain.record import StoredEvent
-from postroom.domain.search import EventFilter
+from postroom.domain.search import BodyRules, EventFilter
 from postroom.projections.follow import Follower
 from postroom.projections.projection import MODULES
 from tests.conformance.records import append, life
@@ -71,7 +71,7 @@ def test_once_it_ends_where_the_log_ended(store: Store) -> None:
         assert follower.counts.events == take_extents(store)[0].last
 
 
-def test_a_batch_ends_where_its_envelopes_take_too_much_memory(store: Store) -> None:
+def test_a_batch_ends_where_its_records_take_too_much_memory(store: Store) -> None:
     live(store, "box0@test", STORY)
     live(store, "box1@test", VARIED, mode="archive")
     first, second = take_extents(store)
@@ -286,6 +286,18 @@ async def test_what_retention_removes_from_the_log_goes_from_the_read_models(
     assert not models.search(EventFilter(text="region")).items
     assert not models.search(EventFilter(headers={"region": "eu"})).items
     assert len(models.search(EventFilter(text="later")).items) == 1
+
+
+def test_words_of_bodies_are_found_in_messages_that_were_followed(
+    store: Store, read_models: OpenReadModels
+) -> None:
+    live(store, "box0@test", POISON)
+    build_without_spark(store, BodyRules(("orders",)))
+    send(store, "box0@test", [message(b"an invoice", topic=topic) for topic in ("orders", "others")])
+    with closing(new_follower(store)) as follower:
+        follower.advance()
+    (found,) = read_models(store).search(EventFilter(match="invoice")).items
+    assert found.topic == "orders"
 
 
 async def send_and_settle(mailbox: OwnedMailbox) -> None:

@@ -51,7 +51,7 @@ def test_a_batch_that_took_too_long_makes_the_next_one_smaller(size: BatchSize, 
     assert size.events == events // 2
 
 
-def test_a_batch_of_large_envelopes_makes_the_next_one_smaller(size: BatchSize) -> None:
+def test_a_batch_of_large_records_makes_the_next_one_smaller(size: BatchSize) -> None:
     size.adapt(INITIAL_EVENTS, 4 * MAX_BYTES, 0.1)
     assert size.events == INITIAL_EVENTS // 4
 

@@ -5,6 +5,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import polars as pl
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from postroom.domain.record import Record
 from postroom.projections.follow import Follower
 from postroom.projections.log_reader import LogExtent
-from postroom.projections.projection import Row
+from postroom.projections.models import backlog
+from postroom.projections.projection import MODULES, Column, MessageProjection, Row
 from tests.projections import following
 from tests.projections.histories import (
     STORY,
@@ -33,6 +35,20 @@ histories = st.lists(st.lists(steps, max_size=60), min_size=1, max_size=3)
 sizes = st.lists(st.integers(1, 60), min_size=1, max_size=5)
 AS_APPLIED, AHEAD = 1_000, 0
 ways = st.sampled_from([AS_APPLIED, AHEAD, 20])
+
+
+def _as_seen(messages: pl.DataFrame) -> pl.DataFrame:
+    """Return each unsettled message with all columns that a projection is given."""
+    unsettled = messages.filter(pl.col("status").is_in(backlog.STATUSES))
+    columns = [repr(row) for row in unsettled.iter_rows(named=True)]
+    return unsettled.select("mailbox", "status", pl.Series("greatest", columns, pl.String))
+
+
+PROJECTION = MessageProjection(
+    "as_seen",
+    (Column("mailbox", "text", "key"), Column("status", "text", "key"), Column("greatest", "text", "max")),
+    derive=_as_seen,
+)
 
 allowances = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
@@ -72,7 +88,8 @@ def test_read_models_in_postgresql_agree_with_the_reference_at_every_cursor(
 def test_a_rebuild_and_following_from_there_amount_to_a_rebuild_in_the_end(
     before: list[list[Step]], after: list[list[Step]], most: list[int], few_events: int
 ) -> None:
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MODULES, __name__)
         store = Path(folder) / "store.db"
         lived(store, before)
         following.build(store, take_extents(store) if store.exists() else ())
