@@ -176,11 +176,15 @@ class LogReader(Protocol):
 
         Arguments:
             columns: the columns of `COLUMNS` to read; others are not read or transferred.
-            where: conditions on `EVENT_COLUMNS`; records must meet all of them.
+            where: conditions on `EVENT_COLUMNS`, or `SENT_COLUMNS` where these are; records must meet all.
 
         Raises: BrokenLog when a commit can't be decoded, or is missing between others; a reader that allows
             gaps leaves missing ones out.
         """
+
+    def divide(self, range_: Range) -> list[tuple[Range, bool]]:
+        """Return the parts of a range, in order, and whether `read` has `SENT_COLUMNS` for each."""
+        return [(range_, False)]
 
     def commits(self, range_: Range, *, envelopes: bool = True) -> Generator[Commit, None, None]:
         """Yield the commits that overlap a range, in order, in one read transaction.

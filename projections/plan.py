@@ -110,6 +110,6 @@ def make_plan(extents: Sequence[LogExtent], models: tuple[str, ...], **others: A
         others: further fields of the plan.
     """
     total = sum(extent.events for extent in extents)
-    positions = min(max(total // PARTS, POSITIONS[0]), POSITIONS[1])
+    positions = min(max(-(-total // PARTS), POSITIONS[0]), POSITIONS[1])
     buckets = min(max(-(-total // POSITIONS_PER_BUCKET), 1), MAX_BUCKETS)
     return Plan(tuple(extents), models, positions, buckets, **others)

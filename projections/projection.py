@@ -79,10 +79,24 @@ COLUMNS: dict[str, pa.DataType] = {
 `distance` is how many positions before an event the previous one of its message is, or 0.
 """
 
+SENT_COLUMNS = {
+    "sent_position": ("position", LONG),
+    "sent_at": ("at", LONG),
+    "sent_message_id": ("message_id", TEXT),
+    "event_topic": ("topic", TEXT),
+    "event_shard": ("shard", LONG),
+}
+"""Columns with values of the `MessageSent` of an event's message: their sources and types.
+
+Topic and shard of an event of the mailbox are its own, so that a reader can filter all events by them. Only
+segments have these columns; see `LogReader.divide`.
+"""
+_TYPES = COLUMNS | {name: type_ for name, (_, type_) in SENT_COLUMNS.items()}
+
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
-    """Return the Arrow schema of these columns."""
-    return pa.schema([(name, COLUMNS[name]) for name in columns])
+    """Return the Arrow schema of columns of `COLUMNS` and `SENT_COLUMNS`."""
+    return pa.schema([(name, _TYPES[name]) for name in columns])
 
 
 MODULES = "POSTROOM_PROJECTIONS"

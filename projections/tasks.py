@@ -63,13 +63,14 @@ class FoldContext:
         Raises: BrokenLog when records are missing or, if the plan says so, were altered.
         """
         columns = columns_read(with_parking(self.projections, []))
-        if self.plan.verify:
-            check_chain(self.log, part.ranges)
-            columns = tuple(dict.fromkeys((*columns, *ENVELOPE_COLUMNS)))
-        batches = self.log.read(part.ranges, columns)
-        records = pl.DataFrame(pa.Table.from_batches(batches, arrow_schema(columns)))
-        if not self.plan.allow_gaps:
-            check_positions(self.log, part.ranges, records["place"])
+        with self.log.connected() as log:
+            if self.plan.verify:
+                check_chain(log, part.ranges)
+                columns = tuple(dict.fromkeys((*columns, *ENVELOPE_COLUMNS)))
+            batches = log.read(part.ranges, columns)
+            records = pl.DataFrame(pa.Table.from_batches(batches, arrow_schema(columns)))
+            if not self.plan.allow_gaps:
+                check_positions(log, part.ranges, records["place"])
         if self.plan.verify:
             check_envelopes(part.ranges, records)
         return records

@@ -110,6 +110,18 @@ class ArchivedLogReader(LogReader):
             for batch in pieces:
                 yield batch if len(names) == len(columns) else batch.select(columns)
 
+    def divide(self, range_: Range) -> list[tuple[Range, bool]]:
+        """Return the parts of a range that segments of this format have, and the others."""
+        extent, first, last = range_
+        parts = [] if self.verify else ParquetLogArchive(self.folder).parts(extent.name, first, last)
+        divided = []
+        for part in (each for each in parts if each.format == FORMAT):
+            if first < part.first:
+                divided.append((Range(extent, first, part.first - 1), False))
+            divided.append((Range(extent, part.first, part.last), True))
+            first = part.last + 1
+        return divided if first > last else [*divided, (Range(extent, first, last), False)]
+
     def commits(self, range_: Range, *, envelopes: bool = True) -> Generator[Commit, None, None]:
         """Yield the commits that overlap a range; see `LogReader.commits`.
 

@@ -18,10 +18,11 @@ from postroom.adapters.parquet.segment_files import (
     read_table,
     to_rows,
 )
-from postroom.adapters.parquet.sent_columns import EVENTS, SENT_COLUMNS, EventsAt, first_wrong_sent
+from postroom.adapters.parquet.sent_columns import EVENTS, EventsAt, first_wrong_sent
 from postroom.application.ports.event_log import Segment
 from postroom.domain.commit import Commit, chained
 from postroom.domain.errors import BrokenLog, InvalidRequest
+from postroom.projections.projection import SENT_COLUMNS
 
 
 def segment_of(mailbox: str, file: Part) -> Segment:

@@ -17,7 +17,6 @@ from blake3 import blake3
 from postroom.adapters.parquet.archive_folder import ArchiveFolder
 from postroom.adapters.parquet.sent_columns import (
     EVENTS,
-    SENT_COLUMNS,
     STEP_COLUMNS,
     EventsAt,
     own_columns,
@@ -29,7 +28,7 @@ from postroom.domain.commit import Commit
 from postroom.domain.errors import BrokenLog
 from postroom.projections.commit_columns import EXTENT_COLUMNS, ROWS_PER_BATCH, extent_column, to_batches
 from postroom.projections.log_reader import Condition, LogExtent, to_arrow
-from postroom.projections.projection import COLUMNS, EVENT_COLUMNS, arrow_schema
+from postroom.projections.projection import COLUMNS, EVENT_COLUMNS, SENT_COLUMNS, arrow_schema
 
 FORMAT = 3
 ROW_GROUP_ROWS = 25_000

@@ -10,19 +10,8 @@ import polars as pl
 import pyarrow as pa
 
 from postroom.projections.models.messages import SENT, is_message
-from postroom.projections.projection import COLUMNS
+from postroom.projections.projection import COLUMNS, SENT_COLUMNS
 
-SENT_COLUMNS = {
-    "sent_position": ("position", pa.int64()),
-    "sent_at": ("at", pa.int64()),
-    "sent_message_id": ("message_id", pa.string()),
-    "event_topic": ("topic", pa.string()),
-    "event_shard": ("shard", pa.int64()),
-}
-"""Columns with values of the `MessageSent` of an event's message: their sources and types.
-
-Topic and shard of an event of the mailbox are its own, so that a reader can filter all events by them.
-"""
 STEP_COLUMNS = ("position", "stream", "event", "distance", "at", "topic", "shard", "message_id")
 """Columns from which `SENT_COLUMNS` are made."""
 

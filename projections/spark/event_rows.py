@@ -1,10 +1,11 @@
 """Rows of `postroom_events`: events of the log, with the id and topic of their messages.
 
-In the log, only `MessageSent` has these. Most other events follow it within the range that a task reads; for
-the rest, the task follows the distances between the events of a message back to it.
+Segments have these for all events, and the log only for `MessageSent`. Most other events follow it within the
+range that a task reads; for the rest, the task follows the distances between the events of a message back to
+it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -38,6 +39,8 @@ _RESOLVED = {
 }
 _SENT_SOURCES = {"sent_position": "position", "sent_at": "at"}
 """Columns that the log does not have: values of the `MessageSent` under their own names."""
+SEGMENT_SOURCES = {"message_id": "sent_message_id", "topic": "event_topic", "shard": "event_shard"}
+"""Columns that segments have under another name than the log; ids that are stream ids are null there."""
 _STEP = ("position", "stream", "event", "distance", "at", "message_id", "topic", "shard")
 _POSITIONS = {"stream": pl.Binary(), "position": pl.Int64()}
 _SENT_SCHEMA = {
@@ -91,47 +94,52 @@ class EventRows:
 
     def read(self, ranges: Iterable[Range]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of ranges, in the order of positions."""
-        stored = (_SENT_SOURCES.get(name, name) for name in self.schema.names)
-        columns = list(dict.fromkeys((*stored, *self._needed())))
         with self.log.connected() as log:
             messages: _Messages | None = None
             for range_ in split(ranges, POSITIONS_PER_READ):
                 if messages is None or messages.extent != range_.extent:
                     messages = _Messages(log, range_.extent)
-                for batch in log.read([range_], columns, self._where()):
-                    rows = self._rows(batch, messages)
-                    if rows.num_rows:
-                        yield rows
+                for part, is_resolved in log.divide(range_) if self._needs_messages else [(range_, False)]:
+                    sources = SEGMENT_SOURCES if is_resolved else _SENT_SOURCES
+                    resolving = messages if self._needs_messages and not is_resolved else None
+                    columns, where = self._columns(sources, resolving), self._where(sources, resolving)
+                    for batch in log.read([part], columns, where):
+                        rows = self._rows(batch, sources, resolving)
+                        if rows.num_rows:
+                            yield rows
 
     @property
     def _needs_messages(self) -> bool:
         names = {*self.schema.names, *(("topic",) if self.filter.topic is not None else ())}
         return not self.filter.is_only_sent and not names.isdisjoint(_RESOLVED)
 
-    def _needed(self) -> Sequence[str]:
-        if self._needs_messages:
-            return _STEP
-        needed = ["stream"] if "message_id" in self.schema.names else []
-        return [
-            *needed,
-            *(("event",) if self.filter.events else ()),
-            *(("topic",) if self.filter.topic else ()),
-        ]
+    def _columns(self, sources: Mapping[str, str], resolving: "_Messages | None") -> list[str]:
+        """Return the columns to read from the log."""
+        needed = ["stream", "sent_position"] if "message_id" in self.schema.names else []
+        needed += ["event"] if self.filter != ALL_EVENTS else []
+        needed += ["topic"] if self.filter.topic is not None else []
+        stored = (sources.get(name, name) for name in (*self.schema.names, *needed))
+        return list(dict.fromkeys((*stored, *(() if resolving is None else _STEP))))
 
-    def _where(self) -> list[Condition]:
-        events = self.filter.events
-        if not events:
-            return []
-        return [IsIn("event", tuple(dict.fromkeys((*events, SENT))) if self._needs_messages else events)]
+    def _where(self, sources: Mapping[str, str], resolving: "_Messages | None") -> list[Condition]:
+        events, topic = self.filter
+        if resolving is not None:
+            return [IsIn("event", tuple(dict.fromkeys((*events, SENT))))] if events else []
+        where: list[Condition] = [IsIn("event", events)] if events else []
+        if topic is not None and not topic.endswith("*"):
+            where.append(IsIn(sources.get("topic", "topic"), (topic,)))
+        return where
 
-    def _rows(self, batch: pa.RecordBatch, messages: "_Messages") -> pa.RecordBatch:
+    def _rows(
+        self, batch: pa.RecordBatch, sources: Mapping[str, str], resolving: "_Messages | None"
+    ) -> pa.RecordBatch:
         columns = {name: batch[name] for name in batch.schema.names}
-        if self._needs_messages:
-            columns |= messages.resolve(batch)
+        if resolving is not None:
+            columns |= resolving.resolve(batch)
         else:
-            columns |= {name: columns.get(source) for name, source in _SENT_SOURCES.items()}
-            if "message_id" in columns:
-                columns["message_id"] = _message_ids(batch)
+            columns |= {name: columns.get(source) for name, source in sources.items()}
+            if "message_id" in self.schema.names:
+                columns["message_id"] = _message_ids(columns)
         if self.filter.events or self.filter.topic is not None:
             mask = self.filter.mask(columns["event"], columns.get("topic"))
             columns = {name: columns[name].filter(mask) for name in self.schema.names}
@@ -226,8 +234,9 @@ def _ranges(extent: LogExtent, positions: Iterable[int]) -> list[Range]:
     return ranges
 
 
-def _message_ids(batch: pa.RecordBatch) -> pa.Array:
-    """Return the ids of sent messages: the sender's id, or else the stream id as a UUID."""
-    streams = pl.DataFrame({"stream": pl.Series(batch["stream"])})
+def _message_ids(columns: Mapping[str, pa.Array]) -> pa.Array:
+    """Return the ids of messages: the sender's id, or else the stream id as a UUID."""
+    streams = pl.DataFrame({"stream": pl.Series(columns["stream"])})
     uuids = streams.select(uuid_text("stream")).to_series().to_arrow().cast(pa.string())
-    return pc.coalesce(batch["message_id"], uuids)
+    ids = pc.coalesce(columns["message_id"], uuids)
+    return pc.if_else(columns["sent_position"].is_valid(), ids, pa.scalar(None, pa.string()))

@@ -22,7 +22,7 @@ from postroom.projections.log_reader import (
 from postroom.projections.models import messages
 from postroom.projections.spark.columns import MESSAGES, convert
 from postroom.projections.spark.options import position_of
-from postroom.projections.spark.source import Part
+from postroom.projections.spark.source import PARTS_PER_CORE, Part
 
 POSITIONS_PER_FOLD = 3_000_000
 """Positions that one task folds, with messages in memory that are unsettled after 50,000 positions."""
@@ -33,23 +33,30 @@ _FROM_MODEL = {"sent_at": "created_at", "envelope": "envelope_blob"}
 _KINDS = {column.name: column.kind for column in MESSAGES}
 
 
-def message_parts(ranges: Sequence[Range], positions: int = POSITIONS_PER_FOLD) -> list[Part]:
+def message_parts(
+    ranges: Sequence[Range], cores: int | None = None, positions: int = POSITIONS_PER_FOLD
+) -> list[Part]:
     """Divide logs among tasks: small logs share a task, the messages of a large log are divided by id.
 
     Arguments:
         ranges: ranges of whole logs.
-        positions: number of positions of a task; each task of a large log reads all of it.
+        cores: number of cores of the cluster, if known.
+        positions: maximum number of positions of a task; each task of a larger log reads all of it.
     """
+    shared = positions
+    if cores is not None:
+        share = sum(each.size for each in ranges) // (cores * PARTS_PER_CORE)
+        shared = min(max(share, POSITIONS_PER_READ), positions)
     parts: list[Part] = []
     small = Part([])
-    for range_ in ranges:
+    for range_ in sorted(ranges, key=lambda each: each.size, reverse=True):
         count = min(-(-range_.size // positions), BUCKETS)
         if count > 1:
             bounds = [BUCKETS * number // count for number in range(count + 1)]
             buckets = pairwise(bounds)
             parts += [Part([range_], Bucket("stream", low, high)) for low, high in buckets]
             continue
-        if sum(each.size for each in small.ranges) + range_.size > positions:
+        if small.ranges and sum(each.size for each in small.ranges) + range_.size > shared:
             parts.append(small)
             small = Part([])
         small.ranges.append(range_)

@@ -8,15 +8,14 @@ import pyarrow as pa
 
 from postroom.projections.models.messages import UUID_SQL
 from postroom.projections.spark.columns import EVENTS, Kind
-from postroom.projections.spark.event_rows import EventFilter
+from postroom.projections.spark.event_rows import SEGMENT_SOURCES, EventFilter
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 _MESSAGE_ID = f"if(sent_position IS NULL, NULL, coalesce(sent_message_id, {UUID_SQL.format('')}))"
-_SOURCES = {"message_id": _MESSAGE_ID, "topic": "event_topic", "shard": "event_shard"}
-"""Expressions of the columns that segments have under another name than the log."""
+_SOURCES = SEGMENT_SOURCES | {"message_id": _MESSAGE_ID}
 _CONVERSIONS: dict[Kind, str] = {
     "time": "timestamp_micros({})",
     "milliseconds": "timestamp_micros({} * 1000)",

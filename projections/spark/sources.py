@@ -209,7 +209,8 @@ class MessagesSource(StoreSource):
         log, rows = self._open(options, schema)
         extents = [each for each in log.extents() if selection.includes(each.name)]
         extents = list(extents_as_of(log, extents, *moment))
-        return MessageReader(rows, message_parts([Range(each, each.first, each.last) for each in extents]))
+        ranges = [Range(each, each.first, each.last) for each in extents]
+        return MessageReader(rows, message_parts(ranges, self.cores))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
         """Raise InvalidRequest, as rows of messages change."""

@@ -13,11 +13,11 @@ import pytest
 from postroom.adapters.parquet import segment_checks
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
 from postroom.adapters.parquet.segment_files import SCHEMA
-from postroom.adapters.parquet.sent_columns import SENT_COLUMNS
 from postroom.application.mailbox.codec import to_records
 from postroom.domain.commit import GENESIS
 from postroom.domain.errors import BrokenLog, InvalidRequest, Unavailable
 from postroom.projections.log_reader import LogExtent
+from postroom.projections.projection import SENT_COLUMNS
 from tests.conformance.log_archive import BOX, COMMITS, LogArchiveConformance, keep
 from tests.projections.log_rows import log_row
 

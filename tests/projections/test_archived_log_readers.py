@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,6 +24,8 @@ from postroom.domain.record import Event, Record
 from postroom.projections import commit_columns
 from postroom.projections.log_reader import Bucket, Condition, IsIn, LogExtent, LogReader, Range
 from postroom.projections.projection import COLUMNS
+from postroom.projections.spark.columns import EVENTS, arrow_schema, select_columns
+from postroom.projections.spark.event_rows import EventRows
 from tests.conformance.records import append, append_each
 from tests.projections.histories import read_range
 from tests.projections.log_rows import log_row
@@ -243,6 +246,23 @@ def test_a_reader_that_verifies_takes_no_column_that_was_forged(place: Place, *,
             rows(batches)
     else:
         assert "forged" not in [row["topic"] for row in rows(batches)]
+
+
+def test_a_segment_has_the_topics_of_messages_that_an_earlier_one_has(place: Place) -> None:
+    columns = select_columns("postroom_events", EVENTS, "position,message_id,topic,shard,sent_position")
+    (extent,) = place.log.extents()
+
+    def events(first: int) -> list[dict[str, Any]]:
+        return rows(EventRows(place.log, arrow_schema(columns)).read([Range(extent, first, 40)]))
+
+    in_log = events(1)
+    later = next(row["position"] for row in in_log if row["sent_position"] not in (None, row["position"]))
+    place.keep(1, later - 1)
+    earlier = place.file()
+    place.keep(later, 40)
+    place.logs[ONE].truncate(40, 1_000_000)
+    earlier.unlink()
+    assert events(later) == in_log[later - 1 :]
 
 
 def test_a_file_of_another_size_is_named_by_every_read(place: Place) -> None:

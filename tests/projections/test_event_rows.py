@@ -109,6 +109,7 @@ def test_messages_that_were_sent_in_another_range_are_found(kept: Kept, size: in
     "filters",
     [
         {"events": ("MessageSent",)},
+        {"topic": "orders", "events": ("MessageSent",)},
         {"events": ("MessageAcked", "MessageReceived")},
         {"topic": "orders"},
         {"topic": "orders*"},
@@ -190,7 +191,7 @@ def test_messages_are_the_same_however_their_logs_are_divided(kept: Kept, positi
         spark_schema(select_columns("postroom_messages", MESSAGES, None)), timezone="UTC"
     )
     messages = MessageRows(kept.log, schema)
-    parts = message_parts(whole(kept), positions)
+    parts = message_parts(whole(kept), positions=positions)
     read = [row for part in parts for row in rows(messages.read(part.ranges, part.bucket))]
     sent = [row for row in expected_rows(kept) if row["event"] == "MessageSent"]
     assert sorted(

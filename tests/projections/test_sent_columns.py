@@ -15,7 +15,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from postroom.adapters.compose.store import open_log_reader, open_store
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
-from postroom.adapters.parquet.sent_columns import SENT_COLUMNS
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.mailbox.codec import to_records
 from postroom.domain.commit import GENESIS, Commit
@@ -25,6 +24,7 @@ from postroom.domain.message import Headers
 from postroom.domain.names import message_id
 from postroom.domain.record import Event
 from postroom.projections.log_reader import Range
+from postroom.projections.projection import SENT_COLUMNS
 from postroom.projections.spark.columns import EVENTS, select_columns, spark_schema
 from postroom.projections.spark.event_rows import EventRows
 from tests.conformance.log_archive import BOX, COMMITS, before, keep

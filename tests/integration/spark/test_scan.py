@@ -1,7 +1,7 @@
 """Spark's own scan of segments returns the rows of the data source."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, closing, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from postroom.adapters.parquet.log_archive import ParquetLogArchive
+from postroom.adapters.sqlite.event_log import SqliteEventLog
+from postroom.domain.commit import GENESIS
 from postroom.domain.errors import InvalidRequest
 from postroom.spark import events, register
+from tests.conformance.records import append_each
 from tests.projections.stored_logs import ONE, Kept, keep, past
 from tests.support.servers.object_store import BUCKET, ObjectStoreServer
 
@@ -90,6 +94,23 @@ def test_only_what_no_whole_segment_holds_is_read_by_the_data_source(spark: Spar
     assert "Scan parquet" not in plan_of(frame_of(spark, kept, mailbox=ONE, to_position=str(last - 1)))
 
 
+def test_no_task_is_needed_to_find_many_segments(spark: SparkSession, tmp_path: Path) -> None:
+    store, archive, before = str(tmp_path / "store.db"), ParquetLogArchive(tmp_path / "archive"), GENESIS
+    with closing(SqliteEventLog(store, ONE, durability="relaxed")) as log:
+        append_each(log, past(ONE, 20))
+        for commit in log.commits():
+            archive.store(ONE, [commit], before)
+            before = commit.chain
+    register(spark)
+    spark.sparkContext.setJobGroup("segments", "")
+    try:
+        frame = events(spark, store, archive=tmp_path / "archive")
+    finally:
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+    assert not spark.sparkContext.statusTracker().getJobIdsForGroup("segments")
+    assert len(frame.inputFiles()) == frame.count() > 32
+
+
 def test_a_frame_ends_where_the_log_ended_when_it_was_made(spark: SparkSession, tmp_path: Path) -> None:
     with ExitStack() as stack:
         kept = keep("archive sqlite", str(tmp_path / "store.db"), tmp_path / "archive", stack)
@@ -126,4 +147,6 @@ def test_without_a_connector_for_the_object_store_the_data_source_reads_the_segm
         # Spark's processes have started without the variables.
         archive = f"s3://test:test@{BUCKET}/archive?scheme=http&endpoint_override={endpoint}&region=us-east-1"
         kept = keep("archive sqlite", str(tmp_path / "store.db"), archive, stack)
-        assert frame_of(spark, kept).count() == len(kept.everything())
+        rows = rows_of(frame_of(spark, kept, columns="mailbox,position,event"))
+        expected = [(extent.name, record.position, record.type) for extent, record in kept.everything()]
+        assert [tuple(row.values()) for row in rows] == expected

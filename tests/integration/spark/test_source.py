@@ -15,6 +15,7 @@ from postroom.application.messages import NewMessage
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.projections.log_reader import LogExtent, Range
 from postroom.projections.spark.columns import EVENTS
+from postroom.projections.spark.message_rows import message_parts
 from postroom.projections.spark.source import BatchReader, Part, parts_of
 from postroom.spark import register
 from tests.integration.spark.streams import start
@@ -233,4 +234,7 @@ def test_a_large_mailbox_is_split_and_small_ones_share_a_task() -> None:
     parts = parts_of(ranges(200_000, *[100] * 500), cores=1, partitions=5)
     assert sizes_of(parts) == [50_000] * 5
     assert len(parts[-1].ranges) == 500
+    mailboxes = ranges(*[10_000] * 200, 2_000_000)
+    assert sizes_of(message_parts(mailboxes, cores=None)) == [3_000_000, 1_000_000]
+    assert sizes_of(message_parts(mailboxes, cores=4)) == [2_000_000, *[330_000] * 6, 20_000]
     assert BatchReader(None, parts_of([], cores=8)).partitions() == [Part([])]  # type: ignore[arg-type]
