@@ -5,6 +5,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from postroom.projections.incremental.cursors import Version
 from postroom.projections.ports.read_model_store import LockTimeout
 
 CACHE_KIB = 64 << 10
+ROWS_PER_STATEMENT = 1_000
+"""SQLite allows 32,766 values."""
 
 _SQL = statements("postroom.adapters.sqlite", "sql/update.sql")
 
@@ -131,13 +134,21 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
             ) from error
 
     def _write(self, statement: str, rows: pl.DataFrame) -> None:
+        if "{values}" not in statement:
+            self._fetch(statement, rows)
+            return
+        # One at a time: before a statement with a SELECT, FTS5 writes all it has to the file.
         with self._connection() as db:
-            db.executemany(_with_rows(statement, rows), rows.iter_rows())
+            db.executemany(statement.format(values=_values(rows.head(1))), rows.iter_rows())
 
     def _fetch(self, statement: str, rows: pl.DataFrame) -> list[tuple[Any, ...]]:
+        names = ", ".join(f"column{number} AS {name}" for number, name in enumerate(rows.columns, 1))
+        results: list[tuple[Any, ...]] = []
         with self._connection() as db:
-            query = _with_rows(statement, rows)
-            return [row for values in rows.iter_rows() for row in db.execute(query, values)]
+            for part in rows.iter_slices(ROWS_PER_STATEMENT):
+                query = statement.format(rows=f"SELECT {names} FROM ({_values(part)})")
+                results += db.execute(query, list(chain.from_iterable(part.iter_rows())))
+        return results
 
     def _lock(self, version: Version) -> None:
         if self._read(self._sql("lock_version", version=version.number, lock="")) != [(version.status,)]:
@@ -153,8 +164,6 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
             self._write(_SQL[name].format(version=number, rows="{rows}"), texts)
 
 
-def _with_rows(statement: str, rows: pl.DataFrame) -> str:
-    # Before a statement with a SELECT, which may insert several rows, FTS5 writes all it has to the file.
-    values = ", ".join("?" * rows.width)
-    select = "SELECT " + ", ".join(f"? AS {name}" for name in rows.columns)
-    return statement.format(rows=select, values=f"VALUES ({values})")
+def _values(rows: pl.DataFrame) -> str:
+    row = f"({', '.join('?' * rows.width)})"
+    return f"VALUES {', '.join([row] * rows.height)}"
