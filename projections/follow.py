@@ -88,12 +88,11 @@ class Follower:
         self._open_log = open_log
         self._number = version
         self._version: Version | None = None
-        self._log: LogReader | None = None
+        self._log: LogReader
         self._opened = ExitStack()
         """Closes the connections of the log reader."""
         self._projections: dict[str, Projection] = {}
         self._columns: tuple[str, ...] = ()
-        """The columns of the log that are read."""
         self._cursors: dict[int, Cursor] = {}
         self._first: dict[int, int] = {}
         self._few_events = few_events
@@ -171,7 +170,7 @@ class Follower:
             ranges = next_ranges(heads, self._cursors, self._size.events, through)
             if not ranges and not unknown:
                 return False
-            next_batch = self._fold(self._reader(), ranges, self._cursors)
+            next_batch = self._fold(self._log, ranges, self._cursors)
             self._heads()  # the log is still the same one after the read
         moved = {step.extent.id for step in next_batch.steps}
         steps = next_batch.steps + [
@@ -267,7 +266,7 @@ class Follower:
         """Start to read and fold the next batch in the background, if it is large."""
         self._next_fold = None
         if sum(each.size for each in ranges) > self._few_events:
-            self._next_fold = ranges, self._pool.submit(self._fold, self._reader(), ranges, cursors)
+            self._next_fold = ranges, self._pool.submit(self._fold, self._log, ranges, cursors)
 
     def _take_next_fold(self, through: Positions | None) -> _PreparedBatch | None:
         """Return the batch folded in the background, if it begins at the cursors and is not too large."""
@@ -281,11 +280,6 @@ class Follower:
             if first != start.position + 1 or (through is not None and last > through.get(extent.name, 0)):
                 return None
         return next_batch if self._size.allows(next_batch.batch.events) else None
-
-    def _reader(self) -> LogReader:
-        """Return the reader of the log of the current version."""
-        assert self._log is not None
-        return self._log
 
     def _fold(self, log: LogReader, ranges: Sequence[Range], cursors: Mapping[int, Cursor]) -> _PreparedBatch:
         """Read and fold ranges that begin at the cursors, or their beginning if the records are large."""

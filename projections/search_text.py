@@ -48,7 +48,7 @@ def search_tables(mailbox_rows: pl.DataFrame, bodies: BodyRules) -> dict[str, pa
     """
     rows = _with_custom_text(mailbox_rows)
     header = rows.select("name", "value", "timestamp", "id").explode("name", "value", keep_nulls=False)
-    text = {"id": rows["id"], "text": _texts(rows), "words": _all_words(rows, bodies)}
+    text = {"id": rows["id"], "text": _texts(rows), "words": _all_words(rows, bodies)[0]}
     return {"header": header.to_arrow(), "text": pl.DataFrame(text).to_arrow()}
 
 
@@ -64,7 +64,7 @@ def compact_tables(mailbox_rows: pl.DataFrame, bodies: BodyRules) -> dict[str, p
         each between blanks, and `LONG_TEXT`).
     """
     rows = _with_custom_text(mailbox_rows)
-    words = _all_words(rows, bodies)
+    words, is_covered = _all_words(rows, bodies)
     indexed_ids = (pl.when(~pl.col(name).str.contains(_PLAIN_ID)).then(name).alias(name) for name in IDS)
     text = _texts(rows.with_columns(indexed_ids))
     is_odd = rows.select(
@@ -86,7 +86,7 @@ def compact_tables(mailbox_rows: pl.DataFrame, bodies: BodyRules) -> dict[str, p
             text=_replace_odd(odd_text, is_odd, lambda: _texts(rows.filter(is_odd))),
         ),
         "header": rows.select(pl.col("name").explode(keep_nulls=False).unique()),
-        "text": pl.DataFrame({"id": rows["id"], "words": words}).filter(_is_covered(rows, bodies)),
+        "text": pl.DataFrame({"id": rows["id"], "words": words}).filter(is_covered),
         "search": pl.select(rows["id"], text, pl.concat_str(words, mark, ignore_nulls=True).alias("words")),
     }
 
@@ -154,16 +154,13 @@ def _words(rows: pl.DataFrame) -> pl.Series:
     return _replace_odd(words, is_odd, lambda: (_join_words(tokenize(each)) for each in lines.filter(is_odd)))
 
 
-def _all_words(rows: pl.DataFrame, bodies: BodyRules) -> pl.Series:
-    """Return the words of headers and, of topics that are covered, of bodies."""
-    words, is_covered = _words(rows), _is_covered(rows, bodies)
+def _all_words(rows: pl.DataFrame, bodies: BodyRules) -> tuple[pl.Series, pl.Series]:
+    """Return the words of headers and bodies, and whether the body is searched."""
+    words = _words(rows)
+    is_covered = rows["topic"].is_in([topic for topic in rows["topic"].unique() if bodies.cover(topic)])
     return _replace_odd(
         words, is_covered, lambda: _with_body(words.filter(is_covered), rows.filter(is_covered))
-    )
-
-
-def _is_covered(rows: pl.DataFrame, bodies: BodyRules) -> pl.Series:
-    return rows["topic"].is_in([topic for topic in rows["topic"].unique() if bodies.cover(topic)])
+    ), is_covered
 
 
 def _header_text(rows: pl.DataFrame, headers: tuple[str, ...]) -> pl.Series:

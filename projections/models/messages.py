@@ -178,11 +178,7 @@ def _partials(records: pl.DataFrame) -> pl.DataFrame:
         pl.col("due").alias("sent_due"),
         pl.coalesce("message_id", uuid_text("stream")).alias("message_id"),
         *("topic", *HEADER_COLUMNS[1:]),
-        (
-            pl.col("envelope").map_batches(_without_auth_tokens, POLARS["bytes"])
-            if "envelope" in records.columns
-            else pl.lit(b"")
-        ).alias("envelope_blob"),
+        _envelopes(records).alias("envelope_blob"),
     )
     later = records.filter(event != SENT)
     if not later.height:
@@ -204,8 +200,13 @@ def _partials(records: pl.DataFrame) -> pl.DataFrame:
     return partials.with_columns(first_place).select(*PARTIAL)
 
 
-def _without_auth_tokens(envelopes: pl.Series) -> pl.Series:
-    return pl.Series(envelopes.name, map(without_token, envelopes), POLARS["bytes"])
+def _envelopes(records: pl.DataFrame) -> pl.Expr:
+    """Return the envelopes without auth tokens; empty if they were not read."""
+    if "envelope" not in records.columns:
+        return pl.lit(b"")
+    return pl.col("envelope").map_batches(
+        lambda each: pl.Series(each.name, map(without_token, each), POLARS["bytes"]), POLARS["bytes"]
+    )
 
 
 def without_token(envelope: bytes | None) -> bytes:

@@ -44,7 +44,7 @@ STATUS_SECONDS = 0.1
 BEHIND = 100_000
 """How many lives a follower is behind when it has to catch up."""
 PATIENCE_SECONDS = 120
-LATENCY_GOAL_MS, CATCH_UP_GOAL = 400, 50_000
+LATENCY_GOAL_MS, CATCH_UP_GOAL = 400, 60_000
 SENT = [msgspec.structs.replace(new, idem_key=None) for new in new_messages(LIVES_PER_TURN)]
 
 

@@ -288,6 +288,19 @@ async def test_what_retention_removes_from_the_log_goes_from_the_read_models(
     assert len(models.search(EventFilter(text="later")).items) == 1
 
 
+def test_the_messages_of_a_batch_are_one_segment_of_a_text_index(tmp_path: Path) -> None:
+    store = tmp_path / "store.db"
+    live(store, "box0@test", [*VARIED, *STORY])
+    version = following.build(store)
+    with closing(new_follower(store)) as follower:
+        follower.advance()
+        assert follower.counts.batches == 1
+    with closing(sqlite3.connect(f"{store}-views")) as views:
+        for name in ("text_index", "word_index"):
+            query = f"SELECT count(DISTINCT segid) FROM {name}_v{version}_idx"
+            assert views.execute(query).fetchone() == (1,)
+
+
 def test_words_of_bodies_are_found_in_messages_that_were_followed(
     store: Store, read_models: OpenReadModels
 ) -> None:
