@@ -132,8 +132,8 @@ def fold_pieces(
 
 
 def derive(rows: pl.DataFrame, projections: Mapping[str, Projection]) -> dict[str, pl.DataFrame]:
-    """Return the rows of each `MessageProjection` for these messages, merged by key."""
-    rows = rows.select(messages.PROJECTION.stored_schema.keys())
+    """Return the rows of each `MessageProjection` for the unsettled of these messages, merged by key."""
+    rows = rows.filter(~pl.col("status").is_in(messages.SETTLED)).select(*messages.PROJECTION.stored_schema)
     return {
         name: _run(each, each.derive, rows)
         for name, each in projections.items()

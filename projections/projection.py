@@ -180,8 +180,8 @@ class MessageProjection(Projection):
     A key column named like a column of `mailbox` must have the message's value.
 
     Arguments:
-        derive: takes rows of the `mailbox` table without `envelope_blob`, which SQL databases do not store,
-            and returns rows; rows with the same key are merged.
+        derive: takes their rows of the `mailbox` table without `envelope_blob`, which SQL databases do not
+            store, and returns rows; rows with the same key are merged.
     """
 
     derive: Fold = lambda messages: messages

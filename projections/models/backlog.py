@@ -12,7 +12,7 @@ def derive(messages: pl.DataFrame) -> pl.DataFrame:
     status = pl.col("status")
     counts = [(status == name).sum().cast(pl.Int64).alias(name) for name in STATUSES]
     oldest = pl.col("created_at").filter(status != "dead").min().alias("oldest_at")
-    return messages.filter(status.is_in(STATUSES)).group_by("mailbox", "topic", "shard").agg(*counts, oldest)
+    return messages.group_by("mailbox", "topic", "shard").agg(*counts, oldest)
 
 
 PROJECTION = MessageProjection(

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from postroom.domain.record import Record
 from postroom.projections.follow import Follower
 from postroom.projections.log_reader import LogExtent
-from postroom.projections.models import backlog
 from postroom.projections.projection import MODULES, Column, MessageProjection, Row
 from tests.projections import following
 from tests.projections.histories import (
@@ -38,10 +37,9 @@ ways = st.sampled_from([AS_APPLIED, AHEAD, 20])
 
 
 def _as_seen(messages: pl.DataFrame) -> pl.DataFrame:
-    """Return each unsettled message with all columns that a projection is given."""
-    unsettled = messages.filter(pl.col("status").is_in(backlog.STATUSES))
-    columns = [repr(row) for row in unsettled.iter_rows(named=True)]
-    return unsettled.select("mailbox", "status", pl.Series("greatest", columns, pl.String))
+    """Return each message that a projection is given, with all its columns."""
+    columns = [repr(row) for row in messages.iter_rows(named=True)]
+    return messages.select("mailbox", "status", pl.Series("greatest", columns, pl.String))
 
 
 PROJECTION = MessageProjection(
