@@ -38,7 +38,7 @@ from postroom.adapters.clickhouse.database import (
 from postroom.adapters.files.durable import is_file_locked
 from postroom.adapters.sql.access_path import choose
 from postroom.adapters.sql.read_models import AnyRow, SqlReadModels
-from postroom.adapters.sql.search import Branch, Lead, SearchQuery, word_substring
+from postroom.adapters.sql.search import Branch, IdList, Lead, SearchQuery, word_substring
 from postroom.adapters.sql.statistics import AccessPath, facet_values
 from postroom.adapters.sql.tables import MESSAGE_COLUMNS, ReadModelTables
 from postroom.application.ports.facets import FACET_VALUES, FacetField
@@ -299,6 +299,7 @@ class _SearchDialect:
 
     text = NullableText
     stream_text = None
+    estimates_prefixes = False
 
     def equals(self, column: ColumnElement[Any], value: str) -> ColumnElement[bool]:
         return column == value
@@ -306,8 +307,11 @@ class _SearchDialect:
     def among(self, column: ColumnElement[Any], values: Sequence[str]) -> ColumnElement[bool]:
         return column.in_(values)
 
-    def is_any(self, column: ColumnElement[Any], ids: Sequence[int]) -> ColumnElement[bool]:
+    def is_any(self, column: ColumnElement[Any], ids: Sequence[int] | str) -> ColumnElement[bool]:
         return column.in_(ids)
+
+    def as_list(self, ids: ColumnElement[int]) -> ColumnElement[Any]:
+        return func.groupArray(ids)
 
     def contains(self, column: ColumnElement[Any], text: str) -> ColumnElement[bool]:
         return func.position(func.lower(column), func.lower(text)) > 0
@@ -330,8 +334,8 @@ class _SearchDialect:
     def has_words(self, tables: ReadModelTables, words: Sequence[Word]) -> ColumnElement[bool]:
         return tables.mailbox.c.id.in_(self.with_words(tables, words))
 
-    def expected_rows(self, db: Connection, ids: Select[Any]) -> int | None:
-        return None
+    def few_ids(self, db: Connection, tables: ReadModelTables, ids: Select[Any]) -> IdList:
+        return IdList(0)
 
     def must_scan(self, db: Connection, ids: Select[Any]) -> bool:
         return False

@@ -23,6 +23,7 @@ from sqlalchemy import (
     func,
     literal,
     literal_column,
+    or_,
     select,
     type_coerce,
     union_all,
@@ -39,7 +40,7 @@ from postroom.adapters.postgres.url import DEFAULT_SCHEMA, schema_of
 from postroom.adapters.sql.ddl import POSTGRES
 from postroom.adapters.sql.log_reader import envelopes_at
 from postroom.adapters.sql.read_models import OpenArchive, SqlReadModels
-from postroom.adapters.sql.search import word_substring
+from postroom.adapters.sql.search import IdList, word_substring
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import ReadModelTables, read_heads
 from postroom.domain.errors import Unavailable, UnusableServer
@@ -218,6 +219,7 @@ class _PostgresDialect:
 
     text = StoredText
     stream_text = POSTGRES.stream_text
+    estimates_prefixes = True
 
     def equals(self, column: ColumnElement[Any], value: str) -> ColumnElement[bool]:
         if column.key in INDEXED_IF_SHORT and _fits(value):
@@ -233,9 +235,13 @@ class _PostgresDialect:
         is_indexed = column.key in INDEXED_IF_SHORT and all(map(_fits, values))
         return is_any & _is_short(column) if is_indexed else is_any
 
-    def is_any(self, column: ColumnElement[Any], ids: Sequence[int]) -> ColumnElement[bool]:
-        has_id: ColumnElement[bool] = column == any_(literal(list(ids), ARRAY(BigInteger)))
+    def is_any(self, column: ColumnElement[Any], ids: Sequence[int] | str) -> ColumnElement[bool]:
+        array = literal(ids, Text) if isinstance(ids, str) else literal(list(ids), ARRAY(BigInteger))
+        has_id: ColumnElement[bool] = column == any_(cast(array, ARRAY(BigInteger)))
         return has_id
+
+    def as_list(self, ids: ColumnElement[int]) -> ColumnElement[Any]:
+        return cast(func.array_agg(ids), Text)
 
     def contains(self, column: ColumnElement[Any], text: str) -> ColumnElement[bool]:
         # Columns have the collation C, in which only ASCII letters have a case.
@@ -248,12 +254,16 @@ class _PostgresDialect:
         matches = select(text.id).where(*(text.text.contains(part, autoescape=True) for part in indexed))
         if not is_part_of_id(indexed[0]):
             return matches
-        rows = select(tables.mailbox.c.id).where(self.includes(self._ids(tables), indexed[0]))
+        messages, part = tables.mailbox.c, indexed[0]
+        in_stream = func.strpos(func.encode(messages.stream, "hex"), part.replace("-", "")) > 0
+        rows = select(messages.id).where(
+            or_(in_stream, *(self.includes(messages[each], part) for each in IDS))
+        )
         return select(union_all(matches, rows).subquery().c.id)
 
-    def expected_rows(self, db: Connection, ids: Select[Any]) -> int | None:
+    def few_ids(self, db: Connection, tables: ReadModelTables, ids: Select[Any]) -> IdList:
         rows = _PLANNED_ROWS.search(str(db.scalar(_Explain(ids))))
-        return int(rows[1]) if rows else None
+        return IdList(int(rows[1]) if rows else 0)
 
     def must_scan(self, db: Connection, ids: Select[Any]) -> bool:
         self.allow_unordered(db)

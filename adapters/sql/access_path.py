@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from postroom.adapters.sql.search import Candidates, Lead, SearchQuery
+from postroom.adapters.sql.search import Candidates, IdList, Lead, SearchQuery
 
 MAX_SELECTIVE_ROWS = 2_000
 """Limit on the rows of a selective condition, which are sorted and filtered."""
@@ -22,6 +22,8 @@ MAX_COUNTED_ROWS = 50_000
 """Limit on the rows that are counted when the first rows of a condition hardly satisfied the others."""
 MAX_FIRST_ROWS_PER_PAGE = 10
 """A page that probably takes at most so many times the first rows of a condition is read without counting."""
+Found = tuple[IdList, Candidates]
+"""A condition with the ids of its messages, or about their number, as far as it is known."""
 
 
 def read_page(db: Connection, query: SearchQuery) -> Sequence[Row[Any]]:
@@ -32,47 +34,53 @@ def read_page(db: Connection, query: SearchQuery) -> Sequence[Row[Any]]:
     frequent condition.
     """
     leads = query.leads()
-    lead = _selective(db, query, leads)
-    must_scan = lead is None and any(
-        isinstance(each, Candidates) and _must_scan(db, query, each) for each in leads
-    )
-    if lead is None and (path := _single_branch(query, leads, must_scan=must_scan)) is not None:
-        limit = MAX_SELECTIVE_ROWS if path in leads else MAX_CANDIDATES
-        rows = db.execute(query.page(query.first_rows(path, limit + query.offset))).all()
+    lead, late = _selective(db, query, leads)
+    if lead is None and (path := _single_branch(query, leads, is_tried=bool(late))) is not None:
+        is_short = path in leads or any(_is_text(each) for _, each in late)
+        limit = MAX_SELECTIVE_ROWS if is_short else MAX_CANDIDATES
+        rows = _first_rows(db, query, path, limit)
+        is_frequent = len(rows) * MAX_FIRST_ROWS_PER_PAGE > query.limit
+        if is_frequent and late and len(rows) <= query.limit:
+            # Those that follow may be different: ids of messages sent together begin alike.
+            rows = _first_rows(db, query, path, limit * MAX_FIRST_ROWS_PER_PAGE)
         if len(rows) > query.limit:
             return rows
-        if len(rows) * MAX_FIRST_ROWS_PER_PAGE > query.limit:
+        if is_frequent and not late:
             lead = path
-    if lead is None and must_scan:
-        lead = _by_text(db, query, leads, must_scan=True)
-    return db.execute(query.page(lead or _least_frequent(db, query, leads))).all()
+    lead = lead or _fewest_ids(db, query, late) or _least_frequent(db, query, leads)
+    return db.execute(query.page(lead)).all()
+
+
+def _first_rows(db: Connection, query: SearchQuery, path: Lead, limit: int) -> Sequence[Row[Any]]:
+    """Return the rows of the page that are among the first of a path."""
+    return db.execute(query.page(query.first_rows(path, limit + query.offset))).all()
 
 
 def choose(db: Connection, query: SearchQuery) -> Lead:
     """Return the access path for all rows."""
     leads = query.leads()
-    return (
-        _selective(db, query, leads)
-        or _by_text(db, query, leads, must_scan=True)
-        or _least_frequent(db, query, leads)
-    )
+    lead, late = _selective(db, query, leads)
+    return lead or _fewest_ids(db, query, late) or _least_frequent(db, query, leads)
 
 
 def fewest_rows(db: Connection, query: SearchQuery, limit: int) -> tuple[Lead, bool]:
     """Return the access path with the fewest rows, and whether these are at most `limit`."""
     leads = query.leads()
-    lead = _least(db, query, leads, limit + 1) or _by_text(db, query, leads)
+    lead = _least(db, query, leads, limit + 1) or _by_text(db, query, leads)[0]
     if lead is None:
         ordered = [lead for lead in leads if isinstance(lead, Lead)]
         lead = min(ordered, key=lambda lead: len(lead.branches), default=query.by_time)
     return lead, int(db.execute(query.count(lead, limit + 1)).scalar_one()) <= limit
 
 
-def _selective(db: Connection, query: SearchQuery, leads: Sequence[Lead | Candidates]) -> Lead | None:
-    """Return the access path with few rows, or None."""
+def _selective(
+    db: Connection, query: SearchQuery, leads: Sequence[Lead | Candidates]
+) -> tuple[Lead | None, list[Found]]:
+    """Return the access path with few rows, or None and the candidates that are still to be tried."""
     if len(leads) == 1 and isinstance(leads[0], Lead):
-        return leads[0]
-    return _least(db, query, leads, MAX_SELECTIVE_ROWS) or _by_text(db, query, leads)
+        return leads[0], []
+    lead = _least(db, query, leads, MAX_SELECTIVE_ROWS)
+    return (lead, []) if lead is not None else _by_text(db, query, leads)
 
 
 def _least(db: Connection, query: SearchQuery, leads: Sequence[Lead | Candidates], limit: int) -> Lead | None:
@@ -95,43 +103,57 @@ def _least(db: Connection, query: SearchQuery, leads: Sequence[Lead | Candidates
 
 
 def _by_text(
-    db: Connection, query: SearchQuery, leads: Sequence[Lead | Candidates], *, must_scan: bool = False
-) -> Lead | None:
-    """Return the messages that match a text as an access path; None if they are many.
+    db: Connection, query: SearchQuery, leads: Sequence[Lead | Candidates]
+) -> tuple[Lead | None, list[Found]]:
+    """Return the messages that match a text as an access path; None if they are many, and what was not read.
 
-    Arguments:
-        must_scan: take the conditions that no text index has, instead of the others.
+    These are the candidates that are only found by a look at all texts, and those that are many by an
+    estimate, which is wrong if some terms exclude each other, or differ in frequency over time.
     """
-    least, fewest = None, MAX_CANDIDATES
-    for lead in leads:
-        if isinstance(lead, Lead) or _must_scan(db, query, lead) != must_scan:
-            continue
+    candidates = [lead for lead in leads if isinstance(lead, Candidates)]
+    if candidates:
         query.dialect.allow_unordered(db)
-        # All ids are collected before the first is returned.
-        if lead.is_estimable and (query.dialect.expected_rows(db, lead.ids) or 0) > MAX_CANDIDATES:
-            continue
-        ids = db.scalars(lead.ids.limit(fewest)).all()
-        if len(ids) < fewest:
-            least, fewest = query.by_id(lead.field, ids), len(ids)
+    found, late = list[Found](), list[Found]()
+    for each in candidates:
+        ids = query.few_ids(db, each)
+        is_late = ids.rows > MAX_CANDIDATES or _must_scan(db, query, each)
+        (late if is_late else found).append((ids, each))
+        if ids.ids is not None and ids.rows <= SUFFICIENT_ROWS:
+            break
+    return _fewest_ids(db, query, found), late
+
+
+def _fewest_ids(db: Connection, query: SearchQuery, found: Sequence[Found]) -> Lead | None:
+    """Return the fewest messages that satisfy a condition as an access path; None if they are many."""
+    least, fewest = None, MAX_CANDIDATES
+    for ids, each in sorted(found, key=lambda pair: pair[0].ids is None):
         if fewest <= SUFFICIENT_ROWS:
             break
+        rows, list_ = ids if ids.ids is not None else query.list_ids(db, each, fewest)
+        if rows < fewest and list_ is not None:
+            least, fewest = query.by_id(each.field, list_, is_short=rows <= SUFFICIENT_ROWS), rows
     return least
 
 
 def _must_scan(db: Connection, query: SearchQuery, lead: Candidates) -> bool:
     """Return whether the ids of messages are found only by a look at all texts."""
-    return lead.field == "candidates" and query.dialect.must_scan(db, lead.ids)
+    return _is_text(lead) and query.dialect.must_scan(db, lead.ids)
 
 
-def _single_branch(query: SearchQuery, leads: Sequence[Lead | Candidates], *, must_scan: bool) -> Lead | None:
+def _is_text(lead: Candidates) -> bool:
+    """Return whether they are the messages that may have parts of a text."""
+    return lead.field == "candidates"
+
+
+def _single_branch(query: SearchQuery, leads: Sequence[Lead | Candidates], *, is_tried: bool) -> Lead | None:
     """Return an access path that is one branch, all messages if need be; None if it is the only one.
 
     Arguments:
-        must_scan: return it even then, as its first rows may spare a look at all texts.
+        is_tried: return it even then, as its first rows may spare a look at other candidates.
     """
     ordered = [lead for lead in leads if isinstance(lead, Lead)]
     path = next((lead for lead in ordered if len(lead.branches) == 1), query.by_time)
-    return None if ordered in ([], [path]) and not must_scan else path
+    return None if ordered in ([], [path]) and not is_tried else path
 
 
 def _least_frequent(db: Connection, query: SearchQuery, leads: Sequence[Lead | Candidates]) -> Lead:

@@ -39,6 +39,9 @@ _EQUAL_FIELDS = ("message_id", "correlation_id", "trace_id", "mailbox", "namespa
 class Dialect(Protocol):
     """The expressions that differ between databases."""
 
+    estimates_prefixes: bool
+    """Whether `few_ids` costs little even for words that are prefixes."""
+
     @property
     def text(self) -> Any:
         """Return the column type of text."""
@@ -53,8 +56,11 @@ class Dialect(Protocol):
     def among(self, column: ColumnElement[Any], values: Sequence[str]) -> ColumnElement[bool]:
         """Return the condition that a column has one of many values, as one parameter."""
 
-    def is_any(self, column: ColumnElement[Any], ids: Sequence[int]) -> ColumnElement[bool]:
-        """Return the condition that a column is one of many ids, as one parameter."""
+    def is_any(self, column: ColumnElement[Any], ids: Sequence[int] | str) -> ColumnElement[bool]:
+        """Return the condition that a column is one of many ids, as one parameter; text is from `as_list`."""
+
+    def as_list(self, ids: ColumnElement[int]) -> ColumnElement[Any]:
+        """Return the aggregate of ids that `is_any` takes, which the client need not decode."""
 
     def contains(self, column: ColumnElement[Any], text: str) -> ColumnElement[bool]:
         """Return the condition that a column contains a text, whatever the case of ASCII letters."""
@@ -77,8 +83,8 @@ class Dialect(Protocol):
     def has_words(self, tables: ReadModelTables, words: Sequence[Word]) -> ColumnElement[bool]:
         """Return the condition that a message has these words."""
 
-    def expected_rows(self, db: Connection, ids: Select[Any]) -> int | None:
-        """Return how many ids the database expects to read; None if it does not tell."""
+    def few_ids(self, db: Connection, tables: ReadModelTables, ids: Select[Any]) -> "IdList":
+        """Return ids if they are few, or about how many there are, at little cost."""
 
     def must_scan(self, db: Connection, ids: Select[Any]) -> bool:
         """Return whether no index has the parts of a text, so that all texts are read to find them."""
@@ -90,6 +96,13 @@ class Dialect(Protocol):
 
     def allow_unordered(self, db: Connection) -> None:
         """Let the statements of this transaction read indexes that return rows in no order."""
+
+
+class IdList(NamedTuple):
+    """Ids as `is_any` takes them, and their number; or only about how many there are."""
+
+    rows: int
+    ids: Sequence[int] | str | None = None
 
 
 class Branch(NamedTuple):
@@ -106,12 +119,14 @@ class Lead(NamedTuple):
         field: the filter's field, whose condition needs no check on these rows.
         rows: the number of rows, or None if it must be counted.
         is_by_id: whether it is the ids of messages.
+        is_sorted: whether its rows are in order, or few.
     """
 
     field: str
     branches: list[Branch]
     rows: int | None = None
     is_by_id: bool = False
+    is_sorted: bool = True
 
 
 class Candidates(NamedTuple):
@@ -119,8 +134,7 @@ class Candidates(NamedTuple):
 
     Arguments:
         field: the filter's field, whose condition needs no check on these rows.
-        is_estimable: whether it is one term, how often which occurs a database may know. It does not know
-            which terms exclude each other.
+        is_estimable: whether a database can tell about how many there are, at little cost.
     """
 
     field: str
@@ -162,13 +176,15 @@ class SearchQuery:
     def leads(self) -> list[Lead | Candidates]:
         """Return the possible access paths, those that are probably selective first."""
         leads: list[Lead | Candidates] = [
-            Candidates(f"header:{name}", ids)
+            Candidates(f"header:{name}", ids, is_estimable=True)
             for name, value in self._filter.headers.items()
             if (ids := self.dialect.with_header(self._tables, name, value)) is not None
         ]
         if self._words:
             ids = self.dialect.with_words(self._tables, self._words)
-            leads.append(Candidates("match", ids, len(self._words) == 1))
+            has_prefix = any(word.is_prefix for word in self._words)
+            is_estimable = self.dialect.estimates_prefixes or not has_prefix
+            leads.append(Candidates("match", ids, is_estimable))
         parts = self._filter.parts
         if parts and (with_parts := self.dialect.with_parts(self._tables, parts)) is not None:
             leads.append(Candidates("candidates", with_parts))
@@ -191,10 +207,26 @@ class SearchQuery:
         """The access path without a condition: all messages, in search order."""
         return Lead("time", [Branch(self._messages, ())])
 
-    def by_id(self, field: str, ids: Sequence[int]) -> Lead:
-        """Return the access path of a field whose condition only these messages satisfy."""
+    def few_ids(self, db: Connection, candidates: Candidates) -> IdList:
+        """Return the messages of a condition if they are few, or about how many there are."""
+        if not candidates.is_estimable:
+            return IdList(0)
+        return self.dialect.few_ids(db, self._tables, candidates.ids)
+
+    def list_ids(self, db: Connection, candidates: Candidates, limit: int) -> IdList:
+        """Return the messages of a condition up to a limit."""
+        (ids,) = candidates.ids.limit(limit).subquery().c
+        rows, list_ = db.execute(select(func.count(), self.dialect.as_list(ids))).one()
+        return IdList(rows, list_ if rows else ())
+
+    def by_id(self, field: str, ids: Sequence[int] | str, *, is_short: bool = False) -> Lead:
+        """Return the access path of a field whose condition only these messages satisfy.
+
+        Arguments:
+            is_short: whether they are so few that all columns are read before they are sorted.
+        """
         branch = Branch(self._messages, (self.dialect.is_any(self._messages.c.id, ids),))
-        return Lead(field, [branch], is_by_id=True)
+        return Lead(field, [branch], is_by_id=True, is_sorted=is_short)
 
     def count(self, lead: Lead, limit: int) -> Select[Any]:
         """Return the statement that counts the rows of a lead within the filter's times, up to `limit`."""
@@ -223,7 +255,11 @@ class SearchQuery:
     def page(self, lead: Lead) -> Select[Any]:
         """Return the statement for the page plus one row, which shows whether another page follows."""
         filter_ = self._filter
-        if not filter_.offset and [branch.table for branch in lead.branches] == [self._messages]:
+        if (
+            lead.is_sorted
+            and not filter_.offset
+            and [branch.table for branch in lead.branches] == [self._messages]
+        ):
             return self.all_rows(lead).limit(filter_.limit + 1)
         size = filter_.limit + 1 + filter_.offset
         branches = [self._branch(lead, branch, size) for branch in lead.branches]

@@ -13,10 +13,13 @@ from sqlalchemy import (
     Connection,
     Select,
     Text,
+    and_,
+    case,
     column,
     create_engine,
     func,
     literal_column,
+    or_,
     select,
     table,
     union_all,
@@ -28,6 +31,7 @@ from postroom.adapters.files.durable import is_file_locked
 from postroom.adapters.sql.ddl import SQLITE
 from postroom.adapters.sql.log_reader import envelopes_at
 from postroom.adapters.sql.read_models import OpenArchive, SqlReadModels
+from postroom.adapters.sql.search import IdList
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import ReadModelTables, read_heads
 from postroom.adapters.sqlite.database import connect_reader
@@ -45,6 +49,8 @@ from postroom.projections.search_text import LONG_TEXT, header_words, indexed_pa
 
 FREQUENT = ("acked", "archived")
 """Statuses that the index of statuses leaves out."""
+SAMPLE_ROWS = 500
+"""Number of ids from which the number of all is extrapolated."""
 TRIGRAM = 3
 """Minimum length of a part of text that the trigram index can find."""
 
@@ -139,6 +145,8 @@ class _SqliteDialect:
 
     text = Text
     stream_text = SQLITE.stream_text
+    # A word index collects all entries of a prefix before it returns the first.
+    estimates_prefixes = False
 
     def equals(self, column_: ColumnElement[Any], value: str) -> ColumnElement[bool]:
         is_equal = column_ == value
@@ -151,9 +159,12 @@ class _SqliteDialect:
         each = func.json_each(_encode_json(values).decode()).table_valued("value")
         return column_.in_(select(each.c.value))
 
-    def is_any(self, column_: ColumnElement[Any], ids: Sequence[int]) -> ColumnElement[bool]:
-        each = func.json_each(_encode_json(ids).decode()).table_valued("value")
-        return column_.in_(select(each.c.value))
+    def is_any(self, column_: ColumnElement[Any], ids: Sequence[int] | str) -> ColumnElement[bool]:
+        text = ids if isinstance(ids, str) else _encode_json(ids).decode()
+        return column_.in_(select(func.json_each(text).table_valued("value").c.value))
+
+    def as_list(self, ids: ColumnElement[int]) -> ColumnElement[Any]:
+        return func.json_group_array(ids)
 
     def contains(self, column_: ColumnElement[Any], text: str) -> ColumnElement[bool]:
         # LIKE would end at a NUL.
@@ -168,11 +179,29 @@ class _SqliteDialect:
         matches = _matches(tables, "text_index", map(_quoted, sorted(trigrams)))
         if not is_part_of_id(indexed[0]):
             return matches
-        rows = select(tables.mailbox.c.id).where(self.includes(self._ids(tables), indexed[0]))
-        return select(union_all(matches, rows).subquery().c.rowid)
+        # Statements of their own, because each reads an index that has the column. Of a stream id, the bytes
+        # are sought that the digits are if they begin a byte, or end one.
+        messages, part = tables.mailbox.c, indexed[0]
+        digits = part.replace("-", "")
+        bytes_ = {bytes.fromhex(digits[at : at + (len(digits) - at) // 2 * 2]) for at in (0, 1)}
+        rows = [
+            select(messages.id).where(or_(*(func.instr(messages.stream, each) > 0 for each in bytes_))),
+            *(
+                select(messages.id).where(messages[each].is_not(None), self.includes(messages[each], part))
+                for each in IDS
+            ),
+        ]
+        return select(union_all(matches, *rows).subquery().c.rowid)
 
-    def expected_rows(self, db: Connection, ids: Select[Any]) -> int | None:
-        return None
+    def few_ids(self, db: Connection, tables: ReadModelTables, ids: Select[Any]) -> IdList:
+        (id_,) = ids.limit(SAMPLE_ROWS).subquery().c
+        last_id = select(func.max(tables.mailbox.c.id)).scalar_subquery()
+        sample = select(func.count(), func.json_group_array(id_), func.min(id_), func.max(id_), last_id)
+        rows, list_, first, last, end = db.execute(sample).one()
+        if rows < SAMPLE_ROWS or end is None:
+            return IdList(rows, list_)
+        # An index returns ids in order, so the number of all follows from those up to the last message.
+        return IdList(rows * (end - first + 1) // (last - first + 1))
 
     def must_scan(self, db: Connection, ids: Select[Any]) -> bool:
         return "UNION" in str(ids)
@@ -214,8 +243,18 @@ class _SqliteDialect:
         # Not by the index, which would read the entries of a frequent word for each row.
         query = " ".join(word.text + "*" * word.is_prefix for word in words)
         own = select(text.words).where(text.id == messages.id).correlate(tables.mailbox).scalar_subquery()
-        columns = (messages[name] for name in WORD_HEADERS)
-        return func.has_words(query, own, messages.custom_headers, *columns) == 1
+        columns = [messages[name] for name in WORD_HEADERS]
+        # Most messages are excluded without a call of Python: without a text of its own, the words of headers
+        # are parts of them, with ASCII letters in lower case.
+        headers: ColumnElement[str] = func.coalesce(messages.custom_headers, "")
+        for column_ in columns:
+            headers = headers.concat(" ").concat(func.coalesce(column_, ""))
+        lower = func.lower(headers)
+        lacks = or_(*(func.instr(lower, word.text) == 0 for word in words))
+        return case(
+            (and_(messages.text.is_(None), lacks, own.is_(None)), False),
+            else_=func.has_words(query, own, messages.custom_headers, *columns) == 1,
+        )
 
     def _ids(self, tables: ReadModelTables) -> ColumnElement[str]:
         ids = tables.message_id

@@ -9,6 +9,8 @@ CREATE INDEX idx_principal_v{version} ON mailbox_v{version} (principal, timestam
 CREATE INDEX idx_correlation_id_v{version} ON mailbox_v{version} (correlation_id, timestamp)
     WHERE correlation_id IS NOT NULL;
 CREATE INDEX idx_trace_id_v{version} ON mailbox_v{version} (trace_id, timestamp) WHERE trace_id IS NOT NULL;
+-- For parts of ids, which are sought by reading an index on each.
+CREATE INDEX mailbox_v{version}_span_id ON mailbox_v{version} (span_id) WHERE span_id IS NOT NULL;
 -- Most messages are acked or archived: a search for these reads all.
 CREATE INDEX mailbox_v{version}_status ON mailbox_v{version} (status, timestamp)
     WHERE status NOT IN ('acked', 'archived');
