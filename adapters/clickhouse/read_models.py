@@ -299,7 +299,6 @@ class _SearchDialect:
 
     text = NullableText
     stream_text = None
-    estimates_prefixes = False
 
     def equals(self, column: ColumnElement[Any], value: str) -> ColumnElement[bool]:
         return column == value
@@ -319,11 +318,10 @@ class _SearchDialect:
     def with_parts(self, tables: ReadModelTables, parts: Sequence[str]) -> Select[Any]:
         return _with_texts(tables, tables.text.c.text, parts)
 
-    def with_words(self, tables: ReadModelTables, words: Sequence[Word]) -> Select[Any]:
+    def with_words(
+        self, tables: ReadModelTables, words: Sequence[Word], *, or_long: bool = False
+    ) -> Select[Any]:
         return _with_texts(tables, tables.text.c.words, map(word_substring, words))
-
-    def with_header(self, tables: ReadModelTables, name: str, value: str) -> None:
-        """Return None: a scan reads the table of headers."""
 
     def includes(self, text: ColumnElement[Any], part: str) -> ColumnElement[bool]:
         return func.position(text, part) > 0
@@ -334,7 +332,9 @@ class _SearchDialect:
     def has_words(self, tables: ReadModelTables, words: Sequence[Word]) -> ColumnElement[bool]:
         return tables.mailbox.c.id.in_(self.with_words(tables, words))
 
-    def few_ids(self, db: Connection, tables: ReadModelTables, ids: Select[Any]) -> IdList:
+    def few_with_words(
+        self, db: Connection, tables: ReadModelTables, words: Sequence[Word], *, or_long: bool = False
+    ) -> IdList:
         return IdList(0)
 
     def must_scan(self, db: Connection, ids: Select[Any]) -> bool:

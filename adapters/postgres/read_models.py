@@ -7,7 +7,6 @@ from typing import Any
 
 import psycopg
 from sqlalchemy import (
-    BigInteger,
     ClauseElement,
     ColumnElement,
     Connection,
@@ -32,6 +31,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, TSQUERY
 from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.types import UserDefinedType
 
 from postroom.adapters.postgres.columns import ESCAPE, INDEXED_BYTES, INDEXED_CHARS, escape, unescape
 from postroom.adapters.postgres.database import connect, follow_lock, lock_name, set_locally
@@ -48,7 +48,7 @@ from postroom.domain.search import IDS
 from postroom.domain.tokenizer import Word
 from postroom.projections.incremental.cursors import Cursor, Head
 from postroom.projections.plan import FORMAT
-from postroom.projections.search_text import LONG_TEXT, header_words, indexed_parts, is_part_of_id
+from postroom.projections.search_text import LONG_TEXT, indexed_parts, is_part_of_id
 
 _SETTINGS = {
     "statement_timeout": "60s",
@@ -200,6 +200,19 @@ class StoredText(TypeDecorator[str]):
         return _unescape_value
 
 
+class _Integers(UserDefinedType[Any]):
+    """An array, which the client sends as a list, or as the text that the server returned."""
+
+    cache_ok = True
+    render_bind_cast = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        return "BIGINT[]"
+
+    def bind_processor(self, dialect: object) -> Callable[[Any], list[int] | str]:
+        return lambda ids: ids if isinstance(ids, str) else list(ids)
+
+
 class _Explain(Executable, ClauseElement):
     """The statement that returns the plan of a query."""
 
@@ -219,7 +232,6 @@ class _PostgresDialect:
 
     text = StoredText
     stream_text = POSTGRES.stream_text
-    estimates_prefixes = True
 
     def equals(self, column: ColumnElement[Any], value: str) -> ColumnElement[bool]:
         if column.key in INDEXED_IF_SHORT and _fits(value):
@@ -236,8 +248,7 @@ class _PostgresDialect:
         return is_any & _is_short(column) if is_indexed else is_any
 
     def is_any(self, column: ColumnElement[Any], ids: Sequence[int] | str) -> ColumnElement[bool]:
-        array = literal(ids, Text) if isinstance(ids, str) else literal(list(ids), ARRAY(BigInteger))
-        has_id: ColumnElement[bool] = column == any_(cast(array, ARRAY(BigInteger)))
+        has_id: ColumnElement[bool] = column == any_(literal(ids, _Integers()))
         return has_id
 
     def as_list(self, ids: ColumnElement[int]) -> ColumnElement[Any]:
@@ -261,8 +272,12 @@ class _PostgresDialect:
         )
         return select(union_all(matches, rows).subquery().c.id)
 
-    def few_ids(self, db: Connection, tables: ReadModelTables, ids: Select[Any]) -> IdList:
-        rows = _PLANNED_ROWS.search(str(db.scalar(_Explain(ids))))
+    def few_with_words(
+        self, db: Connection, tables: ReadModelTables, words: Sequence[Word], *, or_long: bool = False
+    ) -> IdList:
+        query = {"words": _lexemes(words, or_long=or_long)}
+        plan = db.exec_driver_sql(_SQL["plan_of_words"].format(text=tables.name("text")), query).scalar()
+        rows = _PLANNED_ROWS.search(str(plan))
         return IdList(int(rows[1]) if rows else 0)
 
     def must_scan(self, db: Connection, ids: Select[Any]) -> bool:
@@ -279,20 +294,15 @@ class _PostgresDialect:
     def allow_unordered(self, db: Connection) -> None:
         db.exec_driver_sql(_SQL["allow_bitmap_scans"])
 
-    def with_words(self, tables: ReadModelTables, words: Sequence[Word]) -> Select[Any]:
-        return self._with_lexemes(tables, " & ".join(map(_lexeme, words)))
-
-    def _with_lexemes(self, tables: ReadModelTables, query: str) -> Select[Any]:
+    def with_words(
+        self, tables: ReadModelTables, words: Sequence[Word], *, or_long: bool = False
+    ) -> Select[Any]:
         # A cast instead of to_tsquery, which would parse and stem words.
         text = tables.text.c
         lexemes = func.array_to_tsvector(
             func.array_remove(func.string_to_array(text.words, literal_column("' '")), literal_column("''"))
         )
-        return select(text.id).where(lexemes.op("@@")(cast(query, TSQUERY)))
-
-    def with_header(self, tables: ReadModelTables, name: str, value: str) -> Select[Any] | None:
-        words = " & ".join(map(_lexeme, header_words(name, value)))
-        return self._with_lexemes(tables, f"({words}) | '{LONG_TEXT}'") if words else None
+        return select(text.id).where(lexemes.op("@@")(cast(_lexemes(words, or_long=or_long), TSQUERY)))
 
     def includes(self, text: ColumnElement[Any], part: str) -> ColumnElement[bool]:
         return func.strpos(text, literal(part, StoredText)) > 0
@@ -316,8 +326,9 @@ class _PostgresDialect:
         return func.concat_ws("\n", tables.message_id, *ids, type_=StoredText)
 
 
-def _lexeme(word: Word) -> str:
-    return f"'{word.text}'{':*' if word.is_prefix else ''}"
+def _lexemes(words: Sequence[Word], *, or_long: bool) -> str:
+    query = " & ".join(f"'{word.text}'{':*' if word.is_prefix else ''}" for word in words)
+    return f"({query}) | '{LONG_TEXT}'" if or_long else query
 
 
 def _unescape_value(value: str | None) -> str | None:

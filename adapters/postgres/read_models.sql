@@ -9,6 +9,10 @@ SELECT version, CASE WHEN replace(plan, '"format":"{format}"', '') <> plan THEN 
 -- name: allow_bitmap_scans
 SET LOCAL enable_bitmapscan = on;
 
+-- name: plan_of_words
+EXPLAIN SELECT FROM postroom.{text}
+WHERE array_to_tsvector(array_remove(string_to_array(words, ' '), '')) @@ CAST(%(words)s AS TSQUERY);
+
 -- name: prepare_scan
 SELECT
     set_config('statement_timeout', '0', true),

@@ -36,24 +36,15 @@ def read_page(db: Connection, query: SearchQuery) -> Sequence[Row[Any]]:
     leads = query.leads()
     lead, late = _selective(db, query, leads)
     if lead is None and (path := _single_branch(query, leads, is_tried=bool(late))) is not None:
-        is_short = path in leads or any(_is_text(each) for _, each in late)
-        limit = MAX_SELECTIVE_ROWS if is_short else MAX_CANDIDATES
-        rows = _first_rows(db, query, path, limit)
-        is_frequent = len(rows) * MAX_FIRST_ROWS_PER_PAGE > query.limit
-        if is_frequent and late and len(rows) <= query.limit:
-            # Those that follow may be different: ids of messages sent together begin alike.
-            rows = _first_rows(db, query, path, limit * MAX_FIRST_ROWS_PER_PAGE)
+        limit = MAX_SELECTIVE_ROWS if path in leads or late else MAX_CANDIDATES
+        rows = db.execute(query.page(query.first_rows(path, limit + query.offset))).all()
         if len(rows) > query.limit:
             return rows
-        if is_frequent and not late:
+        # The rows that follow may be different: the ids of messages that were sent together begin alike.
+        lead = _fewest_ids(db, query, late)
+        if lead is None and len(rows) * MAX_FIRST_ROWS_PER_PAGE > query.limit:
             lead = path
-    lead = lead or _fewest_ids(db, query, late) or _least_frequent(db, query, leads)
-    return db.execute(query.page(lead)).all()
-
-
-def _first_rows(db: Connection, query: SearchQuery, path: Lead, limit: int) -> Sequence[Row[Any]]:
-    """Return the rows of the page that are among the first of a path."""
-    return db.execute(query.page(query.first_rows(path, limit + query.offset))).all()
+    return db.execute(query.page(lead or _least_frequent(db, query, leads))).all()
 
 
 def choose(db: Connection, query: SearchQuery) -> Lead:
@@ -115,7 +106,7 @@ def _by_text(
         query.dialect.allow_unordered(db)
     found, late = list[Found](), list[Found]()
     for each in candidates:
-        ids = query.few_ids(db, each)
+        ids = IdList(0) if each.few is None else each.few(db)
         is_late = ids.rows > MAX_CANDIDATES or _must_scan(db, query, each)
         (late if is_late else found).append((ids, each))
         if ids.ids is not None and ids.rows <= SUFFICIENT_ROWS:
@@ -137,7 +128,7 @@ def _fewest_ids(db: Connection, query: SearchQuery, found: Sequence[Found]) -> L
 
 def _must_scan(db: Connection, query: SearchQuery, lead: Candidates) -> bool:
     """Return whether the ids of messages are found only by a look at all texts."""
-    return _is_text(lead) and query.dialect.must_scan(db, lead.ids)
+    return _is_text(lead) and query.dialect.must_scan(db, lead.ids())
 
 
 def _is_text(lead: Candidates) -> bool:

@@ -5,7 +5,7 @@ index returns rows in search order, and the others are filters on each row until
 fast if the first condition is selective, or if many rows satisfy all; `access_path` compares them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -28,6 +28,7 @@ from postroom.domain.message import Status
 from postroom.domain.names import UUID_TEXT
 from postroom.domain.search import EventFilter, Order, topic_matches
 from postroom.domain.tokenizer import Word
+from postroom.projections.search_text import header_words
 
 _encode_json = msgspec.json.Encoder().encode
 MAX_BRANCHES = 32
@@ -38,9 +39,6 @@ _EQUAL_FIELDS = ("message_id", "correlation_id", "trace_id", "mailbox", "namespa
 
 class Dialect(Protocol):
     """The expressions that differ between databases."""
-
-    estimates_prefixes: bool
-    """Whether `few_ids` costs little even for words that are prefixes."""
 
     @property
     def text(self) -> Any:
@@ -68,11 +66,19 @@ class Dialect(Protocol):
     def with_parts(self, tables: ReadModelTables, parts: Sequence[str]) -> Select[Any] | None:
         """Return the ids of messages that may contain parts of text, at least one; None if no index helps."""
 
-    def with_words(self, tables: ReadModelTables, words: Sequence[Word]) -> Select[Any]:
-        """Return the ids of messages that have these words."""
+    def with_words(
+        self, tables: ReadModelTables, words: Sequence[Word], *, or_long: bool = False
+    ) -> Select[Any]:
+        """Return the ids of messages that have these words.
 
-    def with_header(self, tables: ReadModelTables, name: str, value: str) -> Select[Any] | None:
-        """Return the ids of messages that may have a custom header; None if no index helps."""
+        Arguments:
+            or_long: add the messages some of whose words may not be indexed.
+        """
+
+    def few_with_words(
+        self, db: Connection, tables: ReadModelTables, words: Sequence[Word], *, or_long: bool = False
+    ) -> "IdList":
+        """Return the ids of `with_words` if they are few, or about how many there are, at little cost."""
 
     def includes(self, text: ColumnElement[Any], part: str) -> ColumnElement[bool]:
         """Return the condition that a text includes a part."""
@@ -82,9 +88,6 @@ class Dialect(Protocol):
 
     def has_words(self, tables: ReadModelTables, words: Sequence[Word]) -> ColumnElement[bool]:
         """Return the condition that a message has these words."""
-
-    def few_ids(self, db: Connection, tables: ReadModelTables, ids: Select[Any]) -> "IdList":
-        """Return ids if they are few, or about how many there are, at little cost."""
 
     def must_scan(self, db: Connection, ids: Select[Any]) -> bool:
         """Return whether no index has the parts of a text, so that all texts are read to find them."""
@@ -134,12 +137,14 @@ class Candidates(NamedTuple):
 
     Arguments:
         field: the filter's field, whose condition needs no check on these rows.
-        is_estimable: whether a database can tell about how many there are, at little cost.
+        ids: returns the statement for the ids of its messages.
+        few: returns these if they are few, or about how many there are; None if that is not known at little
+            cost.
     """
 
     field: str
-    ids: Select[Any]
-    is_estimable: bool = False
+    ids: Callable[[], Select[Any]]
+    few: Callable[[Connection], IdList] | None = None
 
 
 class SearchQuery:
@@ -176,18 +181,15 @@ class SearchQuery:
     def leads(self) -> list[Lead | Candidates]:
         """Return the possible access paths, those that are probably selective first."""
         leads: list[Lead | Candidates] = [
-            Candidates(f"header:{name}", ids, is_estimable=True)
+            self._with_words(f"header:{name}", words, or_long=True)
             for name, value in self._filter.headers.items()
-            if (ids := self.dialect.with_header(self._tables, name, value)) is not None
+            if (words := header_words(name, value))
         ]
         if self._words:
-            ids = self.dialect.with_words(self._tables, self._words)
-            has_prefix = any(word.is_prefix for word in self._words)
-            is_estimable = self.dialect.estimates_prefixes or not has_prefix
-            leads.append(Candidates("match", ids, is_estimable))
+            leads.append(self._with_words("match", self._words))
         parts = self._filter.parts
         if parts and (with_parts := self.dialect.with_parts(self._tables, parts)) is not None:
-            leads.append(Candidates("candidates", with_parts))
+            leads.append(Candidates("candidates", lambda: with_parts))
         fields = (*_EQUAL_FIELDS[:3], "principal", "topic", "status", *_EQUAL_FIELDS[3:])
         leads += [self._column_lead(field, self._values[field]) for field in fields if field in self._values]
         return leads
@@ -207,15 +209,9 @@ class SearchQuery:
         """The access path without a condition: all messages, in search order."""
         return Lead("time", [Branch(self._messages, ())])
 
-    def few_ids(self, db: Connection, candidates: Candidates) -> IdList:
-        """Return the messages of a condition if they are few, or about how many there are."""
-        if not candidates.is_estimable:
-            return IdList(0)
-        return self.dialect.few_ids(db, self._tables, candidates.ids)
-
     def list_ids(self, db: Connection, candidates: Candidates, limit: int) -> IdList:
         """Return the messages of a condition up to a limit."""
-        (ids,) = candidates.ids.limit(limit).subquery().c
+        (ids,) = candidates.ids().limit(limit).subquery().c
         rows, list_ = db.execute(select(func.count(), self.dialect.as_list(ids))).one()
         return IdList(rows, list_ if rows else ())
 
@@ -265,13 +261,11 @@ class SearchQuery:
         branches = [self._branch(lead, branch, size) for branch in lead.branches]
         matches = union_all(*(select(each.c.timestamp, each.c.id) for each in branches)).subquery("matches")
         page = self._sort_rows(select(matches.c.id), matches).limit(filter_.limit + 1).offset(filter_.offset)
-        return self._sort_rows(
-            select(*self._tables.columns).where(self._messages.c.id.in_(page)), self._messages
-        )
+        return self._sort_rows(self._tables.rows.where(self._messages.c.id.in_(page)), self._messages)
 
     def all_rows(self, lead: Lead) -> Select[Any]:
         """Return the statement for all matching rows after the cursor, in search order."""
-        return self._sort_rows(select(*self._tables.columns).where(*self.is_match(lead)), self._messages)
+        return self._sort_rows(self._tables.rows.where(*self.is_match(lead)), self._messages)
 
     def is_match(self, lead: Lead) -> tuple[ColumnElement[bool], ...]:
         """Return the conditions that a message matches, and follows the cursor."""
@@ -323,7 +317,16 @@ class SearchQuery:
                 is_stream = messages.c.stream == bytes.fromhex(values[0].replace("-", ""))
                 branches.append(Branch(messages, (is_stream, column.is_(None))))
             return Lead(field, branches, self._rows_of_topics() if field == "topic" else None)
-        return Candidates(field, select(self._messages.c.id).where(self.dialect.among(column, values)))
+        ids = select(self._messages.c.id).where(self.dialect.among(column, values))
+        return Candidates(field, lambda: ids)
+
+    def _with_words(self, field: str, words: Sequence[Word], *, or_long: bool = False) -> Candidates:
+        tables, dialect = self._tables, self.dialect
+        return Candidates(
+            field,
+            lambda: dialect.with_words(tables, words, or_long=or_long),
+            lambda db: dialect.few_with_words(db, tables, words, or_long=or_long),
+        )
 
     def _rows_of_topics(self) -> int | None:
         """Return the number of messages of the topics; None if it is unknown, or the times exclude some."""

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Text,
     func,
     literal_column,
+    select,
 )
 from sqlalchemy.types import TypeEngine
 
@@ -134,6 +135,7 @@ class ReadModelTables:
             self.message_id = func.coalesce(self.message_id, stream)
         self.columns = [self.mailbox.c[name] for name in MESSAGE_COLUMNS]
         self.columns[MESSAGE_COLUMNS.index("message_id")] = self.message_id.label("message_id")
+        self.rows = select(*self.columns)
         self.activity = tables["activity"]
         self.header, self.topic, self.text = (tables[name] for name in ("header", "topic", "text"))
 

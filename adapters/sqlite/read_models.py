@@ -1,7 +1,7 @@
 """The read models port over the read-model file of a SQLite store."""
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -45,7 +45,7 @@ from postroom.domain.errors import Unavailable
 from postroom.domain.search import IDS, TEXT_HEADERS, WORD_HEADERS
 from postroom.domain.tokenizer import Word, has_words, tokenize
 from postroom.projections.incremental.cursors import Cursor, Head
-from postroom.projections.search_text import LONG_TEXT, header_words, indexed_parts, is_part_of_id
+from postroom.projections.search_text import LONG_TEXT, indexed_parts, is_part_of_id
 
 FREQUENT = ("acked", "archived")
 """Statuses that the index of statuses leaves out."""
@@ -145,8 +145,6 @@ class _SqliteDialect:
 
     text = Text
     stream_text = SQLITE.stream_text
-    # A word index collects all entries of a prefix before it returns the first.
-    estimates_prefixes = False
 
     def equals(self, column_: ColumnElement[Any], value: str) -> ColumnElement[bool]:
         is_equal = column_ == value
@@ -176,7 +174,7 @@ class _SqliteDialect:
         trigrams = {part[at : at + TRIGRAM] for part in indexed for at in range(len(part) - TRIGRAM + 1)}
         if not trigrams:
             return None
-        matches = _matches(tables, "text_index", map(_quoted, sorted(trigrams)))
+        matches = _matches(tables, "text_index", " AND ".join(map(_quoted, sorted(trigrams))))
         if not is_part_of_id(indexed[0]):
             return matches
         # Statements of their own, because each reads an index that has the column. Of a stream id, the bytes
@@ -193,14 +191,18 @@ class _SqliteDialect:
         ]
         return select(union_all(matches, *rows).subquery().c.rowid)
 
-    def few_ids(self, db: Connection, tables: ReadModelTables, ids: Select[Any]) -> IdList:
-        (id_,) = ids.limit(SAMPLE_ROWS).subquery().c
-        last_id = select(func.max(tables.mailbox.c.id)).scalar_subquery()
-        sample = select(func.count(), func.json_group_array(id_), func.min(id_), func.max(id_), last_id)
-        rows, list_, first, last, end = db.execute(sample).one()
+    def few_with_words(
+        self, db: Connection, tables: ReadModelTables, words: Sequence[Word], *, or_long: bool = False
+    ) -> IdList:
+        if any(word.is_prefix for word in words):
+            # An index collects all entries of a prefix before it returns the first.
+            return IdList(0)
+        names = {each: tables.name(each) for each in ("mailbox", "word_index")}
+        statement = _SQL["few_words"].format(**names, limit=SAMPLE_ROWS)
+        sample = db.exec_driver_sql(statement, {"words": _query(words, or_long=or_long)}).one()
+        rows, ids, first, last, end = sample
         if rows < SAMPLE_ROWS or end is None:
-            return IdList(rows, list_)
-        # An index returns ids in order, so the number of all follows from those up to the last message.
+            return IdList(rows, ids)
         return IdList(rows * (end - first + 1) // (last - first + 1))
 
     def must_scan(self, db: Connection, ids: Select[Any]) -> bool:
@@ -214,13 +216,10 @@ class _SqliteDialect:
     def allow_unordered(self, db: Connection) -> None:
         """Do nothing: SQLite reads them for the statements that need them."""
 
-    def with_words(self, tables: ReadModelTables, words: Sequence[Word]) -> Select[Any]:
-        terms = (_quoted(word.text) + (" *" if word.is_prefix else "") for word in words)
-        return _matches(tables, "word_index", terms)
-
-    def with_header(self, tables: ReadModelTables, name: str, value: str) -> Select[Any] | None:
-        words = " AND ".join(_quoted(word.text) for word in header_words(name, value))
-        return _matches(tables, "word_index", [f"({words}) OR {_quoted(LONG_TEXT)}"]) if words else None
+    def with_words(
+        self, tables: ReadModelTables, words: Sequence[Word], *, or_long: bool = False
+    ) -> Select[Any]:
+        return _matches(tables, "word_index", _query(words, or_long=or_long))
 
     def includes(self, text: ColumnElement[Any], part: str) -> ColumnElement[bool]:
         return func.instr(text, part) > 0
@@ -276,9 +275,14 @@ def _parse_query(query: str) -> tuple[Word, ...]:
     return tuple(Word(each.rstrip("*"), each.endswith("*")) for each in query.split())
 
 
-def _matches(tables: ReadModelTables, name: str, terms: Iterable[str]) -> Select[Any]:
+def _matches(tables: ReadModelTables, name: str, query: str) -> Select[Any]:
     index = table(tables.name(name), column("rowid"))
-    return select(index.c.rowid).where(literal_column(index.name).op("MATCH")(" AND ".join(terms)))
+    return select(index.c.rowid).where(literal_column(index.name).op("MATCH")(query))
+
+
+def _query(words: Sequence[Word], *, or_long: bool) -> str:
+    query = " AND ".join(_quoted(word.text) + (" *" if word.is_prefix else "") for word in words)
+    return f"({query}) OR {_quoted(LONG_TEXT)}" if or_long else query
 
 
 def _quoted(term: str) -> str:

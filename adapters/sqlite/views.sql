@@ -1,4 +1,9 @@
--- Queries on the store for the status of the read models.
+-- Queries on the read models, and on the store.
+
+-- name: few_words
+-- The first ids of an index, which returns them in order, and the last of all.
+SELECT count(*), json_group_array(rowid), min(rowid), max(rowid), (SELECT max(id) FROM {mailbox})
+FROM (SELECT rowid FROM {word_index} WHERE {word_index} MATCH :words LIMIT {limit});
 
 -- name: at
 -- The commit that holds the next position, if it is there.
