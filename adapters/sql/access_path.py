@@ -101,11 +101,10 @@ def _by_text(
     These are the candidates that are only found by a look at all texts, and those that are many by an
     estimate, which is wrong if some terms exclude each other, or differ in frequency over time.
     """
-    candidates = [lead for lead in leads if isinstance(lead, Candidates)]
-    if candidates:
-        query.dialect.allow_unordered(db)
     found, late = list[Found](), list[Found]()
-    for each in candidates:
+    for each in leads:
+        if isinstance(each, Lead):
+            continue
         ids = IdList(0) if each.few is None else each.few(db)
         is_late = ids.rows > MAX_CANDIDATES or _must_scan(db, query, each)
         (late if is_late else found).append((ids, each))

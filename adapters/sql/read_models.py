@@ -385,8 +385,12 @@ def _parked(db: Connection, version: int, shown: int) -> tuple[int, tuple[Parked
 def to_message(envelopes: Mapping[int, bytes], row: AnyRow) -> FoundMessage:
     """Return the message of a row of `MESSAGE_COLUMNS`; its envelope is empty if it is not in `envelopes`."""
     headers = row[_HEADERS_COLUMN]  # a position is found faster than a name
+    items = dict(zip(_ITEM_FIELDS, _item_values(row), strict=True))
+    if items["message_id"] is None:
+        digits = row[-1].hex()
+        items["message_id"] = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
     return FoundMessage(
-        **dict(zip(_ITEM_FIELDS, _item_values(row), strict=True)),
+        **items,
         status=_STATUS[row[_STATUS_COLUMN]],
         custom_headers=_decode_headers(headers) if headers else {},
         envelope_blob=envelopes.get(row[_ID_COLUMN], b""),

@@ -211,6 +211,7 @@ class SearchQuery:
 
     def list_ids(self, db: Connection, candidates: Candidates, limit: int) -> IdList:
         """Return the messages of a condition up to a limit."""
+        self.dialect.allow_unordered(db)
         (ids,) = candidates.ids().limit(limit).subquery().c
         rows, list_ = db.execute(select(func.count(), self.dialect.as_list(ids))).one()
         return IdList(rows, list_ if rows else ())
@@ -240,9 +241,12 @@ class SearchQuery:
         """Return a lead with one branch limited to its first rows, and others with the time of the last."""
         ((table, conditions),) = lead.branches
         bounds = (*self._times(table), *self._after(table))
-        first = self._sort_rows(select(table.c.timestamp).where(*conditions, *bounds), table).limit(limit)
+        is_newest_first = self._filter.order == Order.NEWEST_FIRST
+        # Not by id, too, which the index of PostgreSQL does not have.
+        in_order = table.c.timestamp.desc() if is_newest_first else table.c.timestamp
+        first = select(table.c.timestamp).where(*conditions, *bounds).order_by(in_order).limit(limit)
         timestamp = first.subquery().c.timestamp
-        if self._filter.order == Order.NEWEST_FIRST:
+        if is_newest_first:
             bound = table.c.timestamp >= select(func.min(timestamp)).scalar_subquery()
         else:
             bound = table.c.timestamp <= select(func.max(timestamp)).scalar_subquery()

@@ -133,9 +133,9 @@ class ReadModelTables:
         if stream_text is not None:
             stream = literal_column(stream_text.format(f"{self.name(MESSAGES)}."), text)
             self.message_id = func.coalesce(self.message_id, stream)
-        self.columns = [self.mailbox.c[name] for name in MESSAGE_COLUMNS]
-        self.columns[MESSAGE_COLUMNS.index("message_id")] = self.message_id.label("message_id")
-        self.rows = select(*self.columns)
+        # The stream id last, if message ids may be NULL: a client formats it faster than most databases.
+        read = MESSAGE_COLUMNS if stream_text is None else (*MESSAGE_COLUMNS, "stream")
+        self.rows = select(*(self.mailbox.c[name] for name in read))
         self.activity = tables["activity"]
         self.header, self.topic, self.text = (tables[name] for name in ("header", "topic", "text"))
 

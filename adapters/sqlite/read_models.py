@@ -51,6 +51,8 @@ FREQUENT = ("acked", "archived")
 """Statuses that the index of statuses leaves out."""
 SAMPLE_ROWS = 500
 """Number of ids from which the number of all is extrapolated."""
+DENSITY = 2
+"""How many times as dense as on the average ids may be where messages were sent without pauses."""
 TRIGRAM = 3
 """Minimum length of a part of text that the trigram index can find."""
 
@@ -203,7 +205,7 @@ class _SqliteDialect:
         rows, ids, first, last, end = sample
         if rows < SAMPLE_ROWS or end is None:
             return IdList(rows, ids)
-        return IdList(rows * (end - first + 1) // (last - first + 1))
+        return IdList(rows * (end - first + 1) // (last - first + 1) // DENSITY)
 
     def must_scan(self, db: Connection, ids: Select[Any]) -> bool:
         return "UNION" in str(ids)

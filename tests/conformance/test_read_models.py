@@ -64,6 +64,7 @@ def models(
     request: pytest.FixtureRequest, store: Path | str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ReadModels]:
     if request.param == "many messages":  # so many that every bound of the query planner is passed
+        monkeypatch.setattr("postroom.adapters.sqlite.read_models.SAMPLE_ROWS", 3)
         monkeypatch.setattr("postroom.adapters.sql.access_path.MAX_SELECTIVE_ROWS", 4)
         monkeypatch.setattr("postroom.adapters.sql.access_path.SUFFICIENT_ROWS", 1)
         monkeypatch.setattr("postroom.adapters.sql.access_path.MAX_CANDIDATES", 4)
