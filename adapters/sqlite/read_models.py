@@ -49,7 +49,7 @@ from postroom.projections.search_text import LONG_TEXT, indexed_parts, is_part_o
 
 FREQUENT = ("acked", "archived")
 """Statuses that the index of statuses leaves out."""
-SAMPLE_ROWS = 500
+SAMPLE_ROWS = 200
 """Number of ids from which the number of all is extrapolated."""
 DENSITY = 2
 """How many times as dense as on the average ids may be where messages were sent without pauses."""

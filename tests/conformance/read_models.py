@@ -205,6 +205,22 @@ class ReadModelsConformance:
             assert _all(models, exact) == [item]
             assert models.get(item.message_id, item.mailbox) == item
 
+    @settings(
+        max_examples=examples(100),
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+    )
+    @given(data=st.data())
+    def test_every_part_of_an_id_is_found(
+        self, models: ReadModels, everything: list[FoundMessage], data: st.DataObject
+    ) -> None:
+        item = data.draw(st.sampled_from(everything))
+        ids = [each for each in (item.message_id, item.correlation_id, item.trace_id, item.span_id) if each]
+        id_ = data.draw(st.sampled_from(ids))
+        start = data.draw(st.integers(0, len(id_) - 1))
+        part = id_[start : data.draw(st.integers(start + 1, len(id_)))]
+        wanted = EventFilter(text=part) if part.strip() else EventFilter()
+        assert _all(models, _with(wanted, limit=100)) == [each for each in everything if wanted.matches(each)]
+
     @pytest.mark.parametrize(
         ("match", "found"),
         [

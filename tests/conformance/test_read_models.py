@@ -8,6 +8,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.queries import open_read_models
@@ -27,6 +29,7 @@ from tests.projections.histories import STORY, VARIED, Receive, Send, build_with
 from tests.support.fixtures import CreateDatabase, OpenReadModels
 from tests.support.stores import copy_store, envelope
 
+BATCH = 500
 EARLIER_PLAN = "UPDATE {}projection SET plan = replace(plan, '\"format\":', '\"later\":')"
 """Makes the plan of a version one of a release whose tables had another format."""
 
@@ -178,6 +181,77 @@ def test_every_index_of_the_rfc_is_there(store: Path) -> None:
     }
     connection.close()
     assert {"timestamp", "topic", "principal", "correlation_id", "trace_id", "message_id"} <= indexed
+
+
+@pytest.fixture(scope="module")
+def long_past(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite store with thousands of messages that have the same headers."""
+    path = tmp_path_factory.mktemp("long-past") / "store.db"
+    message = NewMessage(topic="shop", payload=b"", attrs={"kind": "plain"})
+
+    async def send() -> None:
+        async with open_mailbox(str(path), "main@test", durability="relaxed") as mailbox:
+            for _ in range(8):
+                await mailbox.send_batch([message] * BATCH)
+
+    asyncio.run(send())
+    build_without_spark(path)
+    return path
+
+
+@pytest.fixture
+def connections() -> Iterator[list[sqlite3.Connection]]:
+    """The connections to SQLite that are opened in the test."""
+    opened: list[sqlite3.Connection] = []
+
+    def connected(connection: sqlite3.Connection, _: object) -> None:
+        opened.append(connection)
+
+    event.listen(Engine, "connect", connected)
+    yield opened
+    event.remove(Engine, "connect", connected)
+
+
+@pytest.mark.parametrize(
+    "wanted", [EventFilter(headers={"kind": "plain"}), EventFilter(match="plain")], ids=["header", "word"]
+)
+def test_a_page_of_what_most_messages_have_is_read_without_the_ids_of_all(
+    long_past: Path,
+    read_models: OpenReadModels,
+    connections: list[sqlite3.Connection],
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: EventFilter,
+) -> None:
+    models, steps = read_models(long_past), list[int]()
+
+    def count_step() -> None:
+        steps[-1] += 1
+
+    models.search(wanted)
+    connections[0].set_progress_handler(count_step, 1)
+    for limit in (100, 1_000):
+        monkeypatch.setattr("postroom.adapters.sql.access_path.MAX_CANDIDATES", limit)
+        steps.append(0)
+        assert len(models.search(wanted).items) == wanted.limit
+    assert steps[-1] == steps[-2]
+
+
+def test_parts_of_ids_are_sought_in_indexes_on_ids(
+    long_past: Path, read_models: OpenReadModels, connections: list[sqlite3.Connection]
+) -> None:
+    models, run = read_models(long_past), list[str]()
+    models.search(EventFilter())
+    connections[0].set_trace_callback(run.append)
+    assert models.search(EventFilter(text="0123-4567-89ab-cdef")).items == ()
+    plans = [
+        detail
+        for statement in run
+        if "UNION ALL" in statement and statement.startswith("SELECT count(*)")
+        for *_, detail in connections[0].execute(f"EXPLAIN QUERY PLAN {statement}").fetchall()
+    ]
+    reads = [each for each in plans if "mailbox_v" in each]
+    assert len(reads) == 5
+    assert all("COVERING INDEX" in each for each in reads)
 
 
 # -- PostgreSQL only ---
