@@ -179,13 +179,10 @@ class _SqliteDialect:
         matches = _matches(tables, "text_index", " AND ".join(map(_quoted, sorted(trigrams))))
         if not is_part_of_id(indexed[0]):
             return matches
-        # Statements of their own, because each reads an index that has the column. Of a stream id, the bytes
-        # are sought that the digits are if they begin a byte, or end one.
+        # Statements of their own, because each reads an index that has the column.
         messages, part = tables.mailbox.c, indexed[0]
-        digits = part.replace("-", "")
-        bytes_ = {bytes.fromhex(digits[at : at + (len(digits) - at) // 2 * 2]) for at in (0, 1)}
         rows = [
-            select(messages.id).where(or_(*(func.instr(messages.stream, each) > 0 for each in bytes_))),
+            select(messages.id).where(_has_digits(messages.stream, part)),
             *(
                 select(messages.id).where(messages[each].is_not(None), self.includes(messages[each], part))
                 for each in IDS
@@ -227,17 +224,17 @@ class _SqliteDialect:
         return func.instr(text, part) > 0
 
     def has_part(self, tables: ReadModelTables, part: str) -> ColumnElement[bool]:
-        messages = tables.mailbox
-        # Names and values of custom headers that have a quotation mark are in the column `text`.
-        pairs = func.substr(messages.c.custom_headers, 3, func.length(messages.c.custom_headers) - 4)
+        messages = tables.mailbox.c
+        found = [self.includes(func.lower(messages[name]), part) for name in TEXT_HEADERS]
+        if is_part_of_id(part):
+            found.append(and_(_has_digits(messages.stream, part), self.includes(tables.message_id, part)))
+        # A part of the JSON may be punctuation. Text with a quotation mark is in the column `text`.
+        pairs = func.substr(messages.custom_headers, 3, func.length(messages.custom_headers) - 4)
         for mark in ('":"', '","'):
             pairs = func.replace(pairs, mark, "\n")
-        others = [messages.c[name] for name in TEXT_HEADERS if name not in IDS]
-        lines = [self._ids(tables), *(func.coalesce(each, "") for each in (*others, pairs))]
-        text = lines[0]
-        for line in lines[1:]:
-            text = text.concat("\n").concat(line)
-        return self.includes(func.coalesce(messages.c.text, func.lower(text)), part)
+        headers = (func.lower(each) for each in (messages.custom_headers, pairs))
+        found.append(and_(*(self.includes(each, part) for each in headers)))
+        return case((messages.text.is_not(None), self.includes(messages.text, part)), else_=or_(*found))
 
     def has_words(self, tables: ReadModelTables, words: Sequence[Word]) -> ColumnElement[bool]:
         messages, text = tables.mailbox.c, tables.text.c
@@ -257,11 +254,12 @@ class _SqliteDialect:
             else_=func.has_words(query, own, messages.custom_headers, *columns) == 1,
         )
 
-    def _ids(self, tables: ReadModelTables) -> ColumnElement[str]:
-        ids = tables.message_id
-        for name in IDS[1:]:
-            ids = ids.concat("\n").concat(func.coalesce(tables.mailbox.c[name], ""))
-        return ids
+
+def _has_digits(stream: ColumnElement[bytes], part: str) -> ColumnElement[bool]:
+    """Return whether a stream id may have a part: the bytes that its digits are if they begin or end one."""
+    digits = part.replace("-", "")
+    whole = {bytes.fromhex(digits[at : at + (len(digits) - at) // 2 * 2]) for at in (0, 1)}
+    return or_(*(func.instr(stream, each) > 0 for each in sorted(whole)))
 
 
 def _has_words(query: str, words: str | None, custom_headers: str | None, *headers: str | None) -> bool:
