@@ -1,8 +1,8 @@
 """Choice of the access path for a search, by counting the rows of each condition up to a limit.
 
 Text indexes return unordered rows, so they are used only if they match few messages, by the ids of these.
-Where no index has the parts of a text, a page is sought among the first rows before all texts are read, and
-statistics never read them all.
+Where they match many by an estimate, or no index has the parts of a text, a page is sought among the first
+rows before. Statistics never read all texts.
 """
 
 from collections.abc import Sequence
@@ -37,14 +37,23 @@ def read_page(db: Connection, query: SearchQuery) -> Sequence[Row[Any]]:
     lead, late = _selective(db, query, leads)
     if lead is None and (path := _single_branch(query, leads, is_tried=bool(late))) is not None:
         limit = MAX_SELECTIVE_ROWS if path in leads or late else MAX_CANDIDATES
-        rows = db.execute(query.page(query.first_rows(path, limit + query.offset))).all()
+        rows = _first_rows(db, query, path, limit)
+        is_frequent = len(rows) * MAX_FIRST_ROWS_PER_PAGE > query.limit
+        has_index = late and not any(_is_text(each) for _, each in late)
+        if has_index and is_frequent and len(rows) <= query.limit:
+            rows = _first_rows(db, query, path, limit * MAX_FIRST_ROWS_PER_PAGE)
         if len(rows) > query.limit:
             return rows
         # The rows that follow may be different: the ids of messages that were sent together begin alike.
         lead = _fewest_ids(db, query, late)
-        if lead is None and len(rows) * MAX_FIRST_ROWS_PER_PAGE > query.limit:
+        if lead is None and is_frequent:
             lead = path
     return db.execute(query.page(lead or _least_frequent(db, query, leads))).all()
+
+
+def _first_rows(db: Connection, query: SearchQuery, path: Lead, limit: int) -> Sequence[Row[Any]]:
+    """Return the rows of the page that are among the first of a path."""
+    return db.execute(query.page(query.first_rows(path, limit + query.offset))).all()
 
 
 def choose(db: Connection, query: SearchQuery) -> Lead:
