@@ -1,4 +1,4 @@
-"""Latency of searches in a long history: by header, by word and by substring."""
+"""Latency of searches in a long history: by header, by custom header and by word."""
 
 import re
 import sqlite3
@@ -48,7 +48,7 @@ def bare_pages(database: Database, store: str) -> Iterator[Callable[[], object]]
 def measure_search(
     figures: Figures, database: Database, store: str, requests: int, name: str = "search"
 ) -> None:
-    """Search a store with messages of `PRINCIPALS` and `TOPICS`, one filter after the other.
+    """Search a store with messages of `PRINCIPALS`, `TOPICS` and seven regions, one filter after the other.
 
     Arguments:
         requests: how many correlation ids there are.
@@ -74,8 +74,13 @@ def measure_search(
         lambda: EventFilter(match=f"r{chance.randrange(7)}", topics=(f"bench.t{chance.randrange(TOPICS)}",)),
         lambda: EventFilter(match="region nowhere"),
     )
+    custom: Filters = (
+        lambda: EventFilter(headers={"region": f"r{chance.randrange(7)}"}),
+        lambda: EventFilter(headers={"region": f"r{chance.randrange(7)}"}, principals=(user(),)),
+        lambda: EventFilter(headers={"region": "nowhere"}),
+    )
     with read_projections(store) as projections, bare_pages(database, store) as read_bare_page:
-        for kind, filters in (("", headers), (".words", words)):
+        for kind, filters in (("", headers), (".custom", custom), (".words", words)):
             seconds, bare = [], []
             for n in range(SEARCHES):
                 filter_ = filters[n % len(filters)]()
