@@ -119,7 +119,7 @@ def _by_text(
         (late if is_late else found).append((ids, each))
         if ids.ids is not None and ids.rows <= SUFFICIENT_ROWS:
             break
-    return _fewest_ids(db, query, found), late
+    return _fewest_ids(db, query, found) if found else None, late
 
 
 def _fewest_ids(db: Connection, query: SearchQuery, found: Sequence[Found]) -> Lead | None:
