@@ -22,7 +22,7 @@ MAX_COUNTED_ROWS = 50_000
 """Limit on the rows that are counted when the first rows of a condition hardly satisfied the others."""
 MAX_FIRST_ROWS_PER_PAGE = 10
 """A page that probably takes at most so many times the first rows of a condition is read without counting."""
-Found = tuple[IdList, Candidates]
+Estimate = tuple[IdList, Candidates]
 """A condition with the ids of its messages, or about their number, as far as it is known."""
 
 
@@ -75,7 +75,7 @@ def fewest_rows(db: Connection, query: SearchQuery, limit: int) -> tuple[Lead, b
 
 def _selective(
     db: Connection, query: SearchQuery, leads: Sequence[Lead | Candidates]
-) -> tuple[Lead | None, list[Found]]:
+) -> tuple[Lead | None, list[Estimate]]:
     """Return the access path with few rows, or None and the candidates that are still to be tried."""
     if len(leads) == 1 and isinstance(leads[0], Lead):
         return leads[0], []
@@ -104,28 +104,28 @@ def _least(db: Connection, query: SearchQuery, leads: Sequence[Lead | Candidates
 
 def _by_text(
     db: Connection, query: SearchQuery, leads: Sequence[Lead | Candidates]
-) -> tuple[Lead | None, list[Found]]:
+) -> tuple[Lead | None, list[Estimate]]:
     """Return the messages that match a text as an access path; None if they are many, and what was not read.
 
     These are the candidates that are only found by a look at all texts, and those that are many by an
     estimate, which is wrong if some terms exclude each other, or differ in frequency over time.
     """
-    found, late = list[Found](), list[Found]()
+    early, late = list[Estimate](), list[Estimate]()
     for each in leads:
         if isinstance(each, Lead):
             continue
         ids = IdList(0) if each.few is None else each.few(db)
         is_late = ids.rows > MAX_CANDIDATES or _must_scan(db, query, each)
-        (late if is_late else found).append((ids, each))
+        (late if is_late else early).append((ids, each))
         if ids.ids is not None and ids.rows <= SUFFICIENT_ROWS:
             break
-    return _fewest_ids(db, query, found) if found else None, late
+    return _fewest_ids(db, query, early) if early else None, late
 
 
-def _fewest_ids(db: Connection, query: SearchQuery, found: Sequence[Found]) -> Lead | None:
+def _fewest_ids(db: Connection, query: SearchQuery, candidates: Sequence[Estimate]) -> Lead | None:
     """Return the fewest messages that satisfy a condition as an access path; None if they are many."""
     least, fewest = None, MAX_CANDIDATES
-    for ids, each in sorted(found, key=lambda pair: pair[0].ids is None):
+    for ids, each in sorted(candidates, key=lambda pair: pair[0].ids is None):
         if fewest <= SUFFICIENT_ROWS:
             break
         rows, list_ = ids if ids.ids is not None else query.list_ids(db, each, fewest)

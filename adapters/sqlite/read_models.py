@@ -225,16 +225,18 @@ class _SqliteDialect:
 
     def has_part(self, tables: ReadModelTables, part: str) -> ColumnElement[bool]:
         messages = tables.mailbox.c
-        found = [self.includes(func.lower(messages[name]), part) for name in TEXT_HEADERS]
+        conditions = [self.includes(func.lower(messages[name]), part) for name in TEXT_HEADERS]
         if is_part_of_id(part):
-            found.append(and_(_has_digits(messages.stream, part), self.includes(tables.message_id, part)))
+            conditions.append(
+                and_(_has_digits(messages.stream, part), self.includes(tables.message_id, part))
+            )
         # A part of the JSON may be punctuation. Text with a quotation mark is in the column `text`.
         pairs = func.substr(messages.custom_headers, 3, func.length(messages.custom_headers) - 4)
         for mark in ('":"', '","'):
             pairs = func.replace(pairs, mark, "\n")
         headers = (func.lower(each) for each in (messages.custom_headers, pairs))
-        found.append(and_(*(self.includes(each, part) for each in headers)))
-        return case((messages.text.is_not(None), self.includes(messages.text, part)), else_=or_(*found))
+        conditions.append(and_(*(self.includes(each, part) for each in headers)))
+        return case((messages.text.is_not(None), self.includes(messages.text, part)), else_=or_(*conditions))
 
     def has_words(self, tables: ReadModelTables, words: Sequence[Word]) -> ColumnElement[bool]:
         messages, text = tables.mailbox.c, tables.text.c
