@@ -112,9 +112,9 @@ class ScanQuery(SearchQuery):
         header = tables.header.c
         for field, values in self._values.items():
             yield self.dialect.among(messages[field], values)
-        for name, value in self._filter.headers.items():
+        for name, value in self.filter.headers.items():
             yield messages.id.in_(select(header.id).where(header.name == name, header.value == value))
-        yield from (self.dialect.has_part(tables, part) for part in self._filter.parts)
+        yield from (self.dialect.has_part(tables, part) for part in self.filter.parts)
         if self._words:
             yield self.dialect.has_words(tables, self._words)
 

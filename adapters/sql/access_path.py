@@ -38,11 +38,11 @@ def read_page(db: Connection, query: SearchQuery) -> Sequence[Row[Any]]:
     if lead is None and (path := _single_branch(query, leads, is_tried=bool(late))) is not None:
         limit = MAX_SELECTIVE_ROWS if path in leads or late else MAX_CANDIDATES
         rows = _first_rows(db, query, path, limit)
-        is_frequent = len(rows) * MAX_FIRST_ROWS_PER_PAGE > query.limit
+        is_frequent = len(rows) * MAX_FIRST_ROWS_PER_PAGE > query.filter.limit
         has_index = late and not any(_is_text(each) for _, each in late)
-        if has_index and is_frequent and len(rows) <= query.limit:
+        if has_index and is_frequent and len(rows) <= query.filter.limit:
             rows = _first_rows(db, query, path, limit * MAX_FIRST_ROWS_PER_PAGE)
-        if len(rows) > query.limit:
+        if len(rows) > query.filter.limit:
             return rows
         # The rows that follow may be different: the ids of messages that were sent together begin alike.
         lead = _fewest_ids(db, query, late)
@@ -53,7 +53,7 @@ def read_page(db: Connection, query: SearchQuery) -> Sequence[Row[Any]]:
 
 def _first_rows(db: Connection, query: SearchQuery, path: Lead, limit: int) -> Sequence[Row[Any]]:
     """Return the rows of the page that are among the first of a path."""
-    return db.execute(query.page(query.first_rows(path, limit + query.offset))).all()
+    return db.execute(query.page(query.first_rows(path, limit + query.filter.offset))).all()
 
 
 def choose(db: Connection, query: SearchQuery) -> Lead:

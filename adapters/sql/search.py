@@ -122,7 +122,7 @@ class Lead(NamedTuple):
         field: the filter's field, whose condition needs no check on these rows.
         rows: the number of rows, or None if it must be counted.
         is_by_id: whether it is the ids of messages.
-        is_sorted: whether its rows are in order, or few.
+        is_sorted: whether its rows are in order, or so few that all columns are read before they are sorted.
     """
 
     field: str
@@ -162,7 +162,7 @@ class SearchQuery:
         topics: Mapping[str, int | None] | None,
         dialect: Dialect,
     ) -> None:
-        self._filter = filter_
+        self.filter = filter_
         self._tables = tables
         self._messages = tables.mailbox
         self.dialect = dialect
@@ -182,27 +182,17 @@ class SearchQuery:
         """Return the possible access paths, those that are probably selective first."""
         leads: list[Lead | Candidates] = [
             self._with_words(f"header:{name}", words, or_long=True)
-            for name, value in self._filter.headers.items()
+            for name, value in self.filter.headers.items()
             if (words := header_words(name, value))
         ]
         if self._words:
             leads.append(self._with_words("match", self._words))
-        parts = self._filter.parts
+        parts = self.filter.parts
         if parts and (with_parts := self.dialect.with_parts(self._tables, parts)) is not None:
             leads.append(Candidates("candidates", lambda: with_parts))
         fields = (*_EQUAL_FIELDS[:3], "principal", "topic", "status", *_EQUAL_FIELDS[3:])
         leads += [self._column_lead(field, self._values[field]) for field in fields if field in self._values]
         return leads
-
-    @property
-    def limit(self) -> int:
-        """The number of rows on a page."""
-        return self._filter.limit
-
-    @property
-    def offset(self) -> int:
-        """The number of matching rows before the page."""
-        return self._filter.offset
 
     @property
     def by_time(self) -> Lead:
@@ -220,7 +210,7 @@ class SearchQuery:
         """Return the access path of a field whose condition only these messages satisfy.
 
         Arguments:
-            is_short: whether they are so few that all columns are read before they are sorted.
+            is_short: whether they are few.
         """
         branch = Branch(self._messages, (self.dialect.is_any(self._messages.c.id, ids),))
         return Lead(field, [branch], is_by_id=True, is_sorted=is_short)
@@ -241,7 +231,7 @@ class SearchQuery:
         """Return a lead with one branch limited to its first rows, and others with the time of the last."""
         ((table, conditions),) = lead.branches
         bounds = (*self._times(table), *self._after(table))
-        is_newest_first = self._filter.order == Order.NEWEST_FIRST
+        is_newest_first = self.filter.order == Order.NEWEST_FIRST
         # Not by id, too, which the index of PostgreSQL does not have.
         in_order = table.c.timestamp.desc() if is_newest_first else table.c.timestamp
         first = select(table.c.timestamp).where(*conditions, *bounds).order_by(in_order).limit(limit)
@@ -254,7 +244,7 @@ class SearchQuery:
 
     def page(self, lead: Lead) -> Select[Any]:
         """Return the statement for the page plus one row, which shows whether another page follows."""
-        filter_ = self._filter
+        filter_ = self.filter
         if (
             lead.is_sorted
             and not filter_.offset
@@ -334,7 +324,7 @@ class SearchQuery:
 
     def _rows_of_topics(self) -> int | None:
         """Return the number of messages of the topics; None if it is unknown, or the times exclude some."""
-        has_times = self._filter.start_time is not None or self._filter.end_time is not None
+        has_times = self.filter.start_time is not None or self.filter.end_time is not None
         counts = [count for count in self._topics.values() if count is not None]
         return None if has_times or len(counts) < len(self._topics) else sum(counts)
 
@@ -347,30 +337,30 @@ class SearchQuery:
                 # Concatenation with '' prevents the planner from using this column's index.
                 column = column.concat("")
                 yield column == values[0] if len(values) == 1 else self.dialect.among(column, values)
-        for name, value in self._filter.headers.items():
+        for name, value in self.filter.headers.items():
             pair = f"{_encode_json(name).decode()}:{_encode_json(value).decode()}"
             yield dialect.includes(messages.c.custom_headers, pair)
-        for part in self._filter.parts:
+        for part in self.filter.parts:
             yield dialect.has_part(self._tables, part)
         if self._words and lead.field != "match":
             yield dialect.has_words(self._tables, self._words)
 
     def _times(self, table: FromClause) -> Iterator[ColumnElement[bool]]:
-        if self._filter.start_time is not None:
-            yield table.c.timestamp >= self._filter.start_time
-        if self._filter.end_time is not None:
-            yield table.c.timestamp <= self._filter.end_time
+        if self.filter.start_time is not None:
+            yield table.c.timestamp >= self.filter.start_time
+        if self.filter.end_time is not None:
+            yield table.c.timestamp <= self.filter.end_time
 
     def _after(self, table: FromClause) -> Iterator[ColumnElement[bool]]:
-        after = self._filter.after
+        after = self.filter.after
         if after is None:
             return
         keys = (table.c.timestamp, table.c.id)
         row, last = tuple_(*keys), tuple_(literal(after.timestamp, BigInteger), literal(after.id, BigInteger))
-        yield row < last if self._filter.order == Order.NEWEST_FIRST else row > last
+        yield row < last if self.filter.order == Order.NEWEST_FIRST else row > last
 
     def _sort_rows(self, rows: Select[Any], table: FromClause) -> Select[Any]:
-        return rows.order_by(*_by_time(table, self._filter.order != Order.NEWEST_FIRST))
+        return rows.order_by(*_by_time(table, self.filter.order != Order.NEWEST_FIRST))
 
 
 def _by_time(table: FromClause, oldest_first: bool) -> list[ColumnElement[Any]]:
