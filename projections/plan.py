@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 import polars as pl
 
+from postroom.domain.search import BodyRules
 from postroom.projections.log_reader import LogExtent, Range, pack
 from postroom.projections.projection import Projection, load_projections
 
@@ -31,7 +32,7 @@ class Plan(msgspec.Struct, frozen=True):
         models: names of the projections to build; the others use the active version's tables.
         positions: number of positions in a part.
         buckets: number of buckets that the remaining pieces are divided into.
-        bodies: JSON of the `postroom.domain.search.BodyRules`: topics whose bodies are searched for words.
+        bodies: JSON of `body_rules`.
         through: the `--to-position` arguments of the rebuild; empty for the end of every log.
         archive: folder of the log archive, if it is read.
         verify: whether tasks check the hashes of the log.
@@ -61,6 +62,11 @@ class Plan(msgspec.Struct, frozen=True):
     def has_unique_ids(self) -> bool:
         """Return whether no two messages of a topic share an id; an archived id may be sent again."""
         return self.archive is None
+
+    @property
+    def body_rules(self) -> BodyRules:
+        """Return the topics whose bodies are searched for words."""
+        return msgspec.json.decode(self.bodies, type=BodyRules)
 
     def projections(self) -> dict[str, Projection]:
         """Return the projections to build, by name."""

@@ -57,12 +57,17 @@ class FoldContext:
     plan: Plan
     projections: Mapping[str, Projection]
 
+    @property
+    def needs_envelopes(self) -> bool:
+        """Return whether the rows of messages are computed from envelopes."""
+        return False
+
     def read(self, part: Part) -> pl.DataFrame:
         """Return the log records of a part, with the columns that the projections need.
 
         Raises: BrokenLog when records are missing or, if the plan says so, were altered.
         """
-        columns = columns_read(with_parking(self.projections, []))
+        columns = columns_read(with_parking(self.projections, []), envelopes=self.needs_envelopes)
         with self.log.connected() as log:
             if self.plan.verify:
                 check_chain(log, part.ranges)
@@ -110,6 +115,10 @@ class RebuildTasks(FoldContext):
     """
 
     writer: PartWriter
+
+    @property
+    def needs_envelopes(self) -> bool:
+        return self.writer.stores_envelopes or bool(self.plan.body_rules.topics)
 
     def run(self, part: Part) -> Iterator[Work]:
         """Fold a part of the log or a bucket of pieces, and write the result."""

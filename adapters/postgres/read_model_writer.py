@@ -7,7 +7,6 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import polars as pl
 import psycopg
 import pyarrow as pa
@@ -36,7 +35,6 @@ from postroom.adapters.sql.read_model_updater import CursorConflict, SqlReadMode
 from postroom.adapters.sql.statements import check_ids, statements
 from postroom.adapters.sql.versions import now, parked_rows
 from postroom.domain.errors import Unavailable
-from postroom.domain.search import BodyRules
 from postroom.projections.fold import MESSAGES, FoldResult, piece_schemas
 from postroom.projections.incremental.cursors import Version
 from postroom.projections.plan import Plan, with_bucket
@@ -47,7 +45,6 @@ from postroom.projections.search_text import compact_tables
 _NAME = "postroom, writing read models"
 _SETTINGS = {"statement_timeout": "0", "synchronous_commit": "off"}
 _SQL = statements("postroom.adapters.postgres", "sql/rebuild.sql")
-_decode_bodies = msgspec.json.Decoder(BodyRules).decode
 
 
 @dataclass(frozen=True)
@@ -58,6 +55,7 @@ class PostgresWriter(PartWriter):
     version: int
     plan: Plan
     projections: Mapping[str, Projection]
+    stores_envelopes = False
 
     def is_done(self, part: str) -> bool:
         """Return whether a part is marked."""
@@ -103,7 +101,7 @@ class PostgresWriter(PartWriter):
         tables: dict[str, pa.Table] = {}
         for name, rows in result.rows.items():
             if name == MESSAGES and name in self.projections:
-                compact = compact_tables(rows.sort("id"), _decode_bodies(self.plan.bodies))
+                compact = compact_tables(rows.sort("id"), self.plan.body_rules)
                 tables[name + end] = _arrow(compact[MESSAGES].drop("text"))
                 tables["header" + end] = _arrow(compact["header"])
                 tables["text" + end] = _arrow(compact["search"])

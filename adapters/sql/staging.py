@@ -30,7 +30,6 @@ LOCK_TRIES, LOCK_PAUSE_SECONDS = 3, 0.01
 
 SearchTables = Callable[[pl.DataFrame, BodyRules], Mapping[str, pl.DataFrame | pa.Table]]
 """Returns tables by name for rows of messages, and the topics whose bodies are searched."""
-_decode_bodies = msgspec.json.Decoder(BodyRules).decode
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,7 @@ class StagingWriter(PartWriter):
     Arguments:
         folder: the staging folder.
         search_tables: makes further tables from messages, or replaces them; see `projections.search_text`.
+        stores_envelopes: see `PartWriter`.
     """
 
     folder: Path
@@ -47,6 +47,7 @@ class StagingWriter(PartWriter):
     plan: Plan
     projections: Mapping[str, Projection]
     search_tables: SearchTables | None = None
+    stores_envelopes: bool = True
 
     def is_done(self, part: str) -> bool:
         """Return whether a part is staged."""
@@ -57,7 +58,7 @@ class StagingWriter(PartWriter):
         folder.mkdir(mode=0o700)
         for name, rows in self._files(result).items():
             if rows.height:
-                rows.write_parquet(folder / f"{name}.parquet", compression="lz4", statistics=False)
+                self._stage(folder, name, rows)
         try:
             folder.rename(self.folder / part)
         except OSError:
@@ -78,11 +79,15 @@ class StagingWriter(PartWriter):
                 pieces[name] = rows.select(*schema).collect()
         return pieces
 
+    def _stage(self, folder: Path, name: str, rows: pl.DataFrame) -> None:
+        """Write the rows of a table."""
+        rows.write_parquet(folder / f"{name}.parquet", compression="lz4", statistics=False)
+
     def _files(self, result: FoldResult) -> dict[str, pl.DataFrame]:
         files = {name: rows for name, rows in result.rows.items() if name in self.projections}
         if self.search_tables is not None and MESSAGES in files:
             files[MESSAGES] = files[MESSAGES].sort("id")
-            tables = self.search_tables(files[MESSAGES], _decode_bodies(self.plan.bodies))
+            tables = self.search_tables(files[MESSAGES], self.plan.body_rules)
             files |= {name: pl.DataFrame(table) for name, table in tables.items()}
         for name, pieces in result.pieces.items():
             files[f"pieces-{name}"] = with_bucket(pieces, self.plan.buckets)

@@ -31,11 +31,11 @@ from postroom.adapters.sql.staging import (
     staged_files,
 )
 from postroom.adapters.sql.statements import check_ids
+from postroom.adapters.sql.statements import statements as named_statements
 from postroom.adapters.sql.versions import OF_MESSAGES, Versions
 from postroom.adapters.sqlite.database import connect_reader
 from postroom.adapters.sqlite.read_model_file import (
     CatalogFile,
-    index_rows,
     open_catalog,
     rebuild_lock_path,
     views_path,
@@ -49,7 +49,11 @@ from postroom.projections.projection import Projection, load_projections, merge_
 from postroom.projections.search_text import compact_tables
 
 ROWS_PER_BATCH = 20_000
-APPENDED = ("mailbox", "header", "text", "projection_parked")
+COPIED = (MESSAGES, "search")
+"""Tables whose rows are staged in a SQLite file."""
+STAGED_ROWS = "rows.db"
+_SQL = named_statements("postroom.adapters.sqlite", "sql/staging.sql")
+APPENDED = ("header", "text", "projection_parked")
 """Tables into which parts are inserted directly; rows of the others are merged first."""
 REPEATED = ("header", "projection_parked")
 """Tables into which several parts may insert the same row."""
@@ -128,6 +132,30 @@ class SqliteRowReader(RowReader):
         return pl.DataFrame(rows, schema=projection.stored_schema, orient="row")
 
 
+class SqliteStagingWriter(StagingWriter):
+    """A writer that stages messages and their texts in a SQLite file.
+
+    SQLite copies whole records from one file to another, so that the process that rebuilds makes no value of
+    a row, and other threads run meanwhile.
+    """
+
+    def _stage(self, folder: Path, name: str, rows: pl.DataFrame) -> None:
+        if name not in COPIED:
+            super()._stage(folder, name, rows)
+            return
+        table, create = name, _SQL["create_search"]
+        if name == MESSAGES:
+            table = f"{name}_v{self.version}"
+            run = statements(SQLITE, "search_tables.sql", version=self.version)
+            create = next(each for each in run if each.startswith(f"CREATE TABLE {table} "))
+        with closing(sqlite3.connect(folder / STAGED_ROWS, isolation_level=None)) as connection:
+            connection.execute("PRAGMA journal_mode = OFF")  # an incomplete file is discarded
+            connection.execute(create)
+            connection.execute("BEGIN")
+            connection.executemany(_insert_statement(table, rows), rows.iter_rows())
+            connection.execute("COMMIT")
+
+
 class SqliteBuild(CatalogBuild):
     """A version that is being built; see `Build`."""
 
@@ -140,7 +168,10 @@ class SqliteBuild(CatalogBuild):
 
     def writer(self) -> StagingWriter:
         """Return the writer for tasks."""
-        return StagingWriter(self._staging, self.version, self.plan, self.plan.projections(), compact_tables)
+        plan = self.plan
+        return SqliteStagingWriter(
+            self._staging, self.version, plan, plan.projections(), compact_tables, stores_envelopes=False
+        )
 
     def parts_done(self) -> frozenset[str]:
         """Return the parts that are staged; see `Build.parts_done`."""
@@ -153,16 +184,13 @@ class SqliteBuild(CatalogBuild):
         ready = [name for name in names if name in staged and name not in marks]
         loaded = sum(name in marks for name in names)
         for number, part in enumerate(ready, loaded + 1):
-            with self._catalog.transaction():
-                rows = 0
+            with self._attached(part) as copies, self._catalog.transaction():
+                rows = sum([self._run(each) for each in copies][:1])
                 for table in APPENDED:
                     with suppress(FileNotFoundError):
-                        staged_rows = pl.read_parquet(self._staging / part / f"{table}.parquet")
-                        rows += self._insert(table, staged_rows)
-                with suppress(FileNotFoundError):
-                    texts = pl.read_parquet(self._staging / part / "search.parquet")
-                    for table, staged_rows in index_rows(texts).items():
-                        self._insert(table, staged_rows)
+                        rows += self._insert(
+                            table, pl.read_parquet(self._staging / part / f"{table}.parquet")
+                        )
                 self._versions.mark(self.version, part, rows)
             progress(number, len(names))
 
@@ -234,15 +262,36 @@ class SqliteBuild(CatalogBuild):
             rows = self._insert(name, prepare(pl.read_parquet(files))) if files else 0
             self._versions.mark(self.version, mark, rows)
 
+    @contextmanager
+    def _attached(self, part: str) -> Iterator[Sequence[str]]:
+        """Attach the file of a part's messages, if it has any; yield the statements that copy them."""
+        file, connection = self._staging / part / STAGED_ROWS, self._catalog.connection
+        if not file.exists():
+            yield ()
+            return
+        connection.execute("ATTACH ? AS staged", (f"{file.absolute().as_uri()}?mode=ro",))
+        try:
+            yield "copy_mailbox", "index_text", "index_words"
+        finally:
+            connection.execute("DETACH staged")
+
+    def _run(self, name: str) -> int:
+        """Run a statement, and return the number of its rows."""
+        return self._catalog.connection.execute(_SQL[name].format(version=self.version)).rowcount
+
     def _insert(self, name: str, rows: pl.DataFrame) -> int:
         # Not by ADBC, though it is twice as fast: it links its own SQLite library, and two such libraries in
         # one process cancel each other's POSIX locks.
-        values = ", ".join("?" * rows.width)
         table = name if name == "projection_parked" else f"{name}_v{self.version}"
-        verb = "INSERT OR IGNORE" if name in REPEATED else "INSERT"
-        statement = f"{verb} INTO {table} ({', '.join(rows.columns)}) VALUES ({values})"
-        self._catalog.connection.executemany(statement, rows.iter_rows())
+        self._catalog.connection.executemany(
+            _insert_statement(table, rows, repeated=name in REPEATED), rows.iter_rows()
+        )
         return rows.height
+
+
+def _insert_statement(table: str, rows: pl.DataFrame, *, repeated: bool = False) -> str:
+    verb = "INSERT OR IGNORE" if repeated else "INSERT"
+    return f"{verb} INTO {table} ({', '.join(rows.columns)}) VALUES ({', '.join('?' * rows.width)})"
 
 
 def _create(catalog: CatalogFile, plan: Plan, version: int) -> None:
