@@ -33,6 +33,10 @@ GOAL_RATIOS = {1_000_000: 1.3, LARGE: 1.3}
 MEMORY_GOAL_MIB = 4_096
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """What docs/spark.md gives a JVM that only hands out tasks: `spark-submit` starts it before our code."""
+OURS = ("segments", "local", "local.segments")
+"""Other rebuilds of ours: on Spark with segments, and in one process without and with them."""
+Run = tuple[Finished, dict[str, float]]
+"""A run, and its phases in seconds."""
 REBUILD = Path(postroom.projections.__path__[0]).resolve() / "rebuild.py"
 """That of the code that is measured, which is not always of this worktree."""
 
@@ -68,14 +72,19 @@ def open_store(
         shutil.rmtree(home)
 
 
-def rebuild(store: str, only: str = "search") -> tuple[Finished, dict[str, float]]:
-    """Rebuild read models by `spark-submit`, and return the run and its phases in seconds.
+def rebuild(store: str, only: str = "search", engine: str = "spark", archive: str = "") -> Run:
+    """Rebuild read models, and return the run and its phases in seconds.
 
     Arguments:
         only: their names, separated by commas; empty for all.
+        engine: `spark`, by `spark-submit`, or `local`.
+        archive: folder of segments; empty for none.
     """
-    submit = str(Path(sys.executable).with_name("spark-submit"))
-    command = [submit, "--driver-java-options", JAVA_OPTIONS, str(REBUILD), "--only", only, "--json"]
+    scripts = Path(sys.executable).parent
+    command = [str(scripts / "postroom"), "views", "rebuild", "--engine", engine]
+    if engine == "spark":
+        command = [str(scripts / "spark-submit"), "--driver-java-options", JAVA_OPTIONS, str(REBUILD)]
+    command += ["--only", only, "--json", *(["--archive", archive] if archive else [])]
     finished = run_program(command, {"POSTROOM_STORE": store, "PYSPARK_PYTHON": sys.executable})
     report: dict[str, Any] = msgspec.json.decode(finished.output.splitlines()[-1])
     phases = dict(report["seconds"])
@@ -85,7 +94,15 @@ def rebuild(store: str, only: str = "search") -> tuple[Finished, dict[str, float
     return finished, phases
 
 
-def run_peer(peer: str, store: str, target: Path) -> tuple[Finished, dict[str, float]]:
+def build_segments(store: str, folder: Path) -> str:
+    """Build the segments of a store's log in a folder, unless it has them, and return the folder."""
+    if not folder.exists():
+        postroom = str(Path(sys.executable).with_name("postroom"))
+        run_program([postroom, "segments", "build", "--archive", str(folder)], {"POSTROOM_STORE": store})
+    return str(folder)
+
+
+def run_peer(peer: str, store: str, target: Path) -> Run:
     """Make the search model by a peer, and return the run and its phases in seconds.
 
     Arguments:
@@ -107,7 +124,7 @@ def _present(figures: Figures) -> list[str]:
     return present
 
 
-def _run_peer_and_clean_up(peer: str, store: str, folder: Path) -> tuple[Finished, dict[str, float]]:
+def _run_peer_and_clean_up(peer: str, store: str, folder: Path) -> Run:
     try:
         return run_peer(peer, store, folder / "peer.db")
     finally:
@@ -121,10 +138,13 @@ def _compare(database: Database, messages: int, options: Options, figures: Figur
     name = f"spark.rebuild.{database}.{label(messages)}"
     if not figures.wants(name):
         return
-    makers: dict[str, Callable[[str], tuple[Finished, dict[str, float]]]] = {"": rebuild}
-    makers |= {peer: partial(_run_peer_and_clean_up, peer, folder=folder) for peer in _present(figures)}
-    results: dict[str, list[tuple[Finished, dict[str, float]]]] = {maker: [] for maker in makers}
     with open_store(database, messages, options, figures, folder) as (store, log):
+        segments = build_segments(store, (options.keep or folder) / f"{name}.segments")
+        makers: dict[str, Callable[[str], Run]] = {"": rebuild}
+        makers |= {OURS[0]: partial(rebuild, archive=segments), OURS[1]: partial(rebuild, engine="local")}
+        makers[OURS[2]] = partial(rebuild, engine="local", archive=segments)
+        makers |= {peer: partial(_run_peer_and_clean_up, peer, folder=folder) for peer in _present(figures)}
+        results: dict[str, list[Run]] = {maker: [] for maker in makers}
         for run in range(options.runs_at(messages)):
             for maker, make in makers.items():
                 finished, phases = make(store)
@@ -138,14 +158,12 @@ def _compare(database: Database, messages: int, options: Options, figures: Figur
         _report_ratio(name, log, results, figures)
 
 
-def _report(
-    name: str, log: LongLog, maker: str, runs: list[tuple[Finished, dict[str, float]]], figures: Figures
-) -> None:
+def _report(name: str, log: LongLog, maker: str, runs: list[Run], figures: Figures) -> None:
     """Add the medians of the runs of one maker."""
     seconds = median(run.seconds for run, _ in runs)
     memory = {role: median(run.peak_mib[role] for run, _ in runs) for role in ("driver", "workers")}
     if maker:
-        peer = f"{name}.{'' if maker == 'floor' else 'peer.'}{maker}"
+        peer = f"{name}.{'' if maker in ('floor', *OURS) else 'peer.'}{maker}"
         figures.add(peer, seconds, "s")
         figures.add(f"{peer}.memory", memory["driver"], "MiB")
         return
@@ -157,13 +175,15 @@ def _report(
     figures.add(f"{name}.memory.workers", memory["workers"], "MiB")
 
 
-def _report_ratio(
-    name: str, log: LongLog, results: dict[str, list[tuple[Finished, dict[str, float]]]], figures: Figures
-) -> None:
-    """Add the time of our rebuild in terms of the fastest peer's."""
+def _report_ratio(name: str, log: LongLog, results: dict[str, list[Run]], figures: Figures) -> None:
+    """Add the time of each of our rebuilds in terms of the fastest peer's."""
     seconds = {maker: median(run.seconds for run, _ in runs) for maker, runs in results.items()}
-    fastest = min(each for maker, each in seconds.items() if maker not in ("", "floor"))
-    figures.add(f"{name}.ratio", seconds[""] / fastest, "x", GOAL_RATIOS.get(log.messages))
+    fastest = min(each for maker, each in seconds.items() if maker not in ("", "floor", *OURS))
+    for maker in ("", *OURS):
+        own = f"{name}.{maker}".rstrip(".")
+        figures.add(
+            f"{own}.ratio", seconds[maker] / fastest, "x", None if maker else GOAL_RATIOS.get(log.messages)
+        )
 
 
 def measurements(options: Options) -> dict[str, Callable[[Figures, Path, int], None]]:
