@@ -53,14 +53,11 @@ class ActiveVersion(msgspec.Struct, frozen=True):
 
 
 class PartWriter(Protocol):
-    """Writer of parts of a version, for tasks; it is pickled, so no connection stays open between calls.
-
-    Arguments:
-        stores_envelopes: whether the rows of messages have envelopes.
-    """
+    """Writer of parts of a version, for tasks; it is pickled, so no connection stays open between calls."""
 
     @property
-    def stores_envelopes(self) -> bool: ...
+    def stores_envelopes(self) -> bool:
+        """Tell whether the rows of messages have envelopes."""
 
     def is_done(self, part: str) -> bool:
         """Tell whether a part is already written."""
