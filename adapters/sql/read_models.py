@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, func, inspect, literal, select
+from sqlalchemy import Connection, Row, func, inspect, select
 
 from postroom.adapters.sql.access_path import choose, read_page
 from postroom.adapters.sql.dead_letters import DeadLetterQuery, activity_page, backlog_page
@@ -24,9 +24,9 @@ from postroom.adapters.sql.tables import (
     projection,
     projection_cursor,
     projection_parked,
+    read_cursors,
     settings_of,
     tables_of,
-    to_cursors,
 )
 from postroom.application.mailbox.codec import envelopes_by_position
 from postroom.application.page import Page
@@ -176,7 +176,7 @@ class SqlReadModels(SqlStatistics, ReadModels):
             self._prepare_scan(db)
             catalog = self._catalog(db)
             version = catalog.execute(select(projection).where(projection.c.version == tables.version)).one()
-            positions = {each.mailbox: each.position for each in _cursors(catalog, version).values()}
+            positions = {each.mailbox: each.position for each in read_cursors(catalog, version).values()}
             yield Scan(tables.version, positions, self._scan_pages(db, tables, filter_))
 
     def _scan_pages(
@@ -291,7 +291,7 @@ class SqlReadModels(SqlStatistics, ReadModels):
                 active = list(db.execute(select(projection).where(projection.c.status == "active")).all())
                 rows = list(db.execute(newest).all())
                 if active:
-                    cursors = _cursors(db, active[0])
+                    cursors = read_cursors(db, active[0])
                     parked_count, parked = _parked(db, active[0].version, shown_parked)
         building = next((row for row in rows if row.status == "building"), None)
         is_running = building is not None and self._is_rebuild_running()
@@ -353,21 +353,6 @@ class SqlReadModels(SqlStatistics, ReadModels):
             seconds = 0.0 if since is None else max(0.0, round(now - since / 1e6, 3))
             is_same_log = find_difference(cursor, heads.get(head.id)) is None
             yield MailboxLag(head.name, cursor.position, head.last, lag, seconds, is_same_log)
-
-
-def _cursors(db: Connection, version: Row[Any]) -> dict[int, LogCursor]:
-    """Return the cursors of a version by mailbox id; one of an earlier release has only extents."""
-    if version.models is None:
-        extents = _decode_json(version.cuts)
-        return {each["id"]: LogCursor(each["last"], each["at"], "", each["name"]) for each in extents}
-    cursor = projection_cursor.c
-    # A file of an earlier release that was not followed since lacks the column.
-    has_chain = db.dialect.name != "sqlite" or any(
-        each["name"] == "chain" for each in inspect(db).get_columns(projection_cursor.name)
-    )
-    chain = cursor.chain if has_chain else literal(None).label("chain")
-    columns = (cursor.mailbox_id, cursor.position, cursor.at, chain, cursor.mailbox)
-    return to_cursors(map(tuple, db.execute(select(*columns).where(cursor.version == version.version))))
 
 
 def _parked(db: Connection, version: int, shown: int) -> tuple[int, tuple[ParkedRecord, ...]]:

@@ -9,12 +9,16 @@ from sqlalchemy import (
     BigInteger,
     Column,
     ColumnElement,
+    Connection,
     FromClause,
     LargeBinary,
     MetaData,
+    Row,
     Table,
     Text,
     func,
+    inspect,
+    literal,
     literal_column,
     select,
 )
@@ -184,6 +188,21 @@ def to_version(row: tuple[Any, ...]) -> Version:
 def to_cursors(rows: Iterable[tuple[Any, ...]]) -> dict[int, Cursor]:
     """Return the cursors of a version, by mailbox id, from rows of the catalog."""
     return {id_: Cursor(position, at, _chain(text, position), name) for id_, position, at, text, name in rows}
+
+
+def read_cursors(db: Connection, version: Row[Any]) -> dict[int, Cursor]:
+    """Return the cursors of a version by mailbox id; one of an earlier release has only extents."""
+    if version.models is None:
+        extents = msgspec.json.decode(version.cuts)
+        return {each["id"]: Cursor(each["last"], each["at"], "", each["name"]) for each in extents}
+    cursor = projection_cursor.c
+    # A file of an earlier release that was not followed since lacks the column.
+    has_chain = db.dialect.name != "sqlite" or any(
+        each["name"] == "chain" for each in inspect(db).get_columns(projection_cursor.name)
+    )
+    chain = cursor.chain if has_chain else literal(None).label("chain")
+    columns = (cursor.mailbox_id, cursor.position, cursor.at, chain, cursor.mailbox)
+    return to_cursors(map(tuple, db.execute(select(*columns).where(cursor.version == version.version))))
 
 
 def chain_text(position: int, chain: str) -> str | None:
