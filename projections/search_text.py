@@ -70,6 +70,7 @@ def compact_tables(mailbox_rows: pl.DataFrame, bodies: BodyRules) -> dict[str, p
     is_odd = rows.select(
         pl.any_horizontal(
             pl.col("custom_headers").str.contains("\\", literal=True),
+            *(pl.col(name).str.contains("\0", literal=True) for name in TEXT_HEADERS),
             *(
                 pl.col(name).str.len_bytes() != pl.col(name).str.len_chars()
                 for name in (*TEXT_HEADERS, "custom_headers")

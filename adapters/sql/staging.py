@@ -5,6 +5,7 @@ files into tables, or links them as tables. Incomplete (dot-prefixed) folders of
 """
 
 import fcntl
+import glob
 import os
 import shutil
 import time
@@ -75,7 +76,7 @@ class StagingWriter(PartWriter):
             files = sorted(self.folder.glob(f"part-*/pieces-{name}.parquet"))
             pieces[name] = pl.DataFrame(schema=schema)
             if files:
-                rows = pl.scan_parquet(files).filter(pl.col("bucket") == bucket)
+                rows = pl.scan_parquet(files, glob=False).filter(pl.col("bucket") == bucket)
                 pieces[name] = rows.select(*schema).collect()
         return pieces
 
@@ -102,7 +103,7 @@ def make_staging(start: Path, version: int) -> Path:
         start: common prefix of the folders' paths.
     """
     folder = start.with_name(f"{start.name}-v{version}")
-    for orphan in start.parent.glob(f"{start.name}-v*"):
+    for orphan in start.parent.glob(f"{glob.escape(start.name)}-v*"):
         if orphan != folder:
             shutil.rmtree(orphan, ignore_errors=True)
     folder.mkdir(mode=0o700, exist_ok=True)

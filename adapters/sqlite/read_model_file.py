@@ -18,6 +18,8 @@ from postroom.domain.errors import Unavailable
 from postroom.projections.ports.read_model_store import LockTimeout
 
 CACHE_KIB = 128 << 10
+NUL = " "
+"""Stands for a NUL in text indexes."""
 LOCK_SECONDS = 600.0
 """How long a rebuild waits for another process that writes to the file."""
 
@@ -45,9 +47,15 @@ def rebuild_lock_path(store: str | Path) -> Path:
     return Path(f"{store}-views-lock")
 
 
+def index_text(texts: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of the table `search` of `compact_tables` with the text that the index gets."""
+    # A text index reads no further than to a NUL.
+    return texts.with_columns(pl.col("text").str.replace_all("\0", NUL, literal=True))
+
+
 def index_rows(texts: pl.DataFrame) -> dict[str, pl.DataFrame]:
     """Return the rows of the text indexes for the table `search` of `compact_tables`."""
-    row = pl.col("id").alias("rowid")
+    row, texts = pl.col("id").alias("rowid"), index_text(texts)
     return {"text_index": texts.select(row, "text"), "word_index": texts.select(row, "words")}
 
 

@@ -36,6 +36,7 @@ from postroom.adapters.sql.versions import OF_MESSAGES, Versions
 from postroom.adapters.sqlite.database import connect_reader
 from postroom.adapters.sqlite.read_model_file import (
     CatalogFile,
+    index_text,
     open_catalog,
     rebuild_lock_path,
     views_path,
@@ -144,7 +145,9 @@ class SqliteStagingWriter(StagingWriter):
             super()._stage(folder, name, rows)
             return
         table, create = name, _SQL["create_search"]
-        if name == MESSAGES:
+        if name != MESSAGES:
+            rows = index_text(rows)
+        else:
             table = f"{name}_v{self.version}"
             run = statements(SQLITE, "search_tables.sql", version=self.version)
             create = next(each for each in run if each.startswith(f"CREATE TABLE {table} "))
@@ -189,7 +192,7 @@ class SqliteBuild(CatalogBuild):
                 for table in APPENDED:
                     with suppress(FileNotFoundError):
                         rows += self._insert(
-                            table, pl.read_parquet(self._staging / part / f"{table}.parquet")
+                            table, pl.read_parquet(self._staging / part / f"{table}.parquet", glob=False)
                         )
                 self._versions.mark(self.version, part, rows)
             progress(number, len(names))
@@ -259,7 +262,7 @@ class SqliteBuild(CatalogBuild):
             return
         files = staged_files(self._staging, name)
         with self._catalog.transaction():
-            rows = self._insert(name, prepare(pl.read_parquet(files))) if files else 0
+            rows = self._insert(name, prepare(pl.read_parquet(files, glob=False))) if files else 0
             self._versions.mark(self.version, mark, rows)
 
     @contextmanager

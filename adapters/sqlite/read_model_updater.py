@@ -17,6 +17,7 @@ from postroom.adapters.sqlite.database import connect, connect_reader
 from postroom.adapters.sqlite.read_model_file import (
     follow_lock_path,
     index_rows,
+    index_text,
     is_locked,
     upgrade_catalog,
     views_path,
@@ -161,7 +162,7 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
 
     def _unindex_text(self, number: int, texts: pl.DataFrame) -> None:
         for name in ("unindex_text", "unindex_words"):
-            self._write(_SQL[name].format(version=number, rows="{rows}"), texts)
+            self._write(_SQL[name].format(version=number, rows="{rows}"), index_text(texts))
 
 
 def _values(rows: pl.DataFrame) -> str:

@@ -36,6 +36,7 @@ from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import ReadModelTables, read_heads
 from postroom.adapters.sqlite.database import connect_reader
 from postroom.adapters.sqlite.read_model_file import (
+    NUL,
     follow_lock_path,
     rebuild_lock_path,
     views_path,
@@ -156,6 +157,8 @@ class _SqliteDialect:
         return is_equal & column_.not_in([literal_column(f"'{each}'") for each in FREQUENT])
 
     def among(self, column_: ColumnElement[Any], values: Sequence[str]) -> ColumnElement[bool]:
+        if any("\0" in each for each in values):
+            return column_.in_(values)  # JSON functions read text no further than to a NUL
         each = func.json_each(_encode_json(values).decode()).table_valued("value")
         return column_.in_(select(each.c.value))
 
@@ -173,7 +176,8 @@ class _SqliteDialect:
     def with_parts(self, tables: ReadModelTables, parts: Sequence[str]) -> Select[Any] | None:
         # The index has no positions of trigrams: it returns candidates, which are checked against the text.
         indexed = indexed_parts(parts)
-        trigrams = {part[at : at + TRIGRAM] for part in indexed for at in range(len(part) - TRIGRAM + 1)}
+        texts = [part.replace("\0", NUL) for part in indexed]
+        trigrams = {part[at : at + TRIGRAM] for part in texts for at in range(len(part) - TRIGRAM + 1)}
         if not trigrams:
             return None
         matches = _matches(tables, "text_index", " AND ".join(map(_quoted, sorted(trigrams))))

@@ -160,7 +160,7 @@ class TargetBuild(CatalogBuild, Build):
                     f"{each.name}_v{self.version}", each, staged_files(self._staging, each.name)
                 )
         for file in staged_files(self._staging, "projection_parked"):
-            self._park(pl.read_parquet(file))
+            self._park(pl.read_parquet(file, glob=False))
 
     def index(self, progress: OnProgress) -> None:
         """Set the cursors: nothing is indexed."""
@@ -211,7 +211,7 @@ class TargetBuild(CatalogBuild, Build):
         files = []
         for file in staged_files(self._staging, MESSAGES):
             files.append(self._staging / f".retained-{file.parent.name}.parquet")
-            pl.scan_parquet(file).filter(is_retained).sink_parquet(files[-1])
+            pl.scan_parquet(file, glob=False).filter(is_retained).sink_parquet(files[-1])
         return files
 
     def _merge_staged(self, projection: Projection) -> list[Path]:
@@ -220,7 +220,7 @@ class TargetBuild(CatalogBuild, Build):
         if not staged:
             return []
         file = self._staging / f".merged-{projection.name}.parquet"
-        merge_rows(projection, pl.read_parquet(staged)).sort(*projection.key).write_parquet(file)
+        merge_rows(projection, pl.read_parquet(staged, glob=False)).sort(*projection.key).write_parquet(file)
         return [file]
 
     def _park(self, parked: pl.DataFrame) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import chain
+from typing import Any
 
 import msgspec
 import pytest
@@ -245,6 +246,22 @@ class ReadModelsConformance:
     ) -> None:
         items = models.search(EventFilter(topics=("shop",), match=match, limit=1_000)).items
         assert {item.custom_headers["kind"] for item in items} == found
+
+    def test_text_after_a_nul_is_found(self, models: ReadModels, build: Build, send: SendOne) -> None:
+        odd = NewMessage(topic="nul", payload=b"", principal="one\0Other", correlation_id="two\0second 'half")
+        send(odd)
+        build()
+        criteria: list[dict[str, Any]] = [
+            *({"text": text} for text in ("other", "e\0O", "SECOND", "o\0s", "e\0other 'ha")),
+            *({"match": match} for match in ("other", "oth* one")),
+            {"principals": ("one\0Other", "alice"), "text": "second"},
+            {"principals": ("one\0Other", "alice"), "topics": ("nul",)},
+            {"correlation_id": "two\0second 'half"},
+        ]
+        for criterion in criteria:
+            items = models.search(EventFilter(**criterion)).items
+            assert [each.topic for each in items] == ["nul"], criterion
+        assert models.search(EventFilter(text="e\0second")).items == ()
 
     def test_as_many_words_and_parts_as_may_be_asked_for_are_looked_up(self, models: ReadModels) -> None:
         letters = "abcdefghijklmnopqrstuvwxyz"

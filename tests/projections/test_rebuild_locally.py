@@ -15,6 +15,9 @@ from postroom.projections.projection import MODULES
 from tests.projections.histories import (
     STORY,
     Store,
+    begin,
+    build_without_spark,
+    fold_all,
     live,
     model_store,
     rebuild,
@@ -74,6 +77,22 @@ def test_a_model_added_to_a_store_that_moved_on_is_built_and_the_others_catch_up
     expected = reference(store).rows
     assert rows(store, "sends") == [{"mailbox": MAILBOX, "messages": len(expected["mailbox"])}]
     assert {name: rows(store, name) for name in expected} == expected
+
+
+def test_a_store_is_rebuilt_whose_path_has_wildcards_and_the_parts_of_a_store_they_match_stay(
+    tmp_path: Path,
+) -> None:
+    for name in ("a-b.db", "a?b.db", "a[b]*.db"):
+        live(tmp_path / name, MAILBOX, STORY)
+    with begin(tmp_path / "a-b.db") as build:
+        fold_all(tmp_path / "a-b.db", build)
+    staged = build.parts_done()
+    for name in ("a?b.db", "a[b]*.db"):
+        store = tmp_path / name
+        build_without_spark(store)
+        expected = reference(store).rows
+        assert {model: rows(store, model) for model in expected} == expected
+    assert build.parts_done() == staged
 
 
 @pytest.mark.parametrize("model", ["activity", "backlog", "search"])
