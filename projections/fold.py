@@ -194,7 +194,7 @@ def check_folds(projections: Mapping[str, Projection]) -> None:
     """
     for each in projections.values():
         match each:
-            case EventProjection(fold=fold):
-                run_fold(each, fold, pl.DataFrame(schema=record_schema(projections)))
+            case EventProjection(fold=fold, reads=reads):
+                run_fold(each, fold, pl.DataFrame(schema=record_schema(projections)).select(*reads))
             case MessageProjection(derive=derive_rows):
                 run_fold(each, derive_rows, pl.DataFrame(schema=messages.PROJECTION.stored_schema))

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +131,6 @@ def test_folds_are_tried_on_nothing_before_work_begins() -> None:
     broken = EventProjection("counts", COUNTS.columns, reads=("at",), fold=lambda records: records)
     with pytest.raises(BrokenProjection, match=r"projection counts returned the columns"):
         check_folds({**load_projections(), "counts": broken})
+    undeclared = replace(broken, fold=lambda records: records.select("place"))
+    with pytest.raises(BrokenProjection, match="failed with ColumnNotFoundError"):
+        check_folds({**load_projections(), "counts": undeclared})
