@@ -185,8 +185,11 @@ def _advance_shared(store: ReadModelStore, follow: Follow, models: Sequence[str]
 
 
 def _is_shared(active: ActiveVersion, models: Sequence[str]) -> bool:
-    """Tell whether a version that builds some models shares others with the active version."""
-    return not set(active.models) <= set(models)
+    """Tell whether a version that builds some models shares others with the active version.
+
+    A version that builds all known models does not: nobody can follow a model that is no longer known.
+    """
+    return not load_projections().keys() & active.models.keys() <= set(models)
 
 
 def _advance(follow: Follow, version: int, through: Mapping[str, int] | None = None) -> None:

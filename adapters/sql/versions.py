@@ -22,7 +22,7 @@ from postroom.projections.log_reader import LogExtent
 from postroom.projections.models.messages import ParkedRecord
 from postroom.projections.plan import FORMAT, Plan
 from postroom.projections.ports.read_model_store import ActiveVersion
-from postroom.projections.projection import POLARS
+from postroom.projections.projection import POLARS, load_projections
 from postroom.projections.verify import describe_changes
 
 SIDE_TABLES = {"mailbox": ("header", "topic", "text")}
@@ -96,7 +96,8 @@ class Versions:
         with self.database.transaction():
             values = {"owner": owner(), "now": now(), "cuts": _json(plan.extents), "plan": _json(plan)}
             ((version,),) = self.run("begin", **values)
-            shared = {} if active is None or plan.through else active.models
+            is_alone = active is None or plan.through or load_projections().keys() <= set(plan.models)
+            shared = {} if active is None or is_alone else active.models
             models = {**shared, **dict.fromkeys(plan.models, version)}
             self.run("share", version=version, models=_json(models))
             create(plan, version)

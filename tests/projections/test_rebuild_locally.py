@@ -95,6 +95,22 @@ def test_a_store_is_rebuilt_whose_path_has_wildcards_and_the_parts_of_a_store_th
     assert build.parts_done() == staged
 
 
+def test_a_model_that_is_no_longer_known_is_left_out_by_a_rebuild_of_all(
+    store: Store, add_projection: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live(store, MAILBOX, STORY)
+    add_projection()
+    rebuild(store, runner=LocalRunner())
+    monkeypatch.delenv(MODULES)
+    send(store, MAILBOX, [NewMessage(topic="shop", payload=b"")])
+    rebuild(store, runner=LocalRunner())
+    active = model_store(store).active_version()
+    assert active is not None
+    assert "sends" not in active.models
+    expected = reference(store).rows
+    assert {name: rows(store, name) for name in expected} == expected
+
+
 @pytest.mark.parametrize("model", ["activity", "backlog", "search"])
 def test_one_model_of_a_store_that_moved_on_is_rebuilt_and_the_others_catch_up(
     store: Store, model: str
