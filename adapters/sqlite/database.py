@@ -4,7 +4,7 @@ import os
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any, Literal
 from weakref import WeakSet
 
@@ -54,8 +54,11 @@ class _File:
 _files: dict[FileId, _File] = {}
 _inherited: dict[FileId, list["_Connection"]] = {}
 """Files that were open in the process from which this one was forked, with connections not to be closed."""
-_mutex = Lock()
-"""Guards `_files`."""
+_mutex = RLock()
+"""Guards `_files`. The garbage collector may close connections in a thread that holds it."""
+_is_opening = False
+_closed: list["_Connection"] = []
+"""Connections that were closed by the thread that opens another one meanwhile."""
 
 
 class _Connection(sqlite3.Connection):
@@ -66,11 +69,14 @@ class _Connection(sqlite3.Connection):
     def close(self) -> None:
         super().close()
         with _mutex:
+            if _is_opening:
+                _closed.append(self)
+                return
             file = None if self.file is None else _files.get(self.file)
             if file is not None:
                 file.connections.discard(self)
                 if not file.connections:
-                    del _files[self.file]  # type: ignore[arg-type]  # not None, as there is a file
+                    _files.pop(self.file, None)  # type: ignore[arg-type]  # not None, as there is a file
                     file.close()
 
 
@@ -203,6 +209,7 @@ def open_file(path: Path, mode: Mode = "rwc", **options: Any) -> sqlite3.Connect
     Raises: InvalidRequest for a file that was open when this process was forked, UnusableStore for one that
         a process uses under another name.
     """
+    global _is_opening
     if _inherited and file_id(path) in _inherited:
         raise InvalidRequest(
             f"The file {path} was open in the process from which this one was forked, so SQLite can't use it "
@@ -212,10 +219,16 @@ def open_file(path: Path, mode: Mode = "rwc", **options: Any) -> sqlite3.Connect
     version = _version(path) if is_immutable else ()
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     with _mutex:
-        connection = sqlite3.connect(
-            uri, uri=True, factory=_FrozenConnection if is_immutable else _Connection, **options
-        )
-        is_sole_name = _use(connection, path)
+        _is_opening = True
+        try:
+            connection = sqlite3.connect(
+                uri, uri=True, factory=_FrozenConnection if is_immutable else _Connection, **options
+            )
+            is_sole_name = _use(connection, path)
+        finally:
+            _is_opening = False
+            while _closed:
+                _closed.pop().close()
     if not is_sole_name:
         connection.close()
         raise UnusableStore(
@@ -254,8 +267,9 @@ def _version(path: Path) -> tuple[object, ...]:
 
 
 def _forget_files() -> None:
-    global _mutex
-    _mutex = Lock()  # a thread of the parent may hold the former one
+    global _mutex, _is_opening
+    _mutex, _is_opening = RLock(), False  # a thread of the parent may hold the former one
+    _closed.clear()
     for id_, file in _files.items():
         _inherited.setdefault(id_, []).extend(file.connections)
     _files.clear()

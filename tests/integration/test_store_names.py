@@ -39,6 +39,33 @@ async def send():
 asyncio.run(send())
 """
 
+COLLECT = """
+import gc, os, sys
+from contextlib import closing
+from pathlib import Path
+from postroom.adapters.sqlite.database import connect_reader
+
+path = Path(sys.argv[1])
+
+def read():
+    with closing(connect_reader(path)) as connection:
+        yield connection
+
+def leave():
+    reading = read()
+    next(reading)
+    garbage = [reading]
+    garbage.append(garbage)
+
+gc.disable()
+leave()
+sys.addaudithook(lambda event, _: gc.collect() if event == "sqlite3.connect" else None)
+connect_reader(path).close()
+descriptors = Path("/proc/self/fd").iterdir()
+print([each.name for each in descriptors if os.path.realpath(each) == str(path)])
+"""
+"""A reader that was left is closed by the garbage collector while another one opens the same file."""
+
 
 def can_mount() -> bool:
     tried = subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True) if IS_ROOT else None
@@ -340,3 +367,9 @@ async def test_doctor_names_a_store_with_two_names(tmp_path: Path) -> None:
         True,
     )
     assert stat.S_IMODE(store.stat().st_mode) == 0o600
+
+
+async def test_a_reader_may_be_collected_while_another_one_opens_the_file(tmp_path: Path) -> None:
+    store = tmp_path / "orders.db"
+    assert await send(store) == (0, "")
+    assert await asyncio.wait_for(run(sys.executable, "-c", COLLECT, store), 60) == (0, "[]\n")
