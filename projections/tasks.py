@@ -158,7 +158,7 @@ POLL_SECONDS = 0.1
 
 
 class LocalTaskRunner:
-    """A `TaskRunner` in this process: one thread runs the tasks, while this one loads the results."""
+    """A `TaskRunner` in this process: a thread runs the tasks, while the caller uses their results."""
 
     def start(self) -> None:
         """Do nothing: this process runs already."""

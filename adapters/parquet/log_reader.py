@@ -114,13 +114,13 @@ class ArchivedLogReader(LogReader):
         """Return the parts of a range that segments of this format have, and the others."""
         extent, first, last = range_
         parts = [] if self.verify else ParquetLogArchive(self.folder).parts(extent.name, first, last)
-        divided = []
+        result = []
         for part in (each for each in parts if each.format == FORMAT):
             if first < part.first:
-                divided.append((Range(extent, first, part.first - 1), False))
-            divided.append((Range(extent, part.first, part.last), True))
+                result.append((Range(extent, first, part.first - 1), False))
+            result.append((Range(extent, part.first, part.last), True))
             first = part.last + 1
-        return divided if first > last else [*divided, (Range(extent, first, last), False)]
+        return result if first > last else [*result, (Range(extent, first, last), False)]
 
     def commits(self, range_: Range, *, envelopes: bool = True) -> Generator[Commit, None, None]:
         """Yield the commits that overlap a range; see `LogReader.commits`.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from threading import Lock
+from threading import RLock
 from typing import Any, TypeVar
 
 import psycopg
@@ -54,7 +54,7 @@ class _IdleConnections:
     """Connections, all of one driver, that no read uses at the moment."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = RLock()  # the garbage collector may end a read in a thread that holds it
         self._connections: list[Any] = []
         self._is_closed = False
 

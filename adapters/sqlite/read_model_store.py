@@ -187,8 +187,8 @@ class SqliteBuild(CatalogBuild):
         ready = [name for name in names if name in staged and name not in marks]
         loaded = sum(name in marks for name in names)
         for number, part in enumerate(ready, loaded + 1):
-            with self._attached(part) as copies, self._catalog.transaction():
-                rows = sum([self._run(each) for each in copies][:1])
+            with self._attached(part) as is_attached, self._catalog.transaction():
+                rows = self._copy_messages() if is_attached else 0
                 for table in APPENDED:
                     with suppress(FileNotFoundError):
                         rows += self._insert(
@@ -266,21 +266,24 @@ class SqliteBuild(CatalogBuild):
             self._versions.mark(self.version, mark, rows)
 
     @contextmanager
-    def _attached(self, part: str) -> Iterator[Sequence[str]]:
-        """Attach the file of a part's messages, if it has any; yield the statements that copy them."""
+    def _attached(self, part: str) -> Iterator[bool]:
+        """Attach the file of a part's messages; yield False if it has none."""
         file, connection = self._staging / part / STAGED_ROWS, self._catalog.connection
         if not file.exists():
-            yield ()
+            yield False
             return
         connection.execute("ATTACH ? AS staged", (f"{file.absolute().as_uri()}?mode=ro",))
         try:
-            yield "copy_mailbox", "index_text", "index_words"
+            yield True
         finally:
             connection.execute("DETACH staged")
 
-    def _run(self, name: str) -> int:
-        """Run a statement, and return the number of its rows."""
-        return self._catalog.connection.execute(_SQL[name].format(version=self.version)).rowcount
+    def _copy_messages(self) -> int:
+        """Copy the messages of the attached file, index their texts, and return their number."""
+        execute = self._catalog.connection.execute
+        names = ("copy_mailbox", "index_text", "index_words")
+        copied, *_ = [execute(_SQL[name].format(version=self.version)).rowcount for name in names]
+        return copied
 
     def _insert(self, name: str, rows: pl.DataFrame) -> int:
         # Not by ADBC, though it is twice as fast: it links its own SQLite library, and two such libraries in

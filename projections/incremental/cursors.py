@@ -130,7 +130,7 @@ INITIAL_EVENTS, MIN_EVENTS = 10_000, 1_000
 TARGET_SECONDS = 60.0
 """Duration of a batch that the limit aims at; progress becomes visible at its end."""
 MAX_BYTES = 128 << 20
-"""Size of the records of a batch: reading ends with those that exceed it."""
+"""Size of records after which a batch reads no more."""
 
 Positions = Mapping[str, int]
 """The last position to cover, by mailbox."""

@@ -101,10 +101,10 @@ class EventRows:
                     messages = _Messages(log, range_.extent)
                 for part, is_resolved in log.divide(range_) if self._needs_messages else [(range_, False)]:
                     sources = SEGMENT_SOURCES if is_resolved else _SENT_SOURCES
-                    resolving = messages if self._needs_messages and not is_resolved else None
-                    columns, where = self._columns(sources, resolving), self._where(sources, resolving)
+                    lookup = messages if self._needs_messages and not is_resolved else None
+                    columns, where = self._columns(sources, lookup), self._where(sources, lookup)
                     for batch in log.read([part], columns, where):
-                        rows = self._rows(batch, sources, resolving)
+                        rows = self._rows(batch, sources, lookup)
                         if rows.num_rows:
                             yield rows
 
@@ -113,17 +113,17 @@ class EventRows:
         names = {*self.schema.names, *(("topic",) if self.filter.topic is not None else ())}
         return not self.filter.is_only_sent and not names.isdisjoint(_RESOLVED)
 
-    def _columns(self, sources: Mapping[str, str], resolving: "_Messages | None") -> list[str]:
+    def _columns(self, sources: Mapping[str, str], lookup: "_Messages | None") -> list[str]:
         """Return the columns to read from the log."""
         needed = ["stream", "sent_position"] if "message_id" in self.schema.names else []
         needed += ["event"] if self.filter != ALL_EVENTS else []
         needed += ["topic"] if self.filter.topic is not None else []
         stored = (sources.get(name, name) for name in (*self.schema.names, *needed))
-        return list(dict.fromkeys((*stored, *(() if resolving is None else _STEP))))
+        return list(dict.fromkeys((*stored, *(() if lookup is None else _STEP))))
 
-    def _where(self, sources: Mapping[str, str], resolving: "_Messages | None") -> list[Condition]:
+    def _where(self, sources: Mapping[str, str], lookup: "_Messages | None") -> list[Condition]:
         events, topic = self.filter
-        if resolving is not None:
+        if lookup is not None:
             return [IsIn("event", tuple(dict.fromkeys((*events, SENT))))] if events else []
         where: list[Condition] = [IsIn("event", events)] if events else []
         if topic is not None and not topic.endswith("*"):
@@ -131,11 +131,11 @@ class EventRows:
         return where
 
     def _rows(
-        self, batch: pa.RecordBatch, sources: Mapping[str, str], resolving: "_Messages | None"
+        self, batch: pa.RecordBatch, sources: Mapping[str, str], lookup: "_Messages | None"
     ) -> pa.RecordBatch:
         columns = {name: batch[name] for name in batch.schema.names}
-        if resolving is not None:
-            columns |= resolving.resolve(batch)
+        if lookup is not None:
+            columns |= lookup.resolve(batch)
         else:
             columns |= {name: columns.get(source) for name, source in sources.items()}
             if "message_id" in self.schema.names:

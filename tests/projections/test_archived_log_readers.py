@@ -255,14 +255,14 @@ def test_a_segment_has_the_topics_of_messages_that_an_earlier_one_has(place: Pla
     def events(first: int) -> list[dict[str, Any]]:
         return rows(EventRows(place.log, arrow_schema(columns)).read([Range(extent, first, 40)]))
 
-    in_log = events(1)
-    later = next(row["position"] for row in in_log if row["sent_position"] not in (None, row["position"]))
+    log_rows = events(1)
+    later = next(row["position"] for row in log_rows if row["sent_position"] not in (None, row["position"]))
     place.keep(1, later - 1)
     earlier = place.file()
     place.keep(later, 40)
     place.logs[ONE].truncate(40, 1_000_000)
     earlier.unlink()
-    assert events(later) == in_log[later - 1 :]
+    assert events(later) == log_rows[later - 1 :]
 
 
 def test_a_file_of_another_size_is_named_by_every_read(place: Place) -> None:
