@@ -152,6 +152,8 @@ async def open_monitored_relay(
         events = await open_target(target, messaging.context, settings, stack)
         repository = open_repository(messaging, settings, "postroom outbox relay")
         stack.push_async_callback(repository.close)
+        second = open_repository(messaging, settings, "postroom outbox relay")
+        stack.push_async_callback(second.close)
         hints = None
         if settings.hints:
             await PostgresHints.check(messaging.database)
@@ -164,7 +166,9 @@ async def open_monitored_relay(
             await stack.enter_async_context(background_task(cleanup.run(settings.cleanup_every_ms)))
         counting = open_repository(messaging, settings, "postroom outbox metrics")
         stack.push_async_callback(counting.close)
-        yield new_relay(messaging.context, settings, events, repository, counting, SystemClock(), hints)
+        yield new_relay(
+            messaging.context, settings, events, repository, counting, SystemClock(), hints, second
+        )
 
 
 def new_relay(
@@ -175,12 +179,14 @@ def new_relay(
     counting: PostgresOutboxRepository,
     clock: Clock,
     hints: PostgresHints | None = None,
+    second: PostgresOutboxRepository | None = None,
 ) -> tuple[OutboxRelay, Monitor]:
     """Return a relay to an open target, and its monitor.
 
     Arguments:
         context: the bounded context whose events are published.
         counting: counts the unpublished events over a connection of its own.
+        hints, second: see `OutboxRelay`.
     """
     relay = OutboxRelay(
         repository,
@@ -188,6 +194,7 @@ def new_relay(
         clock,
         random.random,
         context,
+        second=second,
         hints=hints,
         settings=settings,
         route=events.route,

@@ -1,6 +1,7 @@
 """A NATS client that detects stalled connections and replaces them."""
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from ssl import SSLError
@@ -126,7 +127,8 @@ class SupervisedClient(Client):
         self._silent_since: float | None = None
         self._ps: FastPathParser = FastPathParser(self)
         self._next_pong: asyncio.Future[bool] | None = None
-        self._replies: dict[bytes, asyncio.Future[Reply]] = {}
+        self._replies: dict[bytes, tuple[asyncio.Future[Reply], float]] = {}
+        self._expiry: asyncio.TimerHandle | None = None
         self._reply_prefix = b""
         self._request_count = 0
 
@@ -219,7 +221,9 @@ class SupervisedClient(Client):
         address = b"%b%d" % (self._reply_prefix, self._request_count)
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[Reply] = loop.create_future()
-        self._replies[address] = reply
+        self._replies[address] = reply, loop.time() + seconds
+        if self._expiry is None or self._expiry.when() > loop.time() + seconds:
+            self._expire()
         sizes = (len(headers), len(headers) + len(payload))
         try:
             await self._send_command(
@@ -227,11 +231,7 @@ class SupervisedClient(Client):
             )
             if self._flush_queue is not None and self._flush_queue.empty():
                 await self._flush_pending()
-            timer = loop.call_later(seconds, _expire, reply)
-            try:
-                answer: Reply = await reply
-            finally:
-                timer.cancel()
+            answer: Reply = await reply
         except TimeoutError:
             await self._note_silence()
             raise NatsTimeoutError from None
@@ -243,9 +243,22 @@ class SupervisedClient(Client):
         return answer
 
     def _take_reply(self, subject: bytes, _: bytes | None, headers: bytes, data: bytes) -> None:
-        reply = self._replies.get(subject)
-        if reply is not None and not reply.done():
-            reply.set_result(Reply(headers, data))
+        waiting = self._replies.get(subject)
+        if waiting is not None and not waiting[0].done():
+            waiting[0].set_result(Reply(headers, data))
+
+    def _expire(self) -> None:
+        """Fail the requests whose time is over, and set the one timer of all others."""
+        loop = asyncio.get_running_loop()
+        now, next_at = loop.time(), math.inf
+        for reply, ends_at in self._replies.values():
+            if ends_at > now:
+                next_at = min(next_at, ends_at)
+            elif not reply.done():
+                reply.set_exception(TimeoutError())
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = loop.call_at(next_at, self._expire) if next_at < math.inf else None
 
     async def close(self) -> None:
         """Flush and close, within a few seconds in any state of the connection."""
@@ -311,7 +324,10 @@ class SupervisedClient(Client):
         self._abort()
         self._pending.clear()
         self._pending_data_size = 0
-        replies: Iterable[asyncio.Future[Any]] = (*self._resp_map.values(), *self._replies.values())
+        replies: Iterable[asyncio.Future[Any]] = (
+            *self._resp_map.values(),
+            *(reply for reply, _ in self._replies.values()),
+        )
         for reply in replies:
             if not reply.done():
                 reply.set_exception(Error("nats: the connection was lost before the reply"))
@@ -337,11 +353,6 @@ class SupervisedClient(Client):
         writer: asyncio.StreamWriter | None = getattr(self._transport, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
-
-
-def _expire(reply: asyncio.Future[Reply]) -> None:
-    if not reply.done():
-        reply.set_exception(TimeoutError())
 
 
 def _end_if_cancelled() -> None:

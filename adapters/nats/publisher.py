@@ -5,6 +5,7 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache
+from typing import NoReturn
 
 import msgspec
 from nats.aio.client import Client
@@ -137,19 +138,28 @@ def _encode_subject(subject: str) -> bytes:
 
 
 def _encode_headers(subject: str, headers: Mapping[str, str]) -> bytes:
-    lines = ["NATS/1.0"]
-    for name, value in headers.items():
-        if not _HEADER_NAME.fullmatch(name):
+    text = "\r\n".join([f"{name}: {value}" for name, value in headers.items()])
+    breaks = max(len(headers) - 1, 0)
+    if text.count("\r") != breaks or text.count("\n") != breaks or not all(map(_is_header_name, headers)):
+        _refuse_headers(subject, headers)
+    return f"NATS/1.0\r\n{text}\r\n\r\n".encode() if headers else b"NATS/1.0\r\n\r\n"
+
+
+@lru_cache(maxsize=4_096)
+def _is_header_name(name: str) -> bool:
+    return _HEADER_NAME.fullmatch(name) is not None
+
+
+def _refuse_headers(subject: str, headers: Mapping[str, str]) -> NoReturn:
+    for name in headers:
+        if not _is_header_name(name):
             raise InvalidRequest(
                 f"A message for {subject} has the header {name!r}, which is not valid in NATS; rename it."
             )
-        if "\r" in value or "\n" in value:
-            raise InvalidRequest(
-                f"Header {name} of a message for {subject} has a line break, which is not valid in NATS; "
-                "remove it."
-            )
-        lines.append(f"{name}: {value}")
-    return "\r\n".join([*lines, "\r\n"]).encode()
+    name = next(name for name, value in headers.items() if "\r" in value or "\n" in value)
+    raise InvalidRequest(
+        f"Header {name} of a message for {subject} has a line break, which is not valid in NATS; remove it."
+    )
 
 
 def _refusal(subject: str, error: _Error) -> PostroomError:

@@ -192,6 +192,7 @@ class OutboxRelay:
     Arguments:
         random: returns uniform random numbers in [0, 1).
         context: the bounded context, first token of every subject.
+        second: the same outbox over another connection; a relay that is behind publishes two batches at once.
         hints: wake-ups between polls; None only polls.
         route: where events are published; None takes the subjects of SDS-047.
         format_: the form of their messages; None takes Postroom's.
@@ -207,6 +208,7 @@ class OutboxRelay:
         random: Callable[[], float],
         context: str,
         *,
+        second: OutboxRepository | None = None,
         hints: Hints | None = None,
         settings: OutboxSettings | None = None,
         route: EventRoute | None = None,
@@ -220,6 +222,8 @@ class OutboxRelay:
         self._format = format_ or PostroomFormat()
         self._hints = hints
         self._settings = settings or OutboxSettings()
+        self._second = second if self._settings.concurrency > 1 else None
+        self._is_behind = False
         self._backoff = BACKOFF.within(self._settings.backoff_max_ms)
         self._stopping = asyncio.Event()
         self._outage: Unavailable | None = None
@@ -265,16 +269,33 @@ class OutboxRelay:
         """
         first = int(self._random() * PARTITIONS)
         partitions = [(first + n) % PARTITIONS for n in range(PARTITIONS)]
-        count, self._outage = 0, None
-        for n in range(0, PARTITIONS, PARTITIONS_AT_ONCE):
-            if not self._stopping.is_set():
-                count += await self._relay(partitions[n : n + PARTITIONS_AT_ONCE])
+        groups = (partitions[n : n + PARTITIONS_AT_ONCE] for n in range(0, PARTITIONS, PARTITIONS_AT_ONCE))
+        self._outage = None
+        repositories = [self._repository]
+        if self._second is not None and self._is_behind:
+            repositories.append(self._second)
+        concurrency = self._settings.concurrency // len(repositories)
+
+        count = 0
+
+        async def relay_groups(repository: OutboxRepository) -> None:
+            nonlocal count
+            for group in groups:
+                relayed = await self._relay(repository, group, concurrency)
+                count += relayed
+
+        for error in await asyncio.gather(*map(relay_groups, repositories), return_exceptions=True):
+            if error is not None:
+                raise error
+        self._is_behind = count >= self._settings.batch
         if self._outage is not None:
             raise self._outage
         return count
 
-    async def _relay(self, partitions: Sequence[int]) -> int:
-        async with self._repository.claim(partitions) as claim:
+    async def _relay(self, repository: OutboxRepository, partitions: Sequence[int], concurrency: int) -> int:
+        if self._stopping.is_set():
+            return 0
+        async with repository.claim(partitions) as claim:
             if not claim.partitions:
                 return 0
             deadline = self._clock.uptime() + self._settings.claim_ms * MS * 2 // 3
@@ -284,7 +305,7 @@ class OutboxRelay:
             )
             count = published = 0
             while rows:
-                await batch.publish(rows, self._settings.concurrency)
+                await batch.publish(rows, concurrency)
                 await self._record(claim, batch)
                 count += len(rows)
                 published += len(batch.published)

@@ -44,7 +44,8 @@ class DyingPublisher(publisher.JetStreamPublisher):
 async def main():
     publisher.JetStreamPublisher = DyingPublisher
     messaging = wiring.MessagingSettings(sys.argv[1], "sea")
-    async with wiring.open_relay(messaging, wiring.NatsSettings(sys.argv[2])) as relay:
+    settings = wiring.OutboxSettings(batch=int(sys.argv[4]))
+    async with wiring.open_relay(messaging, wiring.NatsSettings(sys.argv[2]), settings) as relay:
         while await relay.relay_once():
             pass
 
@@ -133,12 +134,13 @@ def published(url: str) -> int:
     return int(count)
 
 
-@pytest.mark.parametrize("stored", [1, 50])
+@pytest.mark.parametrize(("stored", "batch"), [(1, 500), (50, 500), (70, 5), (85, 5)])
 def test_a_relay_killed_between_publishing_and_noting_it_doubles_nothing(
-    messaging_database: str, stream_url: str, stored: int
+    messaging_database: str, stream_url: str, stored: int, batch: int
 ) -> None:
+    """With small batches it is behind, and so it dies while two batches are in flight."""
     record_orders(messaging_database, 100)
-    arguments = [messaging_database, stream_url, str(stored)]
+    arguments = [messaging_database, stream_url, str(stored), str(batch)]
     died = subprocess.run([sys.executable, "-c", DYING_RELAY, *arguments], check=False, timeout=SECONDS)
     assert died.returncode == -signal.SIGKILL
     assert asyncio.run(on_the_stream(stream_url)) != []

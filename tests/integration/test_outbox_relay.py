@@ -28,7 +28,7 @@ from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.support.logs import capture_logs
 from tests.support.memory_stream import MemoryStream
 from tests.support.outboxes import SUBJECT, column, history, names, numbers, order_placed, record, relaying
-from tests.support.waiting import until
+from tests.support.waiting import SECONDS, until
 
 PUBLISHED = ["OutboxEventRecorded", "OutboxEventPublished"]
 AT_ONCE = OutboxSettings(max_attempts=3)
@@ -100,6 +100,48 @@ async def test_events_of_an_aggregate_are_published_one_at_a_time_and_aggregates
     for n in range(7):
         assert numbers(stream.payloads, f"o-{n}") == list(range(n, 70, 7))
     assert most > 1
+
+
+async def test_a_relay_that_is_behind_publishes_a_batch_while_another_is_in_flight(
+    messaging_database: str,
+) -> None:
+    record(messaging_database, *(order_placed(f"o-{n % 60}", n) for n in range(180)))
+    flying: set[int] = set()
+    overlapped = asyncio.Event()
+
+    async def behave(_: str, data: bytes) -> None:
+        # `relay_once` has one batch of each group of partitions, and awaits both before the next.
+        task = id(asyncio.current_task())
+        flying.add(task)
+        if len(stream.messages) >= 20:
+            if len(flying) > 1:
+                overlapped.set()
+            async with asyncio.timeout(SECONDS):
+                await overlapped.wait()
+        flying.discard(task)
+
+    stream = MemoryStream(behave)
+    async with relaying(messaging_database, stream, settings=OutboxSettings(batch=5, concurrency=2)) as relay:
+        while await relay.relay_once():
+            pass
+    # Each batch publishes one aggregate at a time, so two at once are of two batches.
+    assert overlapped.is_set()
+    for n in range(60):
+        assert numbers(stream.payloads, f"o-{n}") == list(range(n, 180, 60))
+
+
+async def test_a_refused_event_in_one_of_two_batches_holds_back_its_aggregate_only(
+    messaging_database: str,
+) -> None:
+    record(messaging_database, *(order_placed(f"o-{n % 60}", n) for n in range(180)))
+    stream = MemoryStream(refusing(payload("o-7", 67)))
+    settings = OutboxSettings(batch=20, concurrency=8, max_attempts=2)
+    async with relaying(messaging_database, stream, settings=settings) as relay:
+        while await relay.relay_once():
+            pass
+    assert (relay.counts.published, relay.counts.parked) == (178, 1)
+    for n in range(60):
+        assert numbers(stream.payloads, f"o-{n}") == ([7] if n == 7 else list(range(n, 180, 60)))
 
 
 async def test_a_refused_event_holds_back_its_aggregate_only_until_it_gets_through(

@@ -65,12 +65,21 @@ async def relaying(
 ) -> AsyncIterator[OutboxRelay]:
     """Yield a relay of the outbox; by default its random numbers are all 0."""
     repository = PostgresOutboxRepository(url, **repository_options)
+    second = PostgresOutboxRepository(url, **repository_options)
     try:
         yield OutboxRelay(
-            repository, publisher, clock or SystemClock(), random, CONTEXT, hints=hints, settings=settings
+            repository,
+            publisher,
+            clock or SystemClock(),
+            random,
+            CONTEXT,
+            second=second,
+            hints=hints,
+            settings=settings,
         )
     finally:
         await repository.close()
+        await second.close()
 
 
 def numbers(payloads: list[bytes], aggregate: str) -> list[int]:

@@ -37,7 +37,7 @@ from postroom.domain.subject import CorrelationContext
 
 CLAIM_MS = 30_000
 WAIT_MS = 60_000
-BATCH_BYTES = 32 << 20
+BATCH_BYTES = 16 << 20
 MAX_PAYLOAD_BYTES = 64 << 20
 """Larger payloads are not read: NATS can't be configured to accept them."""
 NO_LIMIT = 1 << 62
