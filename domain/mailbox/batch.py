@@ -79,6 +79,7 @@ def _send(commands: Sequence[Send], mailbox: Mailbox, now: int) -> Sequence[Even
         return None
     shards = topic.shard_count
     retention_ms, unkeyed = policy.ready_retention_ms, shard_of(name, shards)
+    until = now + retention_ms * MS  # one number for all messages
     events = []
     for command in commands:
         if (
@@ -90,8 +91,8 @@ def _send(commands: Sequence[Send], mailbox: Mailbox, now: int) -> Sequence[Even
             return None
         key, ttl_ms = command.sticky_key, command.ttl_ms
         shard = shard_of(key, shards) if key else unkeyed
-        kept_ms = retention_ms if ttl_ms is None or ttl_ms > retention_ms else ttl_ms
-        events.append(sent(command, shard, now, now + kept_ms * MS, now))
+        expires_at = until if ttl_ms is None or ttl_ms > retention_ms else now + ttl_ms * MS
+        events.append(sent(command, shard, now, expires_at, now))
     streams = [event.stream for event in events]
     if len(set(streams)) < len(streams) or not mailbox.messages.keys().isdisjoint(streams):
         return None

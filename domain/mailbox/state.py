@@ -31,7 +31,10 @@ from postroom.domain.subscription import Subscription
 
 _EXPIRING = (READY, DEAD)
 
-TIMERS_BETWEEN_REBUILDS = 1_024
+TIMERS_BETWEEN_SWEEPS = 256
+"""Timers that are set between two steps of a sweep, if there is one."""
+SWEEP_STEP = 4 * TIMERS_BETWEEN_SWEEPS
+"""Timers that a step looks at; a few tenths of a millisecond's work."""
 MAX_RESOLVED = 1_024
 """Policies of topics without messages that are kept resolved, and topics whose subscriptions are."""
 
@@ -42,78 +45,142 @@ def shard_of(key: str, shards: int) -> int:
     return int.from_bytes(blake3(key.encode()).digest(8), "big") % shards
 
 
+class _InOrder:
+    """Timers in the order of their times (µs)."""
+
+    __slots__ = ("messages", "times")
+
+    def __init__(self) -> None:
+        self.times: deque[int] = deque()
+        self.messages: deque[Message] = deque()
+
+    def append(self, at: int, message: Message) -> None:
+        """Append a timer."""
+        self.times.append(at)
+        self.messages.append(message)
+
+    def pop(self) -> tuple[int, Message]:
+        """Remove and return the first timer."""
+        return self.times.popleft(), self.messages.popleft()
+
+
 class Timers:
     """Timers of messages, one per message.
 
     `time_of` returns when a message's current timer fires, or None; entries with another time are stale and
-    skipped. Timers that are set in order, as the timers of one policy are, go to a deque, others to a heap.
-    Both are rebuilt before stale entries outnumber the live ones.
+    skipped. Timers that are set in order, as the timers of one policy are, are appended to `_recent`, others
+    to a heap. A sweep moves the entries of both to `_swept`, in their order and without the stale ones, in
+    steps: a pass over a million timers would stop the event loop for a second. `_recent` is after `_swept`;
+    a heap that a sweep has begun to move is `_sweeping`.
     """
 
-    __slots__ = ("_heap", "_ordered", "_time_of")
+    __slots__ = ("_heap", "_recent", "_seen", "_seen_at", "_sweeping", "_swept", "_time_of")
 
     def __init__(self, time_of: Callable[[Message], int | None]) -> None:
         self._time_of = time_of
-        self._ordered: deque[tuple[int, int, Message]] = deque()
+        self._swept = _InOrder()
+        self._recent = _InOrder()
         self._heap: list[tuple[int, int, Message]] = []
+        self._sweeping: list[tuple[int, int, Message]] = []
+        self._seen: set[int] = set()
+        self._seen_at = -1
 
     def __len__(self) -> int:
-        return len(self._ordered) + len(self._heap)
+        in_order = len(self._swept.times) + len(self._recent.times)
+        return in_order + len(self._heap) + len(self._sweeping)
+
+    @property
+    def _last(self) -> int:
+        """Return the time of the last timer that was set in order."""
+        times = self._recent.times or self._swept.times
+        return times[-1] if times else -1
 
     def set(self, at: int, message: Message) -> None:
         """Set the message's timer to fire at `at` (µs)."""
-        ordered = self._ordered
-        if not ordered or ordered[-1][0] <= at:
-            ordered.append((at, message.position, message))
+        times = self._recent.times
+        if times[-1] <= at if times else self._last <= at:
+            times.append(at)
+            self._recent.messages.append(message)
         else:
             heapq.heappush(self._heap, (at, message.position, message))
 
-    def set_all(self, timers: list[tuple[int, int, Message]]) -> None:
-        """Set timers: each the time (µs) at which it fires, the message's position, and the message."""
-        ordered = self._ordered
-        if (not ordered or ordered[-1][0] <= timers[0][0]) and timers == sorted(timers):
-            ordered.extend(timers)
+    def set_all(self, times: list[int], messages: Sequence[Message]) -> None:
+        """Set the timers of messages, each to fire at its time (µs)."""
+        if self._last <= times[0] and times == sorted(times):
+            self._recent.times.extend(times)
+            self._recent.messages.extend(messages)
             return
-        for at, _, message in timers:
+        for at, message in zip(times, messages, strict=True):
             self.set(at, message)
 
     def next(self) -> int | None:
         """Return when the next timer fires (µs), or None."""
-        time_of, ordered, heap = self._time_of, self._ordered, self._heap
-        while ordered and time_of(ordered[0][2]) != ordered[0][0]:
-            ordered.popleft()
-        while heap and time_of(heap[0][2]) != heap[0][0]:
-            heapq.heappop(heap)
-        if ordered and heap:
-            return min(ordered[0][0], heap[0][0])
-        return ordered[0][0] if ordered else heap[0][0] if heap else None
+        time_of, first = self._time_of, None
+        for entries in (self._swept, self._recent):
+            while entries.times and time_of(entries.messages[0]) != entries.times[0]:
+                entries.pop()
+            if entries.times:
+                first = entries.times[0]
+                break
+        for heap in (self._heap, self._sweeping):
+            while heap and time_of(heap[0][2]) != heap[0][0]:
+                heapq.heappop(heap)
+            if heap and (first is None or heap[0][0] < first):
+                first = heap[0][0]
+        return first
 
     def due(self, now: int, limit: int) -> list[Message]:
         """Return up to `limit` messages whose timers are due at `now` (µs), without removing the timers."""
         fired: dict[bytes, Message] = {}
-        for at, _, message in self._ordered:
-            if at > now or len(fired) >= limit:
-                break
-            if self._time_of(message) == at:
-                fired[message.stream] = message
-        heap = self._heap
-        pending = [0] if heap else []
-        while pending and len(fired) < limit:  # descend the heap as far as timers are due
-            index = pending.pop()
-            at, _, message = heap[index]
-            if at > now:
-                continue
-            if self._time_of(message) == at:
-                fired[message.stream] = message
-            pending += [child for child in (2 * index + 1, 2 * index + 2) if child < len(heap)]
+        for entries in (self._swept, self._recent):
+            for at, message in zip(entries.times, entries.messages, strict=True):
+                if at > now or len(fired) >= limit:
+                    break
+                if self._time_of(message) == at:
+                    fired[message.stream] = message
+        for heap in (self._heap, self._sweeping):
+            pending = [0] if heap else []
+            while pending and len(fired) < limit:  # descend the heap as far as timers are due
+                index = pending.pop()
+                at, _, message = heap[index]
+                if at > now:
+                    continue
+                if self._time_of(message) == at:
+                    fired[message.stream] = message
+                pending += [child for child in (2 * index + 1, 2 * index + 2) if child < len(heap)]
         return list(fired.values())
 
+    def sweep(self, count: int) -> None:
+        """Look at the next `count` entries, and drop the stale ones and those that occur twice."""
+        time_of, recent = self._time_of, self._recent
+        for _ in range(count):
+            heap = self._sweeping
+            if not recent.times and not heap:
+                self._swept, self._recent = recent, self._swept
+                self._sweeping, self._heap = self._heap, heap
+                self._seen_at = -1
+                return
+            if heap and (not recent.times or heap[0][0] < recent.times[0]):
+                at, _, message = heapq.heappop(heap)
+            else:
+                at, message = recent.pop()
+            if time_of(message) != at:
+                continue
+            if at != self._seen_at:
+                self._seen_at = at
+                self._seen.clear()
+            if message.position not in self._seen:
+                self._seen.add(message.position)
+                self._swept.append(at, message)
+
     def rebuild(self, messages: Iterable[Message]) -> None:
-        """Drop the stale entries."""
+        """Set the timers of these messages only."""
         live = [(at, m.position, m) for m in messages if (at := self._time_of(m)) is not None]
         live.sort()  # never compares messages, whose positions differ
-        self._ordered = deque(live)
-        self._heap = []
+        self._swept, self._recent = _InOrder(), _InOrder()
+        self._recent.times.extend([each[0] for each in live])
+        self._recent.messages.extend([each[2] for each in live])
+        self._heap, self._sweeping = [], []
 
 
 class Changes:
@@ -194,7 +261,7 @@ class Mailbox:
         self.schedules: dict[str, Schedule] = {}
         self._is_replaying = False
         self.changes = Changes()
-        self._until_rebuild = TIMERS_BETWEEN_REBUILDS
+        self._until_sweep = TIMERS_BETWEEN_SWEEPS
         self._deadlines = Timers(_deadline_of)
         self._expiries = Timers(_expiry_of)
 
@@ -370,9 +437,9 @@ class Mailbox:
             self._deadlines.set(message.due, message)
         else:
             self._expiries.set(message.expires_at, message)
-        self._until_rebuild -= 1
-        if self._until_rebuild <= 0:
-            self._drop_stale_timers()
+        self._until_sweep -= 1
+        if self._until_sweep <= 0:
+            self._sweep_timers()
 
     def set_timers(self, messages: Sequence[Message]) -> None:
         """Do the same as `set_timer` for messages of one status."""
@@ -381,12 +448,12 @@ class Mailbox:
         if self._is_replaying:
             return
         if messages[0].status == IN_FLIGHT:
-            self._deadlines.set_all([(m.due, m.position, m) for m in messages])
+            self._deadlines.set_all([m.due for m in messages], messages)
         else:
-            self._expiries.set_all([(m.expires_at, m.position, m) for m in messages])
-        self._until_rebuild -= len(messages)
-        if self._until_rebuild <= 0:
-            self._drop_stale_timers()
+            self._expiries.set_all([m.expires_at for m in messages], messages)
+        self._until_sweep -= len(messages)
+        if self._until_sweep <= 0:
+            self._sweep_timers()
 
     def restore_timers(self) -> None:
         """Set the timers of all messages; none may have one."""
@@ -394,12 +461,13 @@ class Mailbox:
             self._deadlines.rebuild(self.messages.values())
         self._expiries.rebuild(self.messages.values())
 
-    def _drop_stale_timers(self) -> None:
-        """Drop stale timers if they outnumber the live ones; called rarely, as it costs a scan."""
-        live = len(self.messages)
-        if len(self._deadlines) + len(self._expiries) > 2 * live:
-            self._rebuild_timers()
-        self._until_rebuild = max(TIMERS_BETWEEN_REBUILDS, live)
+    def _sweep_timers(self) -> None:
+        """Do a step of a sweep if stale timers outnumber the live ones."""
+        sets = TIMERS_BETWEEN_SWEEPS - self._until_sweep
+        self._until_sweep = TIMERS_BETWEEN_SWEEPS
+        if len(self._deadlines) + len(self._expiries) > 2 * len(self.messages) + SWEEP_STEP:
+            larger = max(self._deadlines, self._expiries, key=len)
+            larger.sweep(SWEEP_STEP * sets // TIMERS_BETWEEN_SWEEPS)
 
     def _rebuild_timers(self) -> None:
         self._deadlines.rebuild(self.messages.values())

@@ -18,7 +18,7 @@ from postroom.domain.mailbox.replay import ReplayWindow
 from postroom.domain.message import DEAD, IN_FLIGHT, MS, READY, REPLACED, Message
 from postroom.domain.policy import MAX_COUNT, TopicPolicy
 
-_by_position, _by_stream, _by_shard = map(attrgetter, ("position", "stream", "shard"))
+_by_position, _by_shard = map(attrgetter, ("position", "shard"))
 
 
 class Shard:
@@ -30,88 +30,93 @@ class Shard:
     future `due` are in the heap `_delayed`.
     """
 
-    __slots__ = ("_delayed", "_fresh", "_order", "_returned", "_waiting", "in_flight")
+    __slots__ = ("_delayed", "_delays", "_fresh", "_gone", "_order", "_returned", "in_flight")
 
     def __init__(self, order: Callable[[Message], Any] = _by_position) -> None:
         """Initialise with the sort key of the messages; undelayed messages must be sent in its order."""
         self._order = order
         self._fresh: deque[Message] = deque()
+        # Positions of the entries of `_fresh` whose messages were removed; the first entry is none of them.
+        self._gone: set[int] = set()
         self._returned: list[Message] = []
         self._delayed: list[tuple[int, int, Message]] = []
-        # The queue with a message's live entry, by stream id; entries in other queues are stale and skipped.
-        self._waiting: dict[bytes, object] = {}
+        # The `due` of each delayed message, by position; entries of the heap with another one are stale.
+        self._delays: dict[int, int] = {}
         self.in_flight = 0
 
     @property
     def size(self) -> int:
         """Count the messages that `shard_capacity` bounds: ready, delayed and in flight (svc-mailbox I-5)."""
-        return len(self._waiting) + self.in_flight
+        waiting = len(self._fresh) - len(self._gone) + len(self._returned) + len(self._delays)
+        return waiting + self.in_flight
 
     def enqueue(self, message: Message, now: int) -> None:
         """Add a message to the queue, delayed if its `due` is after `now` (µs)."""
         if message.due > now:
             heapq.heappush(self._delayed, (message.due, message.position, message))
-            self._waiting[message.stream] = self._delayed
+            self._delays[message.position] = message.due
         elif (
             message.version == 1
             and message.due <= message.sent_at
             and (not self._fresh or self._fresh[-1].position < message.position)
         ):
             self._fresh.append(message)
-            self._waiting[message.stream] = self._fresh
         else:
             insort(self._returned, message, key=self._order)
-            self._waiting[message.stream] = self._returned
 
     def enqueue_new(self, messages: Sequence[Message], now: int) -> None:
         """Add messages that were just sent without delay, in the order of their positions."""
         self._fresh.extend(messages)
-        self._waiting.update(dict.fromkeys(map(_by_stream, messages), self._fresh))
 
     def restore(self, messages: Sequence[Message], now: int) -> None:
         """Add messages, in the order of their positions, to an empty queue as `enqueue` does one by one."""
         ready = [each for each in messages if each.due <= now]
         fresh = [each for each in ready if each.version == 1 and each.due <= each.sent_at]
-        delayed = [each for each in messages if each.due > now]
         self._fresh.extend(fresh)
-        self._waiting = dict.fromkeys(map(_by_stream, fresh), self._fresh)
         if len(fresh) < len(ready):
             returned = [each for each in ready if each.version > 1 or each.due > each.sent_at]
             self._returned.extend(sorted(returned, key=self._order))
-            self._waiting |= dict.fromkeys(map(_by_stream, returned), self._returned)
-        self._delayed.extend((each.due, each.position, each) for each in delayed)
-        heapq.heapify(self._delayed)
-        self._waiting |= dict.fromkeys(map(_by_stream, delayed), self._delayed)
+        if len(ready) < len(messages):
+            self._delayed.extend((each.due, each.position, each) for each in messages if each.due > now)
+            heapq.heapify(self._delayed)
+            self._delays = {position: due for due, position, _ in self._delayed}
 
     def dequeue(self, message: Message) -> None:
         """Remove a waiting message; in the middle of `_fresh` or `_delayed`, its entry becomes stale."""
-        queue = self._waiting.pop(message.stream)
-        if queue is self._fresh:
-            if self._fresh[0] is message:
-                self._fresh.popleft()
-        elif queue is self._returned:
-            order = self._order
-            del self._returned[bisect_left(self._returned, order(message), key=order)]
-        if len(self._fresh) + len(self._delayed) > 2 * len(self._waiting) + MAX_STALE:
-            self._drop_stale()
+        position, fresh, returned = message.position, self._fresh, self._returned
+        if fresh and fresh[0] is message:  # the first entry is not stale
+            fresh.popleft()
+            self._drop_gone()
+            return
+        if self._delays.pop(position, None) is not None:
+            if len(self._delayed) > 2 * len(self._delays) + MAX_STALE:
+                # A message that was removed and added again with the same delay has two entries.
+                due = {entry[1]: entry for entry in self._delayed if self._is_due(entry)}
+                self._delayed[:] = sorted(due.values())
+            return
+        index = bisect_left(returned, self._order(message), key=self._order)
+        if index < len(returned) and returned[index] is message:
+            del returned[index]
+            return
+        self._gone.add(position)
+        if 2 * len(self._gone) > len(fresh) + MAX_STALE:
+            self._fresh = deque(self._live_fresh())
+            self._gone.clear()
 
     def dequeue_all(self, messages: Sequence[Message]) -> None:
         """Remove waiting messages; see `dequeue`."""
-        fresh = self._fresh
+        fresh, gone = self._fresh, self._gone
         for message in messages:
-            if fresh and fresh[0] is message and self._waiting[message.stream] is fresh:
-                del self._waiting[message.stream]
+            if not gone and fresh and fresh[0] is message:
                 fresh.popleft()
             else:
                 self.dequeue(message)
+                fresh = self._fresh
 
     def ready(self, now: int) -> Iterator[Message]:
         """Yield the messages that may be delivered at `now` (µs), oldest first, without removing them."""
         if self._delayed:
             self._promote(now)
-        fresh = self._fresh
-        while fresh and not self._is_live(fresh[0], fresh):
-            fresh.popleft()
         return (
             merge(self._returned, self._live_fresh(), key=self._order)
             if self._returned
@@ -119,10 +124,8 @@ class Shard:
         )
 
     def _live_fresh(self) -> Iterator[Message]:
-        fresh, waiting = self._fresh, self._waiting
-        for message in fresh:
-            if waiting.get(message.stream) is fresh:
-                yield message
+        gone = self._gone
+        return (each for each in self._fresh if each.position not in gone) if gone else iter(self._fresh)
 
     def next_due(self) -> int | None:
         """Return the µs at which the first delayed message becomes ready, or None."""
@@ -137,23 +140,17 @@ class Shard:
         while delayed and delayed[0][0] <= now:
             entry = heapq.heappop(delayed)
             if self._is_due(entry):
+                del self._delays[entry[1]]
                 insort(self._returned, entry[2], key=self._order)
-                self._waiting[entry[2].stream] = self._returned
 
-    def _drop_stale(self) -> None:
-        fresh = list(self._live_fresh())
-        self._fresh.clear()
-        self._fresh.extend(fresh)
-        # A message that was removed and added again with the same delay has two entries.
-        delayed = {entry[2].stream: entry for entry in self._delayed if self._is_due(entry)}
-        self._delayed[:] = sorted(delayed.values())
-
-    def _is_live(self, message: Message, queue: object) -> bool:
-        return self._waiting.get(message.stream) is queue
+    def _drop_gone(self) -> None:
+        """Drop the stale entries before the first message."""
+        fresh, gone = self._fresh, self._gone
+        while gone and fresh and fresh[0].position in gone:
+            gone.remove(fresh.popleft().position)
 
     def _is_due(self, entry: tuple[int, int, Message]) -> bool:
-        due, _, message = entry
-        return message.due == due and self._is_live(message, self._delayed)
+        return self._delays.get(entry[1]) == entry[0]
 
 
 WaitReason = Literal["dead_letter", "key", "key_limit", "topic_limit"]
