@@ -213,6 +213,32 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     epoch: int
 
 
+class Deliveries(msgspec.Struct, gc=False, array_like=True):
+    """State of a message by its events after `MessageSent`; most messages that wait have none.
+
+    Arguments:
+        changed_at: log time of its latest event (µs).
+        received_at: log time of its latest RECV (µs).
+        visibility: visibility timeout of its latest RECV (µs).
+        hidden: visibility timeout of its latest RECV or EXTEND (µs); restarted when log time is.
+        reason: why it was last requeued, dead-lettered or removed.
+        last_error: of its latest nack.
+        redriven: how often it was redriven.
+    """
+
+    changed_at: int = 0
+    received_at: int = 0
+    visibility: int = 0
+    hidden: int = 0
+    reason: str | None = None
+    last_error: str | None = None
+    redriven: int = 0
+
+
+_NONE = Deliveries()
+"""Deliveries of a message that has none; never changed."""
+
+
 class Message(msgspec.Struct, gc=False, array_like=True, eq=False):
     """State of a message; `evolve` changes it in place.
 
@@ -220,12 +246,11 @@ class Message(msgspec.Struct, gc=False, array_like=True, eq=False):
         position: of its `MessageSent` in the log; determines the order within the shard.
         due: µs at which a ready message may be delivered, or the delivery of one in flight times out.
         delivery, epoch: of the receipt that settles it; delivery is 0 if no receipt does.
-        visibility: visibility timeout of its latest RECV, µs.
-        hidden: visibility timeout of its latest RECV or EXTEND, µs; restarted when log time is.
         priority: 0 to 10; obeyed if the topic's policy asks for it.
         ready_at: µs from which it could first be delivered since it was sent or redriven.
         last: position of its latest event in the log.
         sticky_key, unique_key: see `MessageSent`.
+        deliveries: None before its second event, as a mailbox may have millions of messages that wait.
     """
 
     stream: bytes
@@ -241,18 +266,47 @@ class Message(msgspec.Struct, gc=False, array_like=True, eq=False):
     attempt: int = 0
     delivery: int = 0
     epoch: int = 0
-    received_at: int = 0
-    visibility: int = 0
-    changed_at: int = 0
-    reason: str | None = None
-    last_error: str | None = None
-    redriven: int = 0
-    hidden: int = 0
     priority: int = DEFAULT_PRIORITY
     ready_at: int = 0
     last: int = 0
     sticky_key: str | None = None
     unique_key: str | None = None
+    deliveries: Deliveries | None = None
+
+    @property
+    def changed_at(self) -> int:
+        """Return the log time of its latest event (µs)."""
+        return self.sent_at if self.deliveries is None else self.deliveries.changed_at
+
+    @property
+    def received_at(self) -> int:
+        """Return the log time of its latest RECV (µs)."""
+        return (self.deliveries or _NONE).received_at
+
+    @property
+    def visibility(self) -> int:
+        """Return the visibility timeout of its latest RECV (µs)."""
+        return (self.deliveries or _NONE).visibility
+
+    @property
+    def hidden(self) -> int:
+        """Return the visibility timeout of its latest RECV or EXTEND (µs)."""
+        return (self.deliveries or _NONE).hidden
+
+    @property
+    def reason(self) -> str | None:
+        """Return why it was last requeued, dead-lettered or removed."""
+        return (self.deliveries or _NONE).reason
+
+    @property
+    def last_error(self) -> str | None:
+        """Return the error of its latest nack."""
+        return (self.deliveries or _NONE).last_error
+
+    @property
+    def redriven(self) -> int:
+        """Return how often it was redriven."""
+        return (self.deliveries or _NONE).redriven
 
     @property
     def receipt(self) -> Receipt:
@@ -283,10 +337,12 @@ def evolve(message: Message | None, event: MessageEvent, position: int = 0, epoc
     if kind is MessageSent:
         return new_message(event, position)  # type: ignore[arg-type]  # narrowed by `kind`, which mypy can't follow
     assert message is not None, f"{kind.__name__} came before MessageSent"
+    if message.deliveries is None:
+        message.deliveries = Deliveries()
     message.version = event.version
-    message.changed_at = event.at
     message.last = position
-    _EVOLVE[kind](message, event, epoch)
+    message.deliveries.changed_at = event.at
+    _EVOLVE[kind](message, message.deliveries, event, epoch)
     return message
 
 
@@ -299,10 +355,13 @@ def evolve_all(messages: Sequence[Message], events: Sequence[MessageEvent], firs
     """
     change = _EVOLVE[type(events[0])]
     for position, (message, event) in enumerate(zip(messages, events, strict=True), first):
+        deliveries = message.deliveries
+        if deliveries is None:
+            deliveries = message.deliveries = Deliveries()
         message.version = event.version
-        message.changed_at = event.at
         message.last = position
-        change(message, event, epoch)
+        deliveries.changed_at = event.at
+        change(message, deliveries, event, epoch)
 
 
 def new_message(event: MessageSent, position: int) -> Message:
@@ -319,7 +378,6 @@ def new_message(event: MessageSent, position: int) -> Message:
         event.at,
         event.expires_at,
         event.due or 0,
-        changed_at=event.at,
         priority=event.priority,
         ready_at=event.due or 0,
         last=position,
@@ -328,65 +386,66 @@ def new_message(event: MessageSent, position: int) -> Message:
     )
 
 
-def _received(message: Message, event: MessageReceived, epoch: int) -> None:
+def _received(message: Message, deliveries: Deliveries, event: MessageReceived, epoch: int) -> None:
     message.status = IN_FLIGHT
-    message.attempt = event.attempt
     message.due = event.due
+    message.attempt = event.attempt
     message.delivery = event.version
     message.epoch = epoch
-    message.received_at = event.at
-    message.visibility = message.hidden = event.due - event.at
+    deliveries.received_at = event.at
+    deliveries.visibility = deliveries.hidden = event.due - event.at
 
 
-def _extended(message: Message, event: MessageVisibilityExtended, epoch: int) -> None:
+def _extended(message: Message, deliveries: Deliveries, event: MessageVisibilityExtended, epoch: int) -> None:
     message.due = event.due
-    message.hidden = event.due - event.at
+    deliveries.hidden = event.due - event.at
 
 
-def _acked(message: Message, event: MessageAcked, epoch: int) -> None:
+def _acked(message: Message, deliveries: Deliveries, event: MessageAcked, epoch: int) -> None:
     message.status = ACKED
 
 
-def _requeued(message: Message, event: MessageRequeued, epoch: int) -> None:
+def _requeued(message: Message, deliveries: Deliveries, event: MessageRequeued, epoch: int) -> None:
     message.status = READY
     message.due = event.due
     message.attempt = event.attempt
-    message.reason = event.reason
+    deliveries.reason = event.reason
     if event.reason != "visibility_expired":  # its receipt is void; after a time-out it is still valid
         message.delivery = 0
     if event.reason == "nacked":
-        message.last_error = event.last_error
+        deliveries.last_error = event.last_error
 
 
-def _dead_lettered(message: Message, event: MessageDeadLettered, epoch: int) -> None:
+def _dead_lettered(message: Message, deliveries: Deliveries, event: MessageDeadLettered, epoch: int) -> None:
     message.status = DEAD
-    message.reason = event.reason
-    message.last_error = event.last_error
     message.expires_at = event.expires_at
+    deliveries.reason = event.reason
+    deliveries.last_error = event.last_error
 
 
-def _redriven(message: Message, event: MessageRedriven, epoch: int) -> None:
+def _redriven(message: Message, deliveries: Deliveries, event: MessageRedriven, epoch: int) -> None:
     message.status = READY
-    message.attempt = 0
-    message.delivery = 0
     message.due = message.ready_at = event.due
     message.expires_at = event.expires_at
-    message.redriven += 1
+    message.attempt = 0
+    message.delivery = 0
+    deliveries.redriven += 1
 
 
-def _rescheduled(message: Message, event: MessageRescheduled, epoch: int) -> None:
+def _rescheduled(message: Message, deliveries: Deliveries, event: MessageRescheduled, epoch: int) -> None:
     message.due = event.due
     message.expires_at = event.expires_at
     if not message.attempt:
         message.ready_at = event.due
 
 
-def _expired(message: Message, event: MessageExpired, epoch: int) -> None:
+def _expired(message: Message, deliveries: Deliveries, event: MessageExpired, epoch: int) -> None:
     message.status = EXPIRED
-    message.reason = event.reason
+    deliveries.reason = event.reason
 
 
-_EVOLVE: dict[type[Event], Callable[[Message, Any, int], None]] = {
+_Change = Callable[[Message, Deliveries, Any, int], None]
+_EVOLVE: dict[type[Event], _Change] = {
     MessageReceived: _received,
     MessageVisibilityExtended: _extended,
     MessageAcked: _acked,

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from itertools import islice
 from operator import attrgetter
@@ -14,16 +14,25 @@ from postroom.domain.mailbox.key_ring import TokenBucket
 from postroom.domain.mailbox.replay import ReplayEntry, ReplayWindow
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.mailbox.topic import Topic
-from postroom.domain.message import DEAD, IN_FLIGHT, MS, READY, Message
+from postroom.domain.message import (
+    DEAD,
+    DEFAULT_PRIORITY,
+    IN_FLIGHT,
+    MS,
+    READY,
+    Deliveries,
+    Message,
+    Status,
+)
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.job import RedriveJob
 from postroom.domain.schedule import Schedule
 from postroom.domain.settings import settings_before
 from postroom.domain.subscription import Subscription
 
-VERSION = 9
+VERSION = 10
 """Increment when fields of these structs or `Message` change."""
-READABLE = (5, 6, 7, 8, VERSION)
+READABLE = (5, 6, 7, 8, 9, VERSION)
 """Versions that can be restored, as retention may have removed the events; others are ignored."""
 ROW_BYTES = 1 << 20
 """Bytes of chunks in a row; encoding and storing one holds the interpreter for about a millisecond."""
@@ -41,6 +50,50 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     def items(self) -> int:
         """Return the number of messages and keys."""
         return len(self.messages) + len(self.settled) + sum(map(len, self.keys.values()))
+
+
+class _FormerMessage(msgspec.Struct, array_like=True):
+    """A message of versions before 10, whose `Deliveries` were among its own fields."""
+
+    stream: bytes
+    version: int
+    status: Status
+    topic: str
+    shard: int
+    position: int
+    size: int
+    sent_at: int
+    expires_at: int
+    due: int
+    attempt: int = 0
+    delivery: int = 0
+    epoch: int = 0
+    received_at: int = 0
+    visibility: int = 0
+    changed_at: int = 0
+    reason: str | None = None
+    last_error: str | None = None
+    redriven: int = 0
+    hidden: int = 0
+    priority: int = DEFAULT_PRIORITY
+    ready_at: int = 0
+    last: int = 0
+    sticky_key: str | None = None
+    unique_key: str | None = None
+
+    def as_message(self) -> Message:
+        """Return the message as it is now."""
+        values = {name: getattr(self, name) for name in Message.__struct_fields__ if name != "deliveries"}
+        later = {name: getattr(self, name) for name in Deliveries.__struct_fields__}
+        return Message(**values, deliveries=None if self.version == 1 else Deliveries(**later))
+
+
+class _FormerChunk(msgspec.Struct, array_like=True):
+    """A chunk of versions before 10; see `Chunk`."""
+
+    messages: list[_FormerMessage] = []
+    settled: list[bytes] = []
+    keys: dict[str, dict[str, ReplayEntry]] = {}
 
 
 class TopicHead(msgspec.Struct, frozen=True, array_like=True):
@@ -150,11 +203,20 @@ class SnapshotPart(msgspec.Struct, frozen=True, array_like=True):
     @property
     def items(self) -> int:
         """Return the number of messages and keys; raises MsgspecError for a damaged part."""
-        return sum(_decode_chunk(chunk).items for chunk in self.chunks)
+        return sum(chunk.items for chunk in self.decoded())
+
+    def decoded(self) -> Iterator[Chunk]:
+        """Yield the decoded chunks; raises MsgspecError for a damaged part."""
+        if self.version >= 10:
+            yield from map(_decode_chunk, self.chunks)
+            return
+        for chunk in map(_decode_former_chunk, self.chunks):
+            yield Chunk([message.as_message() for message in chunk.messages], chunk.settled, chunk.keys)
 
 
 encode_chunk = msgspec.msgpack.Encoder().encode
 _decode_chunk = msgspec.msgpack.Decoder(Chunk).decode
+_decode_former_chunk = msgspec.msgpack.Decoder(_FormerChunk).decode
 
 
 def split_chunks(chunks: Sequence[bytes], limit: int) -> list[list[bytes]]:
@@ -187,8 +249,7 @@ def restore_snapshot(parts: Sequence[SnapshotPart], name: str) -> Mailbox | None
     windows: defaultdict[str, dict[str, ReplayEntry]] = defaultdict(dict)
     try:
         for part in parts:
-            for encoded in part.chunks:
-                chunk = _decode_chunk(encoded)
+            for chunk in part.decoded():
                 for stream in chunk.settled:
                     messages.pop(stream, None)
                 messages.update((message.stream, message) for message in chunk.messages)

@@ -39,7 +39,7 @@ from postroom.adapters.compose.serve import (
 from postroom.adapters.local import protocol
 from postroom.adapters.local.protocol import FRAME_BYTES, frame
 from postroom.domain.mailbox.commands import Ack, Extend, Nack, Purge, Receive, Redrive, Send, SetPolicy
-from postroom.domain.message import Headers, Message, Receipt
+from postroom.domain.message import IN_FLIGHT, Headers, Message, Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.schedule import ScheduleSpec
 from postroom.domain.settings import SettingsChanges
@@ -340,7 +340,7 @@ async def test_what_only_an_owner_fills_in_is_dropped(owned: OwnedMailbox, tmp_p
     await owned.send_message(NewMessage(topic="orders", payload=b"1"))
     (waiting,) = owned.engine.mailbox.messages
     forged = changed(RECEIPT, message=b"n" * 16)
-    stored = Message(b"n" * 16, 1, 1, "orders", 0, 1, 1, 1, 1, 1, 1, 1, 1)  # type: ignore[arg-type]
+    stored = Message(b"n" * 16, 1, IN_FLIGHT, "orders", 0, 1, 1, 1, 1, 1, 1, 1, 1)
     async with peer(tmp_path / "store.db") as one:
         _, error, answers = await one.ask(frame([1, "Ack", [Ack(forged, stored)]]))
         assert (error, answers[0]["code"]) == (None, "E_NOT_FOUND")

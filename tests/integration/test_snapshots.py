@@ -116,7 +116,8 @@ async def test_the_next_owner_of_one_that_was_killed_replays_few_records() -> No
 async def test_a_large_backlog_is_not_saved_again_with_each_part() -> None:
     log = MemoryEventLog(MAILBOX)
     async with Place(lambda: log).open(limits=MailboxLimits(topics=10)) as mailbox:
-        await mailbox.send_batch([message(topic="backlog") for _ in range(1_000)])
+        for _ in range(3):
+            await mailbox.send_batch([message(topic="backlog") for _ in range(1_000)])
         await mailbox.engine.take_snapshot()
         before = sum(len(each.state) for each in log.snapshots())
         for _ in range(5):

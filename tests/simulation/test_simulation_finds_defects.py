@@ -20,6 +20,8 @@ from postroom.domain.mailbox.priority_shard import PriorityShard
 from postroom.domain.mailbox.replay import ReplayWindow
 from postroom.domain.mailbox.topic import Shard
 from postroom.domain.message import (
+    Deliveries,
+    Message,
     MessageAcked,
     MessageRequeued,
     MessageRescheduled,
@@ -200,8 +202,8 @@ def a_stale_receipt_that_is_obeyed(patch: Patch) -> None:
 
 @defect
 def a_late_ack_that_is_refused(patch: Patch) -> None:
-    def forgetful(message: message.Message, event: MessageRequeued, epoch: int) -> None:
-        requeued(message, event, epoch)
+    def forgetful(message: Message, deliveries: Deliveries, event: MessageRequeued, epoch: int) -> None:
+        requeued(message, deliveries, event, epoch)
         message.delivery = 0
 
     requeued = MESSAGE_FOLD[MessageRequeued]
@@ -210,8 +212,8 @@ def a_late_ack_that_is_refused(patch: Patch) -> None:
 
 @defect
 def attempts_that_start_anew(patch: Patch) -> None:
-    def forgiving(message: message.Message, event: MessageRequeued, epoch: int) -> None:
-        requeued(message, event, epoch)
+    def forgiving(message: Message, deliveries: Deliveries, event: MessageRequeued, epoch: int) -> None:
+        requeued(message, deliveries, event, epoch)
         message.attempt = 0
 
     requeued = MESSAGE_FOLD[MessageRequeued]
@@ -286,8 +288,8 @@ def last_in_first_out_among_equals(patch: Patch) -> None:
 
 @defect
 def a_redelivery_that_starts_to_age_anew(patch: Patch) -> None:
-    def young(message: message.Message, event: MessageRequeued, epoch: int) -> None:
-        requeued(message, event, epoch)
+    def young(message: Message, deliveries: Deliveries, event: MessageRequeued, epoch: int) -> None:
+        requeued(message, deliveries, event, epoch)
         message.ready_at = event.due
 
     requeued = MESSAGE_FOLD[MessageRequeued]
@@ -327,7 +329,7 @@ def a_message_that_reappears_early_after_a_reboot(patch: Patch) -> None:
 
 @defect
 def an_extension_that_a_reboot_forgets(patch: Patch) -> None:
-    def brief(message: message.Message, event: MessageVisibilityExtended, epoch: int) -> None:
+    def brief(message: Message, deliveries: Deliveries, event: MessageVisibilityExtended, epoch: int) -> None:
         message.due = event.due
 
     patch.setitem(MESSAGE_FOLD, MessageVisibilityExtended, brief)
@@ -391,9 +393,9 @@ def a_paused_topic_that_is_delivered(patch: Patch) -> None:
 
 @defect
 def a_release_that_counts_an_attempt(patch: Patch) -> None:
-    def counting(message: message.Message, event: MessageRequeued, epoch: int) -> None:
+    def counting(message: Message, deliveries: Deliveries, event: MessageRequeued, epoch: int) -> None:
         attempt = message.attempt
-        requeued(message, event, epoch)
+        requeued(message, deliveries, event, epoch)
         message.attempt = attempt
 
     requeued = MESSAGE_FOLD[MessageRequeued]
@@ -423,7 +425,7 @@ def a_cancelled_message_that_stays_in_flight(patch: Patch) -> None:
 
 @defect
 def a_rescheduled_message_that_is_due_when_it_was(patch: Patch) -> None:
-    def kept(message: message.Message, event: MessageRescheduled, epoch: int) -> None:
+    def kept(message: Message, deliveries: Deliveries, event: MessageRescheduled, epoch: int) -> None:
         message.expires_at = event.expires_at
 
     patch.setitem(MESSAGE_FOLD, MessageRescheduled, kept)
@@ -431,7 +433,7 @@ def a_rescheduled_message_that_is_due_when_it_was(patch: Patch) -> None:
 
 @defect
 def a_rescheduled_message_whose_retention_goes_on(patch: Patch) -> None:
-    def kept(message: message.Message, event: MessageRescheduled, epoch: int) -> None:
+    def kept(message: Message, deliveries: Deliveries, event: MessageRescheduled, epoch: int) -> None:
         message.due = event.due
 
     patch.setitem(MESSAGE_FOLD, MessageRescheduled, kept)
