@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 from blake3 import blake3
 
@@ -45,23 +46,11 @@ def shard_of(key: str, shards: int) -> int:
     return int.from_bytes(blake3(key.encode()).digest(8), "big") % shards
 
 
-class _InOrder:
+class _InOrder(NamedTuple):
     """Timers in the order of their times (µs)."""
 
-    __slots__ = ("messages", "times")
-
-    def __init__(self) -> None:
-        self.times: deque[int] = deque()
-        self.messages: deque[Message] = deque()
-
-    def append(self, at: int, message: Message) -> None:
-        """Append a timer."""
-        self.times.append(at)
-        self.messages.append(message)
-
-    def pop(self) -> tuple[int, Message]:
-        """Remove and return the first timer."""
-        return self.times.popleft(), self.messages.popleft()
+    times: deque[int]
+    messages: deque[Message]
 
 
 class Timers:
@@ -74,39 +63,32 @@ class Timers:
     a heap that a sweep has begun to move is `_sweeping`.
     """
 
-    __slots__ = ("_heap", "_recent", "_seen", "_seen_at", "_sweeping", "_swept", "_time_of")
+    __slots__ = ("_heap", "_recent", "_sweeping", "_swept", "_time_of")
 
     def __init__(self, time_of: Callable[[Message], int | None]) -> None:
         self._time_of = time_of
-        self._swept = _InOrder()
-        self._recent = _InOrder()
+        self._swept = _InOrder(deque(), deque())
+        self._recent = _InOrder(deque(), deque())
         self._heap: list[tuple[int, int, Message]] = []
         self._sweeping: list[tuple[int, int, Message]] = []
-        self._seen: set[int] = set()
-        self._seen_at = -1
 
     def __len__(self) -> int:
         in_order = len(self._swept.times) + len(self._recent.times)
         return in_order + len(self._heap) + len(self._sweeping)
 
-    @property
-    def _last(self) -> int:
-        """Return the time of the last timer that was set in order."""
-        times = self._recent.times or self._swept.times
-        return times[-1] if times else -1
-
     def set(self, at: int, message: Message) -> None:
         """Set the message's timer to fire at `at` (µs)."""
-        times = self._recent.times
-        if times[-1] <= at if times else self._last <= at:
-            times.append(at)
+        times = self._recent.times or self._swept.times
+        if not times or times[-1] <= at:
+            self._recent.times.append(at)
             self._recent.messages.append(message)
         else:
             heapq.heappush(self._heap, (at, message.position, message))
 
     def set_all(self, times: list[int], messages: Sequence[Message]) -> None:
         """Set the timers of messages, each to fire at its time (µs)."""
-        if self._last <= times[0] and times == sorted(times):
+        last = self._recent.times or self._swept.times
+        if (not last or last[-1] <= times[0]) and times == sorted(times):
             self._recent.times.extend(times)
             self._recent.messages.extend(messages)
             return
@@ -118,7 +100,8 @@ class Timers:
         time_of, first = self._time_of, None
         for entries in (self._swept, self._recent):
             while entries.times and time_of(entries.messages[0]) != entries.times[0]:
-                entries.pop()
+                entries.times.popleft()
+                entries.messages.popleft()
             if entries.times:
                 first = entries.times[0]
                 break
@@ -153,33 +136,36 @@ class Timers:
     def sweep(self, count: int) -> None:
         """Look at the next `count` entries, and drop the stale ones and those that occur twice."""
         time_of, recent = self._time_of, self._recent
+        seen_at, seen = (
+            -1,
+            set[int](),
+        )  # positions of one time; not remembered, as `next` removes entries, too
         for _ in range(count):
             heap = self._sweeping
             if not recent.times and not heap:
                 self._swept, self._recent = recent, self._swept
                 self._sweeping, self._heap = self._heap, heap
-                self._seen_at = -1
                 return
             if heap and (not recent.times or heap[0][0] < recent.times[0]):
                 at, _, message = heapq.heappop(heap)
             else:
-                at, message = recent.pop()
+                at, message = recent.times.popleft(), recent.messages.popleft()
             if time_of(message) != at:
                 continue
-            if at != self._seen_at:
-                self._seen_at = at
-                self._seen.clear()
-            if message.position not in self._seen:
-                self._seen.add(message.position)
-                self._swept.append(at, message)
+            if at != seen_at:
+                seen_at = at
+                seen.clear()
+            if message.position not in seen:
+                seen.add(message.position)
+                self._swept.times.append(at)
+                self._swept.messages.append(message)
 
     def rebuild(self, messages: Iterable[Message]) -> None:
         """Set the timers of these messages only."""
         live = [(at, m.position, m) for m in messages if (at := self._time_of(m)) is not None]
         live.sort()  # never compares messages, whose positions differ
-        self._swept, self._recent = _InOrder(), _InOrder()
-        self._recent.times.extend([each[0] for each in live])
-        self._recent.messages.extend([each[2] for each in live])
+        self._swept = _InOrder(deque(), deque())
+        self._recent = _InOrder(deque(each[0] for each in live), deque(each[2] for each in live))
         self._heap, self._sweeping = [], []
 
 
