@@ -311,10 +311,19 @@ def correlate(corr_id: str | None = None) -> Iterator[str]:
 
     Yields: the correlation id in force (svc-mailbox P-8).
     """
-    if corr_id is None or not is_corr_id(corr_id):
-        corr_id = str(uuid_utils.uuid7())
-    token = _corr_id.set(corr_id)
+    token = _corr_id.set(None)
     try:
-        yield corr_id
+        yield correlate_task(corr_id)
     finally:
         _corr_id.reset(token)
+
+
+def correlate_task(corr_id: str | None = None) -> str:
+    """Process what the current task does from now on under a correlation id; see `correlate`.
+
+    Returns: the correlation id in force.
+    """
+    if corr_id is None or not is_corr_id(corr_id):
+        corr_id = str(uuid_utils.uuid7())
+    _corr_id.set(corr_id)
+    return corr_id

@@ -226,13 +226,15 @@ async def apply(
 
 @asynccontextmanager
 async def use_applied(
-    session: Session, *, apply: bool, amnesia: bool = False
+    session: Session, *, apply: bool, amnesia: bool = False, in_thread: bool = True
 ) -> AsyncIterator["SharedMailbox"]:
     """Use the mailbox as `Session.use`, after its settings were made equal to the file if `apply` says so.
 
     Raises: what `Session.use` raises; LosesData.
     """
-    async with session.use(create=True, amnesia=amnesia, gives_settings=not apply) as mailbox:
+    async with session.use(
+        create=True, amnesia=amnesia, gives_settings=not apply, in_thread=in_thread
+    ) as mailbox:
         if apply:
             await _apply_at_start(session, mailbox)
         yield mailbox

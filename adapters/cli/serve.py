@@ -217,7 +217,7 @@ async def _serve(
 ) -> None:
     stop = asyncio.Event()
     async with (
-        opened(lambda: use_applied(session, apply=apply, amnesia=amnesia)) as mailbox,
+        opened(lambda: use_applied(session, apply=apply, amnesia=amnesia, in_thread=False)) as mailbox,
         opening as access,
         serve_mailbox(
             session.store,

@@ -227,6 +227,7 @@ class Session:
         amnesia: bool = False,
         owner_timeout_ms: int | None = None,
         gives_settings: bool = True,
+        in_thread: bool = True,
     ) -> AsyncIterator["SharedMailbox"]:
         """Use a mailbox until the context manager exits.
 
@@ -237,6 +238,7 @@ class Session:
             amnesia: forget settled messages; the store must be `memory:`.
             owner_timeout_ms: see `connect`; None takes its default.
             gives_settings: refuse a mailbox that has other settings than the file and the environment.
+            in_thread: see `share_mailbox`.
 
         Raises: SettingsConflict; InvalidRequest for `memory:` unless the command is of use without a store
             that lasts; NotFound when they do not exist and `create` is false, or the store's folder
@@ -266,6 +268,7 @@ class Session:
             timeout_ms=settings.timeout_ms,
             owner_timeout_ms=owner_timeout_ms or OWNER_TIMEOUT_MS,
             settings=owner_settings,
+            in_thread=in_thread,
         ) as shared:
             yield shared
 

@@ -328,14 +328,15 @@ async def share_mailbox(
     timeout_ms: int = TIMEOUT_MS,
     owner_timeout_ms: int = OWNER_TIMEOUT_MS,
     settings: OwnerSettings | None = None,
+    in_thread: bool = True,
 ) -> AsyncIterator[SharedMailbox]:
     """Use a mailbox of a store while the context lasts: as its owner if nobody owns it; see `connect`.
 
-    The owner runs on the event loop of a thread of its own, so that code which blocks the caller's event loop
-    delays no other process (ADR 0105).
-
     Arguments:
         settings: how this process opens the mailbox when it becomes the owner.
+        in_thread: run the owner on the event loop of a thread of its own, so that code which blocks the
+            caller's event loop delays no other process (ADR 0105). A server, whose event loop runs no code of
+            users, owns the mailbox on it (ADR 0130).
     """
     check_mailbox(mailbox)
     check_int("timeout_ms", timeout_ms, 1, MAX_DURATION_MS)
@@ -352,8 +353,9 @@ async def share_mailbox(
         outboxes=checked.outboxes,
         settings=checked.settings,
     )
-    background = background_loop()
-    owner = shared_owner if background.is_current else OwnerThread(shared_owner, background.loop)
+    owner: OwnerConnection | OwnerThread = shared_owner
+    if in_thread and not (background := background_loop()).is_current:
+        owner = OwnerThread(shared_owner, background.loop)
     trace_if_used()
     protection = None
     if checked.erasure is not None:

@@ -26,7 +26,7 @@ from postroom.application.metrics import SurfaceMetrics
 from postroom.application.service import FindService, Service, Session
 from postroom.application.telemetry import logger
 from postroom.application.threads import cancel_and_wait
-from postroom.application.tracing import Span, context_of, correlate, tracer
+from postroom.application.tracing import Span, context_of, correlate_task, tracer
 from postroom.domain.errors import InternalError, NotFound, PostroomError, Unauthenticated, Unavailable
 
 CORR_ID_KEY = "x-corr-id"
@@ -126,10 +126,8 @@ class MailboxHandlers(grpc.GenericRpcHandler):
 
         async def run(data: bytes, context: Context) -> Any:
             caller = read_metadata(context.invocation_metadata())
-            with (
-                correlate(caller.get(CORR_ID_KEY)) as corr_id,
-                tracer().serve(METHODS[name].path[1:], "grpc", context_of(caller)) as span,
-            ):
+            corr_id = correlate_task(caller.get(CORR_ID_KEY))
+            with tracer().serve(METHODS[name].path[1:], "grpc", context_of(caller)) as span:
                 context.set_trailing_metadata(((CORR_ID_KEY, corr_id),))
                 try:
                     served = self._find(caller)

@@ -16,7 +16,7 @@ from postroom.adapters.sockets.address import Address, split_address
 from postroom.adapters.sockets.tls import ClientFiles, ServerTls
 from postroom.application.caller import read_bearer
 from postroom.application.telemetry import logger
-from postroom.application.tracing import context_of, correlate, tracer
+from postroom.application.tracing import context_of, correlate_task, tracer
 from postroom.domain.errors import (
     Forbidden,
     InternalError,
@@ -243,10 +243,8 @@ class NodeHandlers(grpc.GenericRpcHandler):
     def _run(self, method: Method, handler: NodeHandler, roles: Collection[str] | None) -> Any:
         async def run(data: bytes, context: Context) -> Any:
             metadata = read_metadata(context.invocation_metadata())
-            with (
-                correlate(metadata.get(CORR_ID_KEY)) as corr_id,
-                tracer().serve(method.path[1:], "grpc", context_of(metadata)) as span,
-            ):
+            corr_id = correlate_task(metadata.get(CORR_ID_KEY))
+            with tracer().serve(method.path[1:], "grpc", context_of(metadata)) as span:
                 call = NodeCall(metadata, {CORR_ID_KEY: corr_id})
                 try:
                     if roles is not None:

@@ -1,13 +1,15 @@
 """The ASGI application: it checks requests, calls their handlers, and answers errors as problem documents."""
 
+import asyncio
+import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Coroutine
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final
-from urllib.parse import unquote_to_bytes
+from typing import Any, ClassVar, Final, Protocol
 
 import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from postroom.adapters.http_server.connection import HttpConnection
 from postroom.adapters.http_server.problems import (
@@ -17,7 +19,7 @@ from postroom.adapters.http_server.problems import (
     problem,
     retry_after,
 )
-from postroom.adapters.http_server.requests import Bodies, ClientGone, Site, decode, parse_query
+from postroom.adapters.http_server.requests import Bodies, ClientGone, Headers, Site, decode, parse_query
 from postroom.adapters.http_server.routes import CLOSE, Call, HttpRoute, Reply, Router
 from postroom.application.caller import read_bearer
 from postroom.application.cloudevents.message import new_message, read_message
@@ -30,7 +32,7 @@ from postroom.application.tracing import (
     NO_TRACER,
     Span,
     TraceContext,
-    correlate,
+    correlate_task,
     is_corr_id,
     read_context,
     tracer,
@@ -43,10 +45,126 @@ from postroom.domain.errors import (
     Unauthenticated,
 )
 
+STREAM: Final = "application/x-ndjson"
 CHUNK_BYTES: Final = 64 << 10
 """Size of the pieces in which answers are written (svc-mailbox I-6)."""
 UNTRACED: Final = frozenset((b"/healthz", b"/readyz", b"/metrics"))
 """Paths that monitoring polls, for which no spans are recorded."""
+
+
+class Exchange(Protocol):
+    """A request, and the way in which its body is read and its answer is sent.
+
+    Attributes:
+        raw_path, query: of the request's target, as they were sent.
+        headers: with names in lower case.
+        connection: the `HttpConnection`.
+        held: bytes of the body that count to the budget of all bodies.
+        response_complete: nothing of the answer is missing, or ASGI's server sees to it.
+    """
+
+    method: str
+    raw_path: bytes
+    query: bytes
+    headers: Headers
+    scheme: str
+    connection: Any
+    held: int
+    response_complete: bool
+
+    async def read(self, bodies: Bodies) -> bytes:
+        """Return the body, and hold it; raises as `Bodies.read`."""
+
+    async def send(self, reply: Reply, corr_id: str) -> None:
+        """Send the answer."""
+
+
+class AsgiExchange:
+    """An exchange by the messages of ASGI: of any request, as it comes."""
+
+    response_complete = True
+
+    def __init__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.method: str = scope["method"]
+        self.raw_path: bytes = scope["raw_path"]
+        self.query: bytes = scope["query_string"]
+        self.headers: Headers = scope["headers"]
+        self.scheme: str = scope["scheme"]
+        self.connection: Any = scope["state"]["connection"]
+        self.held = 0
+        self._receive = receive
+        self._send = send
+
+    async def read(self, bodies: Bodies) -> bytes:
+        """Return the body; see `Exchange.read`."""
+        return await bodies.read(self, self._receive)
+
+    async def send(self, reply: Reply, corr_id: str) -> None:
+        """Send the answer."""
+        await send_reply(reply, corr_id, self._send)
+
+
+class WholeRequest(msgspec.Struct):
+    """An exchange of a request that came in one piece, whose answer is written as one.
+
+    ASGI makes a dozen objects and four coroutines for each request. While the request is answered, this is
+    the `cycle` of the connection, and has what uvicorn's protocol uses of one.
+    """
+
+    message_event: ClassVar[asyncio.Event] = asyncio.Event()  # nothing waits for more of the body
+
+    connection: Any
+    raw_path: bytes
+    headers: Headers
+    body: bytes
+    keep_alive: bool
+    scheme: str
+    method: str = "POST"
+    query: bytes = b""
+    held: int = 0
+    more_body: bool = False
+    disconnected: bool = False
+    response_complete: bool = False
+
+    async def read(self, bodies: Bodies) -> bytes:
+        """Return the body; see `Exchange.read`."""
+        bodies.take(self, len(self.body))
+        return self.body
+
+    async def send(self, reply: Reply, corr_id: str) -> None:
+        """Send the answer, and begin with the next request of the connection."""
+        connection, body = self.connection, reply.body
+        assert isinstance(body, bytes), "the answer of a call that takes whole requests is a stream"
+        fields = b"".join([b"%b: %b\r\n" % field for field in reply.headers]) if reply.headers else b""
+        end = b"\r\n"
+        if CLOSE in reply.headers:
+            self.keep_alive = False
+        elif not self.keep_alive:
+            end = b"connection: close\r\n\r\n"
+        rest = b"%b%bcontent-type: %b\r\nx-corr-id: %b\r\n%bcontent-length: %d\r\n%b%b" % (
+            STATUS_LINE[reply.status],
+            connection.server_state.head,
+            reply.content_type,
+            corr_id.encode(),
+            fields,
+            len(body),
+            end,
+            body,
+        )
+        flow, transport = connection.flow, connection.transport
+        while True:
+            if flow.write_paused and not self.disconnected:
+                await flow.drain()
+            if self.disconnected:
+                return
+            transport.write(rest if len(rest) <= CHUNK_BYTES else rest[:CHUNK_BYTES])
+            if len(rest) <= CHUNK_BYTES:
+                break
+            rest = rest[CHUNK_BYTES:]
+        self.response_complete = True
+        if not self.keep_alive:
+            transport.close()
+        connection.on_response_complete()
 
 
 class App:
@@ -71,89 +189,90 @@ class App:
         self._metrics = metrics
         self._bodies = bodies
         self._site = site
+        streams = b"|".join(re.escape(each.path.encode()) for each in router.routes if each.answer == STREAM)
+        self.whole_targets = re.compile(rb"(?!(?:%b)\Z)/v1/[^%%?#]+" % streams)
         self._decoders = {
             route.body: msgspec.json.Decoder(route.body) for route in router.routes if route.body
         }
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Serve one request."""
-        headers = dict(scope["headers"])
-        caller = headers.get(b"x-corr-id", b"").decode("latin-1")
-        recorder = NO_TRACER if scope["raw_path"] in UNTRACED else tracer()
-        parent = _trace_context(headers) if b"traceparent" in headers else None
-        with (
-            self._bodies.hold() as hold,
-            correlate(caller) as corr_id,
-            recorder.serve(scope["method"], "http", parent) as span,
-        ):
-            await self._serve(scope, headers, corr_id, receive, send, hold, span)
+        """Serve one request of ASGI."""
+        await self._serve(AsgiExchange(scope, receive, send))
 
-    async def _serve(
-        self,
-        scope: Any,
-        headers: dict[bytes, bytes],
-        corr_id: str,
-        receive: Any,
-        send: Any,
-        hold: Callable[[int], None],
-        span: Span,
-    ) -> None:
+    def begin(
+        self, connection: HttpConnection, target: bytes, headers: Headers, body: bytes, *, keep_alive: bool
+    ) -> "tuple[Any, Coroutine[Any, Any, None]]":
+        """Return a request that came in one piece, and the work that answers it; see `WholeRequests`."""
+        request = WholeRequest(connection, target, headers, body, keep_alive, connection.scheme or "http")
+        return request, self._serve(request)
+
+    async def _serve(self, exchange: Exchange) -> None:
+        """Serve one request, however it came."""
         started = time.perf_counter()
-        connection: HttpConnection = scope["state"]["connection"]
-        route: HttpRoute | None = None
+        headers = dict(exchange.headers)
+        recorder = NO_TRACER if exchange.raw_path in UNTRACED else tracer()
+        parent = _trace_context(headers) if b"traceparent" in headers else None
+        caller = headers[b"x-corr-id"].decode("latin-1") if b"x-corr-id" in headers else None
+        corr_id = correlate_task(caller)
         try:
-            _check_corr_id(headers)
-            self._site.check_api(scope["headers"], scope["scheme"].encode())
-            route, path = self._router.find(scope["method"], _segments(scope["raw_path"]))
-            token = None if route.is_public else read_bearer(_authorization(scope["headers"]))
-            open_session = partial(self._open_session, token)
-            caller = None
-            if not route.is_public:
-                caller = await open_session()
-                connection.set_authenticated(True)
-            call = Call(
-                corr_id,
-                headers,
-                path,
-                caller=caller,
-                query=parse_query(scope["query_string"], route.query),
-                body=await self._body(route, headers, receive, hold),
-                connection=connection,
-                open_session=open_session,
-            )
-            reply = await route.handler(call)
-        except ClientGone:
-            return
-        except PostroomError as error:
-            reply = refusal(error, corr_id, ends_connection=b"expect" in headers)
-            self._metrics.refused(error)
-            if isinstance(error, Unauthenticated):
-                connection.set_authenticated(False)
-        except Exception:
-            logger().exception("http.request_failed")
-            reply = refusal(
-                InternalError(
-                    "The request failed because of a defect; its traceback is in the server's log."
-                ),
-                corr_id,
-            )
-        await send_reply(reply, corr_id, send)
-        seconds = time.perf_counter() - started
-        name = route.path if route is not None else "other"
-        self._metrics.answered_http(scope["method"], name, reply.status)
-        describe(span, scope["method"], name, reply.status)
+            with recorder.serve(exchange.method, "http", parent) as span:
+                route, reply = await self._answer(exchange, headers, corr_id)
+                if reply is None:
+                    return
+                await exchange.send(reply, corr_id)
+                seconds = time.perf_counter() - started
+                self._metrics.answered_http(exchange.method, route, reply.status)
+                describe(span, exchange.method, route, reply.status)
+        finally:
+            self._bodies.used -= exchange.held
+            if not exchange.response_complete and not exchange.connection.transport.is_closing():
+                exchange.connection.transport.close()
         logger().info(
             "http.request",
-            method=scope["method"],
-            route=name,
+            method=exchange.method,
+            route=route,
             status=reply.status,
             ms=round(1_000 * seconds, 1),
         )
 
-    async def _body(
-        self, route: HttpRoute, headers: dict[bytes, bytes], receive: Any, hold: Callable[[int], None]
-    ) -> Any:
-        body = await self._bodies.read(headers, receive, hold)
+    async def _answer(
+        self, exchange: Exchange, headers: dict[bytes, bytes], corr_id: str
+    ) -> tuple[str, Reply | None]:
+        """Return the path of a request's route, and the answer; None if the client is gone."""
+        connection: HttpConnection = exchange.connection
+        name = "other"
+        try:
+            if b"x-corr-id" in headers:
+                _check_corr_id(headers)
+            self._site.check_api(exchange.headers, exchange.scheme.encode())
+            route, path = self._router.find(exchange.method, exchange.raw_path)
+            name, caller, open_session = route.path, None, partial(self._open_session, None)
+            if not route.is_public:
+                if b"authorization" in headers:
+                    open_session = partial(self._open_session, read_bearer(_authorization(exchange.headers)))
+                caller = await open_session()
+                connection.set_authenticated(True)
+            query = parse_query(exchange.query, route.query)
+            self._bodies.check(headers)
+            body = self._read(route, headers, await exchange.read(self._bodies))
+            call = Call(corr_id, headers, path, query, body, connection, open_session, caller)
+            return name, await route.handler(call)
+        except ClientGone:
+            return name, None
+        except PostroomError as error:
+            self._metrics.refused(error)
+            if isinstance(error, Unauthenticated):
+                connection.set_authenticated(False)
+            return name, refusal(error, corr_id, ends_connection=b"expect" in headers)
+        except Exception:
+            logger().exception("http.request_failed")
+            defect = InternalError(
+                "The request failed because of a defect; its traceback is in the server's log."
+            )
+            return name, refusal(defect, corr_id)
+
+    def _read(self, route: HttpRoute, headers: dict[bytes, bytes], body: bytes) -> Any:
+        """Return a body as the route's type."""
         if route.body is None:
             if body:
                 raise InvalidRequest(f"{route.method} {route.path} takes no body.")
@@ -175,14 +294,6 @@ def _is_cloud_event(headers: dict[bytes, bytes]) -> bool:
     )
 
 
-def _segments(raw_path: bytes) -> list[str]:
-    """Return the segments of a path; a slash within a segment is written as %2F."""
-    try:
-        return [unquote_to_bytes(each).decode() for each in raw_path.split(b"/")[1:]]
-    except UnicodeDecodeError:
-        raise InvalidRequest("The path is not UTF-8.") from None
-
-
 def _trace_context(headers: dict[bytes, bytes]) -> TraceContext | None:
     names = (b"traceparent", b"tracestate", b"baggage")
     return read_context(*(headers.get(name, b"").decode("latin-1") for name in names))
@@ -198,7 +309,7 @@ def describe(span: Span, method: str, route: str, status: int) -> None:
         span.fail(str(status))
 
 
-def _authorization(headers: list[tuple[bytes, bytes]]) -> list[str]:
+def _authorization(headers: Headers) -> list[str]:
     return [value.decode("latin-1") for name, value in headers if name == b"authorization"]
 
 
@@ -214,7 +325,7 @@ def refusal(error: PostroomError, corr_id: str, *, ends_connection: bool = False
     Arguments:
         ends_connection: close, as after an `Expect` without 100: what comes next may be the body or not.
     """
-    headers: list[tuple[bytes, bytes]] = []
+    headers: Headers = []
     wait_ms = retry_after_ms(error)
     if wait_ms is not None:
         headers.append((b"retry-after", retry_after(wait_ms)))
@@ -230,7 +341,7 @@ def refusal(error: PostroomError, corr_id: str, *, ends_connection: bool = False
 
 
 async def send_reply(reply: Reply, corr_id: str, send: Any) -> None:
-    """Send an answer, in pieces (svc-mailbox I-6)."""
+    """Send an answer by ASGI, in pieces (svc-mailbox I-6)."""
     body = reply.body
     headers = [(b"content-type", reply.content_type), (b"x-corr-id", corr_id.encode()), *reply.headers]
     if isinstance(body, bytes):

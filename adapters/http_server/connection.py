@@ -1,21 +1,16 @@
 """An HTTP connection with deadlines and bounds that uvicorn's own protocol does not have."""
 
 import asyncio
-import os
-import socket
 from typing import Any
 
 import httptools
-import msgspec
-import uuid_utils
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-from uvicorn.server import ServerState
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from postroom.adapters.http_server.problems import TYPE, Problem
-from postroom.adapters.http_server.settings import HttpSettings
-from postroom.adapters.sockets.address import is_own_or_root
-from postroom.adapters.sockets.connections import UnauthenticatedConnections
+from postroom.adapters.http_server.problems import refusal_of
+from postroom.adapters.http_server.requests import WholeRequests
+from postroom.adapters.http_server.settings import HttpSettings, State
+from postroom.adapters.sockets.address import is_trusted
 from postroom.application.telemetry import logger
 
 MAX_BYTES = 64 << 10
@@ -101,7 +96,7 @@ class WriteBuffer:
 
     def _flush(self) -> None:
         if self._pieces:
-            data = b"".join(self._pieces)
+            data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
             self._pieces.clear()
             self._size = 0
             if not self._transport.is_closing():  # the client may have gone since
@@ -119,31 +114,22 @@ class _HeaderTooLarge(Exception):
     """The header of a request exceeds its limit."""
 
 
-class State(ServerState):
-    """The connections of a server.
-
-    `refused` are those above the limit, whose clients have not closed them yet.
-    """
-
-    def __init__(self, limits: HttpSettings) -> None:
-        super().__init__()
-        self.refused: set[HttpConnection] = set()
-        self.unauthenticated = UnauthenticatedConnections[HttpConnection](
-            HttpConnection.make_way,
-            limits.max_unauthenticated,
-            limits.max_unauthenticated_per_address,
-        )
-
-
 class HttpConnection(HttpToolsProtocol):
     """Connection that is closed when a request is late or its bytes exceed their bounds.
 
     Arguments:
         limits: deadlines and bounds.
+        whole: answers requests that come in one piece; None sends all requests to the application by ASGI.
     """
 
-    def __init__(self, config: Config, state: State, limits: HttpSettings) -> None:
+    server_state: State
+
+    def __init__(
+        self, config: Config, state: State, limits: HttpSettings, whole: WholeRequests | None = None
+    ) -> None:
         super().__init__(config, state, {"connection": self})
+        self._whole = whole
+        self._pieces: list[bytes] | None = None  # the body of a request that may come in one piece
         self._refused = state.refused
         self._unauthenticated = state.unauthenticated
         self._is_authenticated = False
@@ -253,7 +239,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Start the deadline of the header, unless these bytes complete it."""
-        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = b"", [], False
         self._in_header = True
         self._header_bytes = 0
         self._is_idle = False
@@ -264,7 +250,10 @@ class HttpConnection(HttpToolsProtocol):
         """Add a field to the header; drop trailers, which nobody expects and no limit of headers covers."""
         if self._in_header:
             self._header_bytes += len(name) + len(value) + FIELD_BYTES
-            super().on_header(name, value)
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Start the deadline of the body, unless these bytes complete it."""
@@ -276,19 +265,58 @@ class HttpConnection(HttpToolsProtocol):
         self._in_header = False
         self.transport.lingers = True  # type: ignore[attr-defined]  # of WriteBuffer
         self._await(self._limits.body_timeout_ms, "body")
-        super().on_headers_complete()
+        cycle: Any = self.cycle
+        if (
+            self._whole is not None
+            and (cycle is None or cycle.response_complete)
+            and self.parser.get_method() == b"POST"
+            and self.parser.get_http_version() == "1.1"
+            and not self.expect_100_continue
+            and self._whole.whole_targets.fullmatch(self.url)
+        ):
+            self._pieces = []
+        else:
+            self._start_cycle()
+
+    def on_body(self, body: bytes) -> None:
+        """Add bytes to the body."""
+        if self._pieces is None:
+            super().on_body(body)
+        else:
+            self._pieces.append(body)
 
     def on_message_complete(self) -> None:
         """Cancel the deadline: the rest takes as long as the server does."""
         if self.parser.should_upgrade():
             return
-        super().on_message_complete()
+        if self._pieces is None or self._whole is None:
+            super().on_message_complete()
+        else:
+            body, self._pieces = b"".join(self._pieces), None
+            keep_alive = self.parser.should_keep_alive()
+            self.cycle, work = self._whole.begin(self, self.url, self.headers, body, keep_alive=keep_alive)
+            task = self.loop.create_task(work)
+            task.add_done_callback(self.tasks.discard)
+            self.tasks.add(task)
         self.transport.lingers = False  # type: ignore[attr-defined]  # of WriteBuffer
         self._awaited = None
         self._has_moved_on = True
         self._in_header = True
         self._is_idle = True
         self._received = 0
+
+    # -- requests ---
+
+    def _start_cycle(self) -> None:
+        """Start to answer the request by ASGI, with what has come of its body."""
+        url, headers, expects_100 = self.url, self.headers, self.expect_100_continue
+        pieces, self._pieces = self._pieces or (), None
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects_100
+        self.headers += headers  # of the scope
+        super().on_headers_complete()
+        for each in pieces:
+            super().on_body(each)
 
     # -- refusals ---
 
@@ -300,7 +328,10 @@ class HttpConnection(HttpToolsProtocol):
         """Parse bytes; return the bytes left to be parsed."""
         try:
             self.parser.feed_data(data)
+            if self._pieces is not None:
+                self._start_cycle()
         except httptools.HttpParserError as error:
+            self._pieces = None
             if isinstance(error.__context__, _HeaderTooLarge):
                 self._refuse_header()
             else:
@@ -343,19 +374,7 @@ class HttpConnection(HttpToolsProtocol):
         """Answer a request that has not reached the application, and close."""
         logger().info("http.refused", status=status, code=code)
         if not self._is_answering and len(self.pipeline) == 0:
-            title = STATUS_LINE[status].split(b" ", 2)[2].strip().decode()
-            corr_id = str(uuid_utils.uuid7())
-            document = Problem(title, status, code, message, corr_id, retry_after_ms=retry_after_ms)
-            body = msgspec.json.encode(document)
-            head = [
-                STATUS_LINE[status],
-                b"content-type: %b\r\ncontent-length: %d\r\n" % (TYPE, len(body)),
-                b"x-corr-id: %b\r\nconnection: close\r\n" % corr_id.encode(),
-                b"retry-after: 1\r\n" if retry_after_ms else b"",
-                *(b"%b: %b\r\n" % field for field in self.server_state.default_headers),
-                b"\r\n",
-            ]
-            self.transport.write(b"".join(head) + body)
+            self.transport.write(refusal_of(status, code, message, self.server_state.head, retry_after_ms))
             self.transport.end()  # type: ignore[attr-defined]  # of WriteBuffer
         else:
             self.transport.close()
@@ -375,12 +394,3 @@ class HttpConnection(HttpToolsProtocol):
         if self._write_deadline is not None:
             self._write_deadline.cancel()
             self._write_deadline = None
-
-
-def is_trusted(transport: asyncio.Transport) -> bool:
-    """Return whether the peer of a Unix socket is of this user or root; loopback has no such credentials."""
-    opened: Any = transport.get_extra_info("socket")
-    if opened is None or opened.family != socket.AF_UNIX:
-        return True
-    with socket.socket(fileno=os.dup(opened.fileno())) as peer:  # uvloop's has no getsockopt()
-        return is_own_or_root(peer)

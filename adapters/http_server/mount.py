@@ -11,7 +11,7 @@ from postroom.adapters.http_server.routes import CLOSE
 from postroom.application.metrics import SurfaceMetrics
 from postroom.application.service import Service
 from postroom.application.telemetry import logger
-from postroom.application.tracing import Span, correlate, is_corr_id, tracer
+from postroom.application.tracing import Span, correlate_task, tracer
 from postroom.domain.errors import FrameTooLarge, NotFound, PostroomError
 
 READS = frozenset(("GET", "HEAD", "OPTIONS"))
@@ -77,13 +77,9 @@ class MountedApp:
             return
         headers = dict(scope["headers"])
         caller = headers.get(b"x-corr-id", b"").decode("latin-1")
-        with (
-            self._bodies.hold() as hold,
-            correlate(caller if is_corr_id(caller) else "") as corr_id,
-            tracer().serve(scope["method"], "http", None) as span,
-        ):
-            exchange = _Exchange(corr_id, send)
-            started = time.perf_counter()
+        corr_id, started = correlate_task(caller), time.perf_counter()
+        exchange = _Exchange(corr_id, send)
+        with tracer().serve(scope["method"], "http", None) as span:
             try:
                 self._site.check_host(scope["headers"])
                 if not is_below:
@@ -94,7 +90,7 @@ class MountedApp:
                     "root_path": self._prefix,
                 }
                 if scope["method"] not in READS:
-                    receive = await self._receive_form(scope, headers, receive, hold)
+                    receive = await self._receive_form(scope, headers, receive, exchange)
                     exchange.ends_connection = isinstance(scope.get(REFUSAL), FrameTooLarge)
                 await self._mounted(scope, receive, exchange.send)
             except ClientGone:
@@ -105,16 +101,19 @@ class MountedApp:
                 reply = refusal(error, corr_id)
                 reply.headers += PROTECTION
                 await send_reply(reply, corr_id, send)
+            finally:
+                self._bodies.used -= exchange.held
             self._report(scope, exchange.status, time.perf_counter() - started, span)
 
     async def _receive_form(
-        self, scope: Any, headers: dict[bytes, bytes], receive: Any, hold: Callable[[int], None]
+        self, scope: Any, headers: dict[bytes, bytes], receive: Any, exchange: "_Exchange"
     ) -> Any:
         """Return the ASGI `receive` of a form; a refused form has an error in the scope and no body."""
         body = b""
         try:
             self._site.check_form(scope["headers"])
-            body = await self._bodies.read(headers, receive, hold)
+            self._bodies.check(headers)
+            body = await self._bodies.read(exchange, receive)
         except PostroomError as error:
             scope[REFUSAL] = error
         pieces = [body]
@@ -142,6 +141,7 @@ class MountedApp:
 
 class _Exchange:
     def __init__(self, corr_id: str, send: Any) -> None:
+        self.held = 0
         self.status = 500
         self.ends_connection = False
         self._corr_id = corr_id.encode()

@@ -3,6 +3,7 @@
 from http import HTTPStatus
 
 import msgspec
+import uuid_utils
 
 from postroom.application.remote_errors import reason_of, retry_after_ms
 from postroom.domain.errors import InvalidRequest, PostroomError, Rejected
@@ -96,3 +97,20 @@ def problem(error: PostroomError, corr_id: str) -> Problem:
 def retry_after(milliseconds: int) -> bytes:
     """Return the value of `Retry-After`: whole seconds, rounded up, at least one."""
     return str(max(1, -(-milliseconds // 1_000))).encode()
+
+
+def refusal_of(status: int, code: str, message: str, fields: bytes, retry_after_ms: int | None) -> bytes:
+    """Return the answer to a request that has not reached the application, after which its connection ends.
+
+    Arguments:
+        fields: of the header of every answer.
+    """
+    title, corr_id = HTTPStatus(status).phrase, str(uuid_utils.uuid7())
+    body = msgspec.json.encode(Problem(title, status, code, message, corr_id, retry_after_ms=retry_after_ms))
+    retry = b"retry-after: %b\r\n" % retry_after(retry_after_ms) if retry_after_ms else b""
+    return b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n" % (
+        status,
+        title.encode(),
+        TYPE,
+        len(body),
+    ) + b"x-corr-id: %b\r\nconnection: close\r\n%b%b\r\n%b" % (corr_id.encode(), retry, fields, body)

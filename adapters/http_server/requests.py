@@ -2,10 +2,9 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Coroutine, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -24,52 +23,64 @@ class ClientGone(Exception):
     """The client closed the connection before its request was complete."""
 
 
+class Holder(Protocol):
+    """A request, with the bytes of its body that count to the budget of all bodies."""
+
+    held: int
+
+
 class Bodies:
-    """Reader of bodies: each has at most the frame limit, and all together a budget (svc-mailbox I-5)."""
+    """Reader of bodies: each has at most the frame limit, and all together a budget (svc-mailbox I-5).
+
+    Attributes:
+        used: bytes that requests hold; who serves a request subtracts those that it holds in the end.
+    """
 
     def __init__(self, limits: HttpSettings) -> None:
         self._frame_bytes = limits.frame_bytes
         self._capacity = limits.buffer_bytes
-        self._used = 0
+        self.used = 0
 
-    @contextmanager
-    def hold(self) -> Iterator[Callable[[int], None]]:
-        """Hold bytes until the context ends; yield the function that takes more, which raises Unavailable."""
-        held = 0
+    def check(self, headers: dict[bytes, bytes]) -> None:
+        """Check what a header says about the body, before anything of it is read.
 
-        def take(count: int) -> None:
-            nonlocal held
-            if self._used + count > self._capacity:
-                raise Unavailable("The server holds its limit of request bodies; retry shortly.", RETRY_MS)
-            self._used += count
-            held += count
-
-        try:
-            yield take
-        finally:
-            self._used -= held
-
-    async def read(self, headers: dict[bytes, bytes], receive: Any, hold: Callable[[int], None]) -> bytes:
-        """Return a body; one that is too large is never held in memory.
-
-        Raises: FrameTooLarge, before anything is read of a body whose declared length is too large;
-            UnsupportedMediaType for a content coding; Unavailable when the budget is used up; ClientGone.
+        Raises: FrameTooLarge for a declared length, UnsupportedMediaType for a content coding.
         """
-        limit, size, pieces = self._frame_bytes, 0, []
-        if int(headers.get(b"content-length", b"0")) > limit:  # the parser accepts digits only
+        if int(headers.get(b"content-length", b"0")) > self._frame_bytes:  # the parser accepts digits only
             raise self._too_large()
-        coding = headers.get(b"content-encoding", b"identity").strip().lower()
+        if b"content-encoding" not in headers:
+            return
+        coding = headers[b"content-encoding"].strip().lower()
         if coding not in (b"", b"identity"):
             raise UnsupportedMediaType(
                 f"The body has the Content-Encoding {coding.decode('latin-1')!r}; send it without one."
             )
+
+    def take(self, holder: Holder, count: int) -> None:
+        """Count bytes of a request's body.
+
+        Raises: FrameTooLarge, Unavailable when the budget is used up.
+        """
+        if holder.held + count > self._frame_bytes:
+            raise self._too_large()
+        if self.used + count > self._capacity:
+            raise Unavailable("The server holds its limit of request bodies; retry shortly.", RETRY_MS)
+        self.used += count
+        holder.held += count
+
+    async def read(self, holder: Holder, receive: Any) -> bytes:
+        """Return a body by the messages of ASGI; one that is too large is never held in memory.
+
+        Raises: as `take`; ClientGone.
+        """
+        limit, size, pieces = self._frame_bytes, 0, []
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
             size += len(message["body"])
             if size <= limit:
-                hold(len(message["body"]))
+                self.take(holder, len(message["body"]))
                 pieces.append(message["body"])
             else:
                 pieces.clear()
@@ -276,3 +287,18 @@ def _name(host: bytes) -> str:
     """Return the name in the value of a `Host` header, without the port."""
     name, _, port = host.decode("latin-1").lower().rpartition(":")
     return name if port.isdecimal() else host.decode("latin-1").lower()
+
+
+class WholeRequests(Protocol):
+    """An application that also answers requests which came in one piece.
+
+    Attributes:
+        whole_targets: what the target of a POST matches if its answer is no stream.
+    """
+
+    whole_targets: re.Pattern[bytes]
+
+    def begin(
+        self, connection: Any, target: bytes, headers: Headers, body: bytes, *, keep_alive: bool
+    ) -> tuple[Any, Coroutine[Any, Any, None]]:
+        """Return a request as the cycle of its connection, and the work that answers it."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -10,10 +11,8 @@ from postroom.adapters.http_server.connection import HttpConnection
 from postroom.adapters.http_server.problems import MethodNotAllowed
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.service import Session
-from postroom.domain.errors import NotFound
+from postroom.domain.errors import InvalidRequest, NotFound
 
-CLOSE: Final = (b"connection", b"close")
-"""Header of an answer after which the connection is closed."""
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -53,6 +52,10 @@ class Call(msgspec.Struct):
     def closed(self) -> asyncio.Event:
         """Return the event that is set when the client is gone."""
         return self.connection.closed
+
+
+CLOSE: Final = (b"connection", b"close")
+"""Header of an answer after which the connection is closed."""
 
 
 class Reply(msgspec.Struct):
@@ -111,28 +114,46 @@ class Router:
 
     def __init__(self, routes: Sequence[HttpRoute]) -> None:
         self.routes = routes
-        self._fixed = {(route.method, route.path): route for route in routes if "{" not in route.path}
-        self._by_path: dict[tuple[str, ...], dict[str, HttpRoute]] = {}
+        self._fixed = {
+            (route.method, route.path.encode()): route for route in routes if "{" not in route.path
+        }
+        self._by_start: dict[tuple[str, ...], dict[tuple[str, ...], dict[str, HttpRoute]]] = {}
+        """Routes by the first two segments of their paths, which are no placeholders, and by all of them."""
         for route in routes:
-            self._by_path.setdefault(route.segments, {})[route.method] = route
+            paths = self._by_start.setdefault(route.segments[:2], {})
+            paths.setdefault(route.segments, {})[route.method] = route
 
-    def find(self, method: str, segments: list[str]) -> tuple[HttpRoute, dict[str, str]]:
+    def find(self, method: str, raw_path: bytes) -> tuple[HttpRoute, dict[str, str]]:
         """Return the route of a request, and the values of its placeholders.
 
-        Raises: NotFound, MethodNotAllowed.
+        Raises: NotFound, MethodNotAllowed; InvalidRequest for a path that is not UTF-8.
         """
-        path = "/" + "/".join(segments)
-        asked = "GET" if method == "HEAD" else method
-        route = self._fixed.get((asked, path))
+        route = self._fixed.get((method, raw_path))
         if route is not None:
             return route, {}
-        for pattern, methods in self._by_path.items():
+        asked = "GET" if method == "HEAD" else method
+        segments = _segments(raw_path)
+        path = "/" + "/".join(segments)
+        route = self._fixed.get((asked, path.encode()))
+        if route is not None:
+            return route, {}
+        for pattern, methods in self._by_start.get(tuple(segments[:2]), {}).items():
             values = _match(pattern, segments)
             if values is not None:
                 if asked not in methods:
                     raise MethodNotAllowed(method, path[:200], ", ".join(sorted(methods)))
                 return methods[asked], values
         raise NotFound(f"There is nothing at {path[:200]}; GET /openapi.json lists the calls.")
+
+
+def _segments(raw_path: bytes) -> list[str]:
+    """Return the segments of a path; a slash within a segment is written as %2F."""
+    if b"%" not in raw_path and raw_path.isascii():
+        return raw_path.decode().split("/")[1:]
+    try:
+        return [unquote_to_bytes(each).decode() for each in raw_path.split(b"/")[1:]]
+    except UnicodeDecodeError:
+        raise InvalidRequest("The path is not UTF-8.") from None
 
 
 def _match(pattern: tuple[str, ...], segments: list[str]) -> dict[str, str] | None:

@@ -10,14 +10,14 @@ from uvicorn.config import Config
 
 from postroom.adapters.http_server.api import make_routes
 from postroom.adapters.http_server.app import App
-from postroom.adapters.http_server.connection import HttpConnection, State
+from postroom.adapters.http_server.connection import HttpConnection
 from postroom.adapters.http_server.handlers import MessageHandlers
 from postroom.adapters.http_server.mount import Mount, MountedApp
 from postroom.adapters.http_server.openapi import make_document
 from postroom.adapters.http_server.queries import QueryHandlers, StateHandlers
 from postroom.adapters.http_server.requests import Bodies, Site
 from postroom.adapters.http_server.routes import Router
-from postroom.adapters.http_server.settings import HttpSettings
+from postroom.adapters.http_server.settings import HttpSettings, State
 from postroom.adapters.sockets.address import (
     BACKLOG,
     Address,
@@ -67,7 +67,7 @@ def http_surface(
         check_access(target, is_dev=service.is_dev)
         site = _make_site(service, protection, target)
         is_secure = tls is not None or protection.behind_proxy
-        async with _open_app(service, limits, site, mount, is_secure=is_secure) as app:
+        async with _open_app(service, limits, site, mount, is_secure=is_secure) as (app, whole):
             listener = listen(target)
             file = find_file(target)
             config = Config(
@@ -87,7 +87,7 @@ def http_surface(
             port = 0 if target.is_unix else listener.getsockname()[1]
 
             def make_connection() -> HttpConnection:
-                return HttpConnection(config, state, limits)
+                return HttpConnection(config, state, limits, whole)
 
             async with AsyncExitStack() as accepting:
                 if tls is None:
@@ -162,15 +162,16 @@ def _make_site(service: Service, protection: SurfaceProtection, target: Address)
 @asynccontextmanager
 async def _open_app(
     service: Service, limits: HttpSettings, site: Site, mount: Mount | None, *, is_secure: bool
-) -> AsyncIterator[App | MountedApp]:
+) -> AsyncIterator[tuple[App | MountedApp, App | None]]:
+    """Yield the application, and the part of it that takes whole requests."""
     bodies = Bodies(limits)
     app = make_app(service, limits, site, bodies)
     if mount is None:
-        yield app
+        yield app, app
         return
     async with mount.open(service, is_secure) as mounted:
         others = None if mount.is_alone else app
-        yield MountedApp(mount.prefix, mounted, others, site, bodies, service.metrics)
+        yield MountedApp(mount.prefix, mounted, others, site, bodies, service.metrics), others
 
 
 async def _tell_time(state: State, headers: list[tuple[bytes, bytes]]) -> None:
@@ -180,7 +181,7 @@ async def _tell_time(state: State, headers: list[tuple[bytes, bytes]]) -> None:
         headers: further headers of all answers.
     """
     while True:
-        state.default_headers = [(b"date", formatdate(usegmt=True).encode()), *headers]
+        state.set_fields([(b"date", formatdate(usegmt=True).encode()), *headers])
         await asyncio.sleep(1)
 
 

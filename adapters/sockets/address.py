@@ -1,5 +1,6 @@
 """Addresses that are served, their protection from other machines, and the users of Unix sockets."""
 
+import asyncio
 import os
 import socket
 import stat
@@ -230,3 +231,12 @@ def check_socket_owner(path: str) -> None:
     with suppress(FileNotFoundError):  # which connecting reports
         if os.geteuid() and os.stat(path).st_uid not in (0, os.geteuid()):
             raise Unavailable(f"The socket {path} belongs to another user; name that of your own server.")
+
+
+def is_trusted(transport: asyncio.Transport) -> bool:
+    """Return whether the peer of a Unix socket is of this user or root; loopback has no such credentials."""
+    opened: Any = transport.get_extra_info("socket")
+    if opened is None or opened.family != socket.AF_UNIX:
+        return True
+    with socket.socket(fileno=os.dup(opened.fileno())) as peer:  # uvloop's has no getsockopt()
+        return is_own_or_root(peer)
