@@ -9,7 +9,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
@@ -24,8 +24,12 @@ from postroom.adapters.sockets.address import is_loopback_name
 from postroom.adapters.sockets.connections import ConnectionLimits, UnauthenticatedConnections
 from postroom.adapters.sockets.tls import ClientFiles, make_client_context, read_pem, system_ca
 from postroom.application.telemetry import logger
+from postroom.application.threads import wait_at_most
 
 LOOK_SECONDS: Final = 0.25
+"""Interval between two looks at connections while there are some without a valid token."""
+IDLE_SECONDS: Final = 10.0
+"""Time after which connections are looked at although none was accepted."""
 _DESCRIPTORS: Final = "/dev/fd"
 """The open files of the process, on Linux and macOS."""
 
@@ -78,6 +82,8 @@ class GrpcConnections:
     async def run(self) -> None:
         """Close connections until cancelled."""
         while self._port is not None:
+            if not self._unauthenticated:
+                await wait_at_most(IDLE_SECONDS, self._wait_for_client())
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 self.look()
@@ -100,6 +106,21 @@ class GrpcConnections:
         # The library refuses connections above the limit, so a quarter is kept for new clients.
         for _ in range(len(clients) - self._limits.max_connections * 3 // 4):
             self._unauthenticated.make_room()
+
+    async def _wait_for_client(self) -> None:
+        """Return when a client connects."""
+        loop, is_here = asyncio.get_running_loop(), asyncio.Event()
+        listeners = []
+        try:
+            for descriptor in _listeners(self._port):
+                listeners.append(os.dup(descriptor))  # the library watches, and may close, its own
+                loop.add_reader(listeners[-1], is_here.set)
+            if listeners:
+                await is_here.wait()
+        finally:
+            for listener in listeners:
+                loop.remove_reader(listener)
+                os.close(listener)
 
     def _find_clients(self) -> None:
         files: dict[tuple[int, int], Peer | None] = {}
@@ -128,6 +149,14 @@ class GrpcConnections:
             if _peer(*opened.getpeername()[:2]) == peer:
                 opened.shutdown(socket.SHUT_RDWR)
                 logger().info("grpc.connection_closed", reason="no valid token")
+
+
+def _listeners(port: int | None) -> Iterator[int]:
+    """Yield the descriptors of the sockets that accept connections at a port."""
+    for name in os.listdir(_DESCRIPTORS):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as opened:
+            if opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and opened.getsockname()[1] == port:
+                yield int(name)
 
 
 @lru_cache(4_096)

@@ -86,7 +86,10 @@ def http_surface(
             loop = asyncio.get_running_loop()
             port = 0 if target.is_unix else listener.getsockname()[1]
 
+            connected = asyncio.Event()
+
             def make_connection() -> HttpConnection:
+                connected.set()
                 return HttpConnection(config, state, limits, whole)
 
             async with AsyncExitStack() as accepting:
@@ -104,7 +107,8 @@ def http_surface(
                     )
                     await accepting.enter_async_context(background_task(tls_listener.run()))
                 try:
-                    async with background_task(_tell_time(state, MODE_HEADERS if service.is_dev else [])):
+                    headers = MODE_HEADERS if service.is_dev else []
+                    async with background_task(_tell_time(state, headers, connected)):
                         yield url("http" if tls is None else "https", target, port)
                 finally:
                     await accepting.aclose()
@@ -174,15 +178,20 @@ async def _open_app(
         yield MountedApp(mount.prefix, mounted, others, site, bodies, service.metrics), others
 
 
-async def _tell_time(state: State, headers: list[tuple[bytes, bytes]]) -> None:
+async def _tell_time(state: State, headers: list[tuple[bytes, bytes]], connected: asyncio.Event) -> None:
     """Keep the `Date` of answers up to date (RFC 9110, 6.6.1).
 
     Arguments:
         headers: further headers of all answers.
+        connected: set when a client connects; without any, nobody asks for the time.
     """
     while True:
         state.set_fields([(b"date", formatdate(usegmt=True).encode()), *headers])
-        await asyncio.sleep(1)
+        if state.connections:
+            await asyncio.sleep(1)
+        else:
+            connected.clear()
+            await connected.wait()
 
 
 async def _drain(state: State, seconds: float) -> None:

@@ -15,7 +15,7 @@ from postroom.adapters.local.protocol import Frames, MalformedFrame, Query, Rece
 from postroom.application.caller import current_caller
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.event_log import Answer
-from postroom.application.threads import set_close_on_fork
+from postroom.application.threads import set_close_on_fork, wait_at_most
 from postroom.application.tracing import current_corr_id
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 from postroom.domain.mailbox.commands import Ack, Command, Nack, Receive, Send
@@ -27,6 +27,8 @@ TICKS = 5
 
 Counted in intervals, because a client that was paused itself wakes up with all of its time elapsed.
 """
+QUIET_TICKS = 3
+"""Intervals between two questions to an owner that only owes messages, which may be long in coming."""
 MAX_BATCH_COMMANDS = 5_000
 COMMAND_BYTES = 256
 
@@ -60,7 +62,10 @@ class LocalClient(asyncio.Protocol):
         self._requests: list[bytes] = []
         self._transport: Any = None
         self._descriptor = -1
-        self._heard = True
+        self._waits = 0
+        """How many of the calls wait for messages."""
+        self._asked = asyncio.Event()
+        self._heard = asyncio.Event()
         self._opening: asyncio.Task[None] | None = None
         self._ticks: asyncio.Task[None] | None = None
         self._greeting: asyncio.Future[protocol.Hello] = self._loop.create_future()
@@ -117,7 +122,8 @@ class LocalClient(asyncio.Protocol):
     ) -> list[MessageDelivery]:
         """Receive messages; see `MailboxOwner.receive`."""
         receiving = Receiving(command, wait_ms, is_stream)
-        return self._read(protocol.read_deliveries, await self._call(protocol.RECEIVE, receiving))
+        received = await self._call(protocol.RECEIVE, receiving, is_wait=wait_ms > 0)
+        return self._read(protocol.read_deliveries, received)
 
     async def find_message_id(self, stream: bytes) -> str:
         """Return the id of a message; see `MailboxOwner.find_message_id`."""
@@ -126,7 +132,7 @@ class LocalClient(asyncio.Protocol):
     async def query(self, name: str, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
         """Return the result of a query of the mailbox."""
         query = Query(name, list(arguments), options)
-        result = await self._call(protocol.QUERY, query)
+        result = await self._call(protocol.QUERY, query, is_wait=bool(options.get("wait_ms")))
         return self._read(lambda body: protocol.read_result(name, body), result)
 
     async def relay(self, outboxes: Sequence[str]) -> None:
@@ -159,7 +165,7 @@ class LocalClient(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Hand the replies to their callers."""
-        self._heard = True
+        self._heard.set()
         try:
             for body in self._frames.feed(data):
                 self._handle(body)
@@ -233,7 +239,7 @@ class LocalClient(asyncio.Protocol):
         else:
             call.set_result(result)
 
-    async def _call(self, kind: str, body: object) -> msgspec.Raw:
+    async def _call(self, kind: str, body: object, *, is_wait: bool = False) -> msgspec.Raw:
         if self.ended.done():
             raise OwnerGone(was_sent=False)
         id_ = next(self._ids)
@@ -243,7 +249,10 @@ class LocalClient(asyncio.Protocol):
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidRequest(f"The arguments can't be sent to the owner: {error}.") from error
         call: asyncio.Future[msgspec.Raw] = self._loop.create_future()
+        if not is_wait or not self._calls:
+            self._asked.set()
         self._calls[id_] = call
+        self._waits += is_wait
         self._write(request)
         try:
             return await call
@@ -251,6 +260,8 @@ class LocalClient(asyncio.Protocol):
             if self._calls.pop(id_, None) is not None:
                 self._write(frame((0, protocol.CANCEL, id_)))
             raise
+        finally:
+            self._waits -= is_wait
 
     def _write(self, request: bytes) -> None:
         if not self._requests:
@@ -269,18 +280,22 @@ class LocalClient(asyncio.Protocol):
         """
         silent = 0
         while True:
-            self._heard = False
+            self._heard.clear()
             if self._calls:
                 self._write(frame((0, protocol.PING, None)))
-            await asyncio.sleep(self._interval)
-            is_silent = not self._heard and (bool(self._calls) or not self._greeting.done())
+            if not silent and self._greeting.done() and len(self._calls) <= self._waits:
+                if await self._is_quiet():
+                    continue
+            else:
+                await asyncio.sleep(self._interval)
+            is_silent = not self._heard.is_set() and (bool(self._calls) or not self._greeting.done())
             silent = silent + 1 if is_silent else 0
             if not silent:
                 continue
             incumbent = None
             with suppress(PostroomError):  # of a store that can't be used, which tells nothing
                 incumbent = await self._endpoint.incumbent()
-                self.is_replaced = incumbent is None and not self._heard
+                self.is_replaced = incumbent is None and not self._heard.is_set()
             if self.is_replaced or silent >= TICKS:
                 break
         if not self.is_replaced and await self._endpoint.is_host_up():
@@ -291,6 +306,17 @@ class LocalClient(asyncio.Protocol):
             self._transport.abort()
         elif not self.ended.done():
             self.ended.set_result(None)
+
+    async def _is_quiet(self) -> bool:
+        """Wait for the next question to an owner that owes no answer; return False if it does not answer."""
+        self._asked.clear()
+        if not self._calls:
+            await self._asked.wait()
+            return True
+        await wait_at_most(self._interval, self._heard.wait())
+        if self._heard.is_set():
+            await wait_at_most(QUIET_TICKS * self._interval, self._asked.wait())
+        return self._heard.is_set() or self._asked.is_set()
 
 
 def _batches(commands: Sequence[Command]) -> Iterator[tuple[str, list[Command]]]:

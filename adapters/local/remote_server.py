@@ -22,7 +22,7 @@ MAX_STRANGERS = 64
 """Connections that are encrypted and have not shown a valid ticket yet."""
 MAX_PER_ADDRESS = 16
 """Handshakes, and strangers, of one address."""
-ANNOUNCE_SECONDS = 2.0
+ANNOUNCE_SECONDS = 5.0
 OFF = "off"
 _ANY = ("0.0.0.0", "::")
 

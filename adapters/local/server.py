@@ -36,7 +36,7 @@ from postroom.domain.message import Receipt
 MAX_REQUESTS = 10_000
 """Requests of one connection that may be in progress."""
 BACKLOG = 512
-WATCH_SECONDS = 2.0
+WATCH_SECONDS = 5.0
 """Interval in which the owner looks whether its socket is still there."""
 FLUSH_SECONDS = 1.0
 """Time that clients have to take the last answers."""

@@ -17,12 +17,15 @@ from postroom.adapters.postgres.reconnecting import has_ended
 from postroom.adapters.sql.statements import statements
 from postroom.application.ports.lease_store import OwnerAddress, OwnerDirectory, Ownership
 from postroom.application.telemetry import logger
-from postroom.application.threads import background_task, set_close_on_fork
+from postroom.application.threads import background_task, set_close_on_fork, wait_at_most
 from postroom.domain.errors import MailboxOwned, Unavailable
 
 POLL_SECONDS = 0.02
 CHECK_SECONDS = 2.0
-"""Interval at which an owner checks that its lock's connection is alive."""
+"""Pause before an owner whose lock's connection was ended opens another, so that whoever ended it to own the
+mailbox comes first."""
+PING_SECONDS = 30.0
+"""Interval at which an owner checks a connection that the server has not ended."""
 END_SESSION_WAIT_MS = 5_000
 TICKET_BYTES = 32
 TICKET_SECONDS = 60
@@ -201,12 +204,27 @@ class _Lock:
         Stop when another process has acquired it: that process owns the log.
         """
         while not self._is_over:
-            await asyncio.sleep(CHECK_SECONDS)
+            await self._wait_for_end()
             with suppress(Unavailable):  # it is logged, and tried again
                 try:
                     await self.execute(_SQL["ping"], {})
                 except Unavailable:
                     await self._held()
+
+    async def _wait_for_end(self) -> None:
+        """Return when the server has sent something, such as the end of the session, or for a check."""
+        if self._connection is not None and not has_ended(self._connection):
+            loop, has_arrived = asyncio.get_running_loop(), asyncio.Event()
+            duplicate = os.dup(self._connection.fileno())  # whose reader the driver does not replace
+            loop.add_reader(duplicate, has_arrived.set)
+            try:
+                await wait_at_most(PING_SECONDS, has_arrived.wait())
+            finally:
+                loop.remove_reader(duplicate)
+                os.close(duplicate)
+            if not has_arrived.is_set():
+                return
+        await asyncio.sleep(CHECK_SECONDS)
 
     async def release(self) -> None:
         """Release the lock for good; idempotent."""

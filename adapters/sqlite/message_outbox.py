@@ -9,15 +9,21 @@ from threading import Lock
 
 import msgspec
 
+from postroom.adapters.files.changes import FileChanges
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import BUSY_TIMEOUT_MS, open_file
 from postroom.adapters.sqlite.store_file import is_frozen
 from postroom.application.outbox.events import rank_mailboxes
 from postroom.application.ports.outbox import MAX_COUNTED, MessageCount, MessageOutbox, RecordedMessage
-from postroom.application.threads import poll_pause
+from postroom.application.threads import poll_pause, wait_at_most
 from postroom.domain.errors import Unavailable
 
 POLL_SECONDS, MAX_POLL_SECONDS = 0.02, 0.2
+QUIET_SECONDS, LOST_SECONDS = 2.0, 5.0
+"""Time without a commit after which the file is polled no more until the kernel tells a change, or the second
+time has passed: what it tells may be lost, as on a network's file system."""
+COMMIT_SECONDS = 0.002
+"""Time that a commit usually takes after its first write, which is what the kernel tells."""
 BATCH_BYTES = 8 << 20
 COUNT_BUSY_SECONDS = 1.0
 """Time for which a count waits for a program that locks the file."""
@@ -30,7 +36,8 @@ class SqliteMessageOutbox(MessageOutbox):
     """Messages for one mailbox in a SQLite file; the file and its table may be created later.
 
     `PRAGMA data_version`, which changes with every commit of another connection, is polled instead of the
-    table. A file that replaces another, such as a backup that is restored, is opened in its place.
+    table while the file changes; after that the kernel tells the next change. A file that replaces another,
+    such as a backup that is restored, is opened in its place.
     """
 
     def __init__(self, path: str | Path, mailbox: str) -> None:
@@ -41,6 +48,8 @@ class SqliteMessageOutbox(MessageOutbox):
         self._poller: sqlite3.Connection | None = None  # never waits, so the event loop uses it
         self._polled: _File | None = None
         self._version: tuple[_File, int] | None = None
+        self._changes: FileChanges | None = None
+        self._changed = asyncio.Event()
         self._lock = Lock()  # a thread may still use the connection after its caller was cancelled
         self._closed = False
 
@@ -54,16 +63,48 @@ class SqliteMessageOutbox(MessageOutbox):
         await asyncio.to_thread(self._settle, sent, refused)
 
     async def wait(self) -> None:
-        """Return when another connection has committed since the last `find`."""
+        """Return when the file may have messages that were committed since the last `find`."""
         now = asyncio.get_running_loop().time
         since = now()
         while True:
-            await asyncio.sleep(poll_pause(now() - since, POLL_SECONDS, MAX_POLL_SECONDS))
-            if self._data_version() != self._version:
+            quiet = now() - since
+            if quiet < QUIET_SECONDS or not self._watch():
+                await asyncio.sleep(poll_pause(quiet, POLL_SECONDS, MAX_POLL_SECONDS))
+            elif self._data_version() == self._version:  # else it changed before it was watched
+                await wait_at_most(LOST_SECONDS, self._changed.wait())
+                if self._changed.is_set():
+                    await asyncio.sleep(COMMIT_SECONDS)
+                    since = now()
+            version = self._data_version()
+            if version == self._version:
+                continue
+            if version is None or self._has_rows():
                 return
+            self._version, since = version, now()
+
+    def _watch(self) -> bool:
+        """Have the next change set the event; return False where the kernel does not tell it."""
+        if self._changes is None:
+            self._changes = FileChanges()
+            if self._changes.descriptor >= 0:
+                asyncio.get_running_loop().add_reader(self._changes.descriptor, self._note_change)
+        self._changed.clear()
+        if self._file() is None:
+            return self._changes.watch([self._path.parent])
+        is_open = self._version is not None
+        return is_open and self._changes.watch([self._path, self._path.with_name(f"{self._path.name}-wal")])
+
+    def _note_change(self) -> None:
+        if self._changes is not None:
+            self._changes.clear()
+        self._changed.set()
 
     async def close(self) -> None:
         """Close the connection; closing twice is fine."""
+        if self._changes is not None:
+            if self._changes.descriptor >= 0:
+                asyncio.get_running_loop().remove_reader(self._changes.descriptor)
+            self._changes.close()
         if self._poller is not None:
             self._poller.close()
             self._poller = None
@@ -135,6 +176,13 @@ class SqliteMessageOutbox(MessageOutbox):
         except (sqlite3.Error, OSError):
             return None
         return file, version
+
+    def _has_rows(self) -> bool:
+        """Return whether the outbox has messages, of any mailbox, or can't be read at once."""
+        try:
+            return self._poller is None or self._poller.execute(_SQL["has_rows"]).fetchone() == (1,)
+        except sqlite3.Error as error:
+            return not str(error).startswith("no such table")
 
     def _file(self) -> _File | None:
         """Return the file that is at the path now, if any."""

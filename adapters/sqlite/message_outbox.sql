@@ -6,6 +6,9 @@ WHERE mailbox = :mailbox AND error IS NULL
   AND topic NOT IN (SELECT value FROM json_each(:except_topics))
 ORDER BY position LIMIT :limit;
 
+-- name: has_rows
+SELECT EXISTS (SELECT 1 FROM outbox_messages);
+
 -- The type of `error` is in the header of a row: its text, behind that of a large message, is not read.
 -- name: count
 SELECT mailbox, sum(waiting), sum(NOT waiting), min(CASE WHEN waiting THEN position END)

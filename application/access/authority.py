@@ -109,6 +109,8 @@ class RevocationLog(Protocol):
 
 POLL_MS = 1_000
 """Interval at which keys and revocations are read, and minimum time between two failed reads."""
+UNUSED_POLLS = 5
+"""Intervals without a call, after which they are read no more before the next one."""
 US_PER_MS = 1_000
 NEVER = -(1 << 62)
 
@@ -130,6 +132,7 @@ class Authority:
         self._read_at = NEVER
         self._failure: tuple[int, PostroomError] | None = None
         self._reading = asyncio.Lock()
+        self._used = asyncio.Event()
 
     @property
     def has_keys(self) -> bool:
@@ -139,6 +142,7 @@ class Authority:
     @property
     def is_stale(self) -> bool:
         """Return whether keys and revocations are too old to count."""
+        self._used.set()
         return self._clock.uptime() - self._read_at >= self._ttl
 
     def expire(self) -> None:
@@ -147,6 +151,7 @@ class Authority:
 
     def invalidity(self, access: Access) -> Unauthenticated | None:
         """Return the error if a capability is not valid now; None if it is."""
+        self._used.set()
         try:
             # The key may have retired since the token was verified.
             check_time(limit_to_key(access, self._keys.get(access.key_id)), self._clock.wall() // US_PER_MS)
@@ -185,9 +190,16 @@ class Authority:
             await self._read()
 
     async def run(self) -> None:
-        """Read keys and revocations at intervals, until cancelled."""
+        """Read keys and revocations at intervals while there are calls, until cancelled."""
+        unused = 0
         while True:
+            self._used.clear()
             await asyncio.sleep(POLL_MS / 1_000)
+            unused = 0 if self._used.is_set() else unused + 1
+            if unused >= UNUSED_POLLS:
+                self.expire()
+                await self._used.wait()  # by a call that reads them
+                continue
             try:
                 await self.refresh()
             except PostroomError as error:

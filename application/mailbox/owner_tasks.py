@@ -170,7 +170,7 @@ class StepWorker(ABC):
         return RETRY_SECONDS
 
 
-CHECK_SECONDS = 2.0
+CHECK_SECONDS = 5.0
 
 
 async def watch_ownership(engine: MailboxEngine, every_seconds: float = CHECK_SECONDS) -> None:

@@ -18,7 +18,7 @@ from postroom.application.telemetry import log_context, logger, summarize
 from postroom.application.threads import cancel_and_wait, wait_at_most
 from postroom.application.tracing import correlate
 from postroom.application.workers.consumer import REFRESH_SECONDS, Consumer, Topics
-from postroom.application.workers.handler import HandlerThread, Handling, correlation_id_of
+from postroom.application.workers.handler import HandlerThread, Handling, LoopWatch, correlation_id_of
 from postroom.application.workers.handler_calls import STOPPED, HandlerCalls
 from postroom.application.workers.sending import current_mailbox
 from postroom.application.workers.settlements import Settlements
@@ -90,16 +90,25 @@ class ConsumerRun:
     Arguments:
         name: recorded as the consumer of its deliveries.
         once: of the runs that end when no message is ready; None to go on until stopped.
+        watch: told of the messages that are handled.
     """
 
     def __init__(
-        self, consumer: Consumer, mailbox: Mailbox, topics: Topics, name: str, *, once: Once | None
+        self,
+        consumer: Consumer,
+        mailbox: Mailbox,
+        topics: Topics,
+        name: str,
+        *,
+        once: Once | None,
+        watch: LoopWatch,
     ) -> None:
         self._consumer = consumer
         self._mailbox = mailbox
         self._topics = topics
         self._name = name
         self._once = once
+        self._watch = watch
         self._stopping = asyncio.Event()
         self._aborting = asyncio.Event()
         self._queue: asyncio.Queue[deque[ReceivedMessage] | None] = asyncio.Queue()
@@ -353,6 +362,7 @@ class ConsumerRun:
         """Note what a slot handles, and measure for how long; after an error, `_end_slot` needs the note."""
         self._slots[slot] = handling = Handling(self._consumer.handler.name, message, others)
         _handling.set(handling)
+        self._watch.note()
         began = perf_counter()
         try:
             yield

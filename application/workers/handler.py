@@ -319,12 +319,15 @@ def make_result(value: object) -> MessageResult | None:
     return MessageResult(msgspec.json.encode(value) if dump is None else dump(by_alias=True).encode(), JSON)
 
 
-CHECK_SECONDS = 0.25
-CHECKS = 5
-"""Checks in a row that find the loop blocked, before it is logged: the first may come when it has just begun.
+CHECK_SECONDS, IDLE_SECONDS = 0.25, 2.0
+"""Interval between two looks at the loop, and the one while no message is handled."""
+CHECKS = 4
+"""Checks in a row that find the loop blocked, before it is logged.
 
 Counted, because after a pause of the process all of its time has elapsed.
 """
+IDLE_CHECKS = 8
+"""Checks in a row without a message that is handled, after which they become rare."""
 
 
 class Handling(NamedTuple):
@@ -354,31 +357,51 @@ class LoopWatch:
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._watch, name="postroom-watch", daemon=True)
-        self._ended = threading.Event()
+        self._woken = threading.Event()
+        self._is_over = False
         self._beats = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._handlings = 0
+        self.is_idle = False
+        """Whether checks are rare, until the next message."""
 
     def __enter__(self) -> None:
-        self._beat()
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._is_over = True
+        self._woken.set()
+
+    def note(self) -> None:
+        """Note that a message is handled."""
+        self._handlings += 1
+        if self.is_idle:
+            self.is_idle = False
+            self._woken.set()
 
     def _beat(self) -> None:
         self._beats += 1
-        self._timer = self._loop.call_later(CHECK_SECONDS, self._beat)
 
     def _watch(self) -> None:
-        seen, silent = 0, 0
-        while not self._ended.wait(CHECK_SECONDS):
-            beats, task = self._beats, asyncio.current_task(self._loop)
-            silent = silent + 1 if beats == seen and task is not None else 0
-            seen = beats
-            if silent == CHECKS and task is not None:
-                self._log(task)
+        silent, idle, asked, handlings = 0, 0, -1, -1
+        while not self._is_over:
+            task = asyncio.current_task(self._loop)
+            if task is None:
+                silent, asked = 0, -1
+            elif asked == self._beats:
+                silent += 1
+                if silent == CHECKS:
+                    self._log(task)
+            else:  # ask for a turn of the loop
+                silent, asked = 0, self._beats
+                with suppress(RuntimeError):  # of a loop that is closed
+                    self._loop.call_soon_threadsafe(self._beat)
+            idle = idle + 1 if task is None and handlings == self._handlings else 0
+            handlings = self._handlings
+            self.is_idle = idle >= IDLE_CHECKS
+            if handlings != self._handlings:  # `note` saw the former value
+                self.is_idle, idle = False, 0
+            self._woken.wait(IDLE_SECONDS if self.is_idle else CHECK_SECONDS)
+            self._woken.clear()
 
     def _log(self, task: "asyncio.Task[Any]") -> None:
         handling = self._find(task)

@@ -270,15 +270,16 @@ class Worker(Sender):
         self._stop = asyncio.Event()
         topics = Topics(mailbox, self._consumer_of)
         end = Once(len(self._consumers)) if once else None
+        watch = LoopWatch(self._find_handling)
         runs = [
-            ConsumerRun(each, mailbox, topics, f"{self.name}/{each.handler.name}"[:255], once=end)
+            ConsumerRun(each, mailbox, topics, self._name_of(each), once=end, watch=watch)
             for each in self._consumers.values()
         ]
         self._runs = runs
         running = asyncio.create_task(self._run_all(mailbox, runs, self._stop))
         stopping = asyncio.create_task(self._stop.wait())
         try:
-            with LoopWatch(self._find_handling):
+            with watch:
                 try:
                     await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
                     for each in runs:
@@ -296,6 +297,9 @@ class Worker(Sender):
             self._stop = None
             await cancel_and_wait(running, stopping)
         return WorkerCounts(sum(each.handled for each in runs), sum(each.failed for each in runs))
+
+    def _name_of(self, consumer: Consumer) -> str:
+        return f"{self.name}/{consumer.handler.name}"[:255]
 
     async def run_once(self, mailbox: Mailbox) -> WorkerCounts:
         """Handle the messages that are ready, and those that handlers send, until none is ready.

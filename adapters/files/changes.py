@@ -1,0 +1,58 @@
+"""Changes of files, as the kernel tells them (inotify(7))."""
+
+import ctypes
+import errno
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from postroom.application.threads import set_close_on_fork
+
+_MODIFIED, _ATTRIBUTES, _MOVED_TO, _CREATED, _DELETED, _MOVED = 0x2, 0x4, 0x80, 0x100, 0x400, 0x800
+_ONCE = 0x80000000
+_EVENTS = _MODIFIED | _ATTRIBUTES | _MOVED_TO | _CREATED | _DELETED | _MOVED | _ONCE
+_BYTES = 65_536
+
+
+class FileChanges:
+    """The next change of each of some files: its content, its name, or in a folder new names.
+
+    The kernel tells a change when it begins: what a database commits can be read a little later. On systems
+    without inotify, and where processes may have no more of it, nothing is told.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor = -1
+        """It is readable when a file has changed; negative where nothing is told."""
+        if not sys.platform.startswith("linux"):
+            return
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.descriptor = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self.descriptor >= 0:
+            set_close_on_fork(self.descriptor, True)
+
+    def watch(self, files: Iterable[Path]) -> bool:
+        """Tell the next change of each of these files; return whether all of those that exist are watched."""
+        watched = 0
+        for file in files if self.descriptor >= 0 else ():
+            if self._libc.inotify_add_watch(self.descriptor, os.fsencode(file), _EVENTS) >= 0:
+                watched += 1
+            elif ctypes.get_errno() not in (errno.ENOENT, errno.ENOTDIR):
+                return False
+        return watched > 0
+
+    def clear(self) -> None:
+        """Forget the changes that were told."""
+        try:
+            while self.descriptor >= 0:
+                os.read(self.descriptor, _BYTES)
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        """End all watches; closing twice is fine."""
+        if self.descriptor >= 0:
+            set_close_on_fork(self.descriptor, False)
+            os.close(self.descriptor)
+            self.descriptor = -1
