@@ -22,6 +22,8 @@ _AS_VERSION_5 = [bytes([byte & 0x0F | 0x50]) for byte in range(256)]
 _AS_VARIANT = [bytes([byte & 0x3F | 0x80]) for byte in range(256)]
 _TOPIC_VARIANT = 0xC0
 """Variant of the stream ids of messages whose ids are unique in their topic; UUIDs have 0x80."""
+_AS_TOPIC_VARIANT = [bytes([byte | _TOPIC_VARIANT]) for byte in range(256)]
+_UUID_CHARS = 36
 DEFAULT_MAILBOX = "main@local"
 AUDIT_LOG = "$audit"
 CAPABILITY_LOG = "$capabilities"
@@ -160,14 +162,26 @@ def message_stream(mailbox: str, message_id: object, topic: str | None = None) -
     Raises: InvalidRequest unless the id is text of 1 to 255 characters.
     """
     text = check_text("The message id", message_id, 1)
-    stream = (
-        bytes.fromhex(text.replace("-", "")) if UUID_TEXT.match(text) else _name_based(f"{mailbox}/{text}")
-    )
-    if topic is None:
-        return stream
+    stream = _id_stream(mailbox, text)
+    return stream if topic is None else _topic_stream(stream, mailbox, text, topic)
+
+
+def message_streams(mailbox: str, message_id: str, topic: str) -> tuple[bytes, bytes]:
+    """Return the stream ids of a message without and with its topic; see `message_stream`."""
+    text = check_text("The message id", message_id, 1)
+    stream = _id_stream(mailbox, text)
+    return stream, _topic_stream(stream, mailbox, text, topic)
+
+
+def _id_stream(mailbox: str, text: str) -> bytes:
+    is_uuid = len(text) == _UUID_CHARS and UUID_TEXT.match(text)
+    return bytes.fromhex(text.replace("-", "")) if is_uuid else _name_based(f"{mailbox}/{text}")
+
+
+def _topic_stream(stream: bytes, mailbox: str, text: str, topic: str) -> bytes:
     # Neither mailboxes nor topics have spaces, so no other topic and id have the same name.
     digest = sha1(_NAMES + f"{mailbox} {topic} {text}".encode(), usedforsecurity=False).digest()
-    return stream[:8] + bytes([digest[8] | _TOPIC_VARIANT]) + digest[9:16]
+    return stream[:8] + _AS_TOPIC_VARIANT[digest[8]] + digest[9:16]
 
 
 def job_of_topics(mailbox: str, job_id: str, topics: Sequence[str]) -> str:
@@ -196,7 +210,7 @@ def may_have_id(stream: bytes, mailbox: str, id_: str) -> bool:
 
 def external_id(stream: bytes, id_: str) -> str | None:
     """Return the message id to store besides the stream id, or None if the stream id is the id."""
-    return None if id_ == _uuid_text(stream) else id_
+    return None if len(id_) == _UUID_CHARS and id_ == _uuid_text(stream) else id_
 
 
 def is_name_based(stream: bytes) -> bool:

@@ -271,6 +271,7 @@ def _http_handler(settings: InboxSettings, url: str) -> HttpEventHandler:
         keys=read_keys(settings),
         timeout_ms=settings.timeout_ms,
         max_connections=settings.concurrency,
+        batch=settings.batch,
     )
 
 

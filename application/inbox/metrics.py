@@ -235,6 +235,7 @@ class InboxSettings(msgspec.Struct, frozen=True):
         signing_key, signing_key_file: key that signs requests, or the file that contains it.
         previous_signing_key, previous_signing_key_file: the previous key, while handlers still accept it.
         timeout_ms: how long the handler may take.
+        batch: maximum number of messages that are posted together, as an array; 1 posts each alone.
         concurrency: maximum number of messages in progress, up to the consumer's `max_ack_pending`.
         backoff_base_ms, backoff_max_ms: see `DeliveryPolicy`.
         retention_ms: age at which processed messages are deleted; longer than the stream's.
@@ -254,6 +255,7 @@ class InboxSettings(msgspec.Struct, frozen=True):
     previous_signing_key: str = ""
     previous_signing_key_file: str = ""
     timeout_ms: Annotated[int, Meta(ge=1)] = TIMEOUT_MS
+    batch: Annotated[int, Meta(ge=1, le=1_000)] = 1
     concurrency: Annotated[int, Meta(ge=1)] = CONCURRENCY
     backoff_base_ms: Annotated[int, Meta(ge=1)] = SECOND_MS
     backoff_max_ms: Annotated[int, Meta(ge=1)] = 120 * SECOND_MS

@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -91,6 +92,8 @@ class InboxWorker:
         self._holds: dict[str, dict[StreamPosition, _Hold]] = {}
         self._in_progress: dict[int, SourceMessage] = {}
         self._tasks: set[asyncio.Task[bool]] = set()
+        self._acks: list[SourceMessage] = []
+        self._acked: asyncio.Future[None] | None = None
         self._has_finished = asyncio.Event()
         self._stopping = False
         self.counts: Counter[DeliveryOutcome] = Counter()
@@ -288,9 +291,20 @@ class InboxWorker:
     async def _settle(self, message: SourceMessage, result: DeliveryResult) -> None:
         self.counts[result.outcome] += 1
         if result.redeliver_ms is None:
-            await self._source.ack([message])
+            await self._ack(message)
         else:
             await self._source.nack([message], result.redeliver_ms)
+
+    async def _ack(self, message: SourceMessage) -> None:
+        """Ack a message together with all others that are settled in this turn of the event loop."""
+        self._acks.append(message)
+        if self._acked is None:
+            self._acked = asyncio.create_task(self._ack_all(), context=Context())  # of no message
+        await asyncio.shield(self._acked)
+
+    async def _ack_all(self) -> None:
+        messages, self._acks, self._acked = self._acks, [], None
+        await self._source.ack(messages)
 
     async def _extend_deadlines(self) -> None:
         """Extend the deadlines of messages in progress while their handlers run."""
@@ -328,6 +342,8 @@ class _Hold(msgspec.Struct, frozen=True):
 
 def stream_position(sequence: str) -> StreamPosition:
     """Return the number or numbers of a sequence, for sorting by position in the stream."""
+    if sequence.isdecimal():
+        return (int(sequence),)
     return tuple(int(part) for part in sequence.split("-") if part.isdecimal())
 
 

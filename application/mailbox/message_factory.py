@@ -23,7 +23,7 @@ from postroom.domain.errors import FrameTooLarge, InvalidRequest
 from postroom.domain.integrity import hash_chain, payload_hash
 from postroom.domain.mailbox.commands import Send
 from postroom.domain.message import MAX_PRIORITY, ON_CONFLICT, Headers
-from postroom.domain.names import check_topic, external_id, mailbox_stream, message_id, message_stream
+from postroom.domain.names import check_topic, external_id, mailbox_stream, message_id, message_streams
 from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, SECOND_MS
 
 MAX_ATTRS_BYTES = 64 << 10
@@ -272,18 +272,19 @@ class MessageFactory:
             item.span_id,
             item.custom_headers or None,
         )
-        digest = payload_hash(content.payload)
+        payload, ttl_seconds = content.payload, content.ttl_seconds
+        digest = payload_hash(payload)
         command = Send(
             stream,
             item.topic,
-            len(content.payload),
+            len(payload),
             digest,
             hash_chain(item.topic, content.published_at_us, idem_key, digest, content.extensions),
             headers,
             blob,
             idem_key,
             sticky_key,
-            ttl_ms=content.ttl_seconds * SECOND_MS if content.ttl_seconds > 0 else None,
+            ttl_ms=ttl_seconds * SECOND_MS if ttl_seconds > 0 else None,
             has_external_id=True,
             priority=min(max(content.priority, 0), MAX_PRIORITY),
             other_stream=other,
@@ -331,12 +332,11 @@ class MessageFactory:
         Ids are unique in the mailbox, and ids of senders that are limited to topics are unique in their
         topic: a send of such a sender must not reveal or prevent a message of another topic (ADR 0106).
         """
-        of_mailbox = message_stream(self._mailbox, message_id)
+        of_mailbox, of_topic = message_streams(self._mailbox, message_id, topic)
         if of_mailbox == self._reserved:
             raise InvalidRequest(
                 f"The message id {message_id} is reserved for the mailbox itself; use another."
             )
-        of_topic = message_stream(self._mailbox, message_id, topic)
         return (of_topic, of_mailbox) if is_limited() else (of_mailbox, of_topic)
 
 

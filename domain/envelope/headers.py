@@ -85,24 +85,36 @@ def extract_mailbox_item(
         envelope = parse_envelope(blob)
     # An absent sub-message reads as its defaults, so an absent field and an empty string are the same.
     metadata = envelope.metadata
-    security = envelope.security
-    observability = envelope.observability
-    schema = envelope.schema
     has_time = metadata.HasField("published_at") and is_valid_timestamp(metadata.published_at)
+    schema_url = schema_version = encryption = principal = trace_id = span_id = None
+    headers: dict[str, str] = {}
+    has = envelope.HasField  # to ask costs less than to read the fields of an absent sub-message
+    if has("schema"):
+        schema = envelope.schema
+        schema_url, schema_version = schema.schema_url or None, schema.schema_version or None
+    if has("security"):
+        security = envelope.security
+        encryption, principal = security.encryption.algorithm or None, security.publisher_id or None
+    if has("observability"):
+        observability = envelope.observability
+        trace_id, span_id = observability.trace_id or None, observability.span_id or None
+        headers = _labels(observability.labels)
+    if extensions := envelope.extensions:
+        headers |= custom_headers(extensions)
     return MailboxItem(
         message_id=metadata.message_id or f"b3:{blake3(blob).hexdigest()}",
         timestamp=_unix_ms(metadata.published_at) if has_time else received_at,
         topic=metadata.topic,
         content_type=metadata.content_type or None,
-        schema_url=schema.schema_url or None,
-        schema_version=schema.schema_version or None,
-        encryption=security.encryption.algorithm or None,
+        schema_url=schema_url,
+        schema_version=schema_version,
+        encryption=encryption,
         correlation_id=metadata.correlation_id or None,
-        principal=security.publisher_id or None,
+        principal=principal,
         namespace=metadata.namespace or None,
-        trace_id=observability.trace_id or None,
-        span_id=observability.span_id or None,
-        custom_headers=_labels(observability.labels) | custom_headers(envelope.extensions),
+        trace_id=trace_id,
+        span_id=span_id,
+        custom_headers=headers,
         envelope_blob=blob,
     )
 

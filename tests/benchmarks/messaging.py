@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
+import msgspec
 import psycopg
 from aiohttp import web
 
@@ -28,6 +29,9 @@ EVENTS = 20_000
 AGGREGATES = 2_000
 RECORDED_AT_ONCE = 500
 PAYLOAD = {"data": "x" * 200}
+CONCURRENCY = 50
+BATCH = 10
+"""Messages of a request to the handler, where they are posted in batches."""
 ENVELOPES = 100_000
 RELAY_GOAL, INGEST_GOAL = 0.15, 0.8
 """How many times the rate at which a bare client publishes as many messages to the same server."""
@@ -79,12 +83,20 @@ def relay_all(database: str, server: NatsServer) -> float:
     return asyncio.run(main())
 
 
-def consume_all(database: str, server: NatsServer, handler: str) -> float:
+def consume_all(database: str, server: NatsServer, handler: str, batch: int = 1) -> float:
     """Take the published events to an HTTP handler, and return the seconds it took."""
 
     async def main() -> float:
-        settings = InboxSettings(handler=handler, allow=(f"{handler} 127.0.0.0/8",), signing_key=SIGNING_KEY)
-        consumer = ConsumerDefinition(stream="BENCH_EVENTS", durable="bench__from_bench")
+        settings = InboxSettings(
+            handler=handler,
+            allow=(f"{handler} 127.0.0.0/8",),
+            signing_key=SIGNING_KEY,
+            batch=batch,
+            concurrency=CONCURRENCY * batch,
+        )
+        consumer = ConsumerDefinition(
+            stream="BENCH_EVENTS", durable=f"bench__{batch}", max_ack_pending=2 * CONCURRENCY * batch
+        )
         messaging, nats = MessagingSettings(database, CONTEXT), NatsSettings(server.url)
         async with open_worker(messaging, nats, consumer, settings) as worker:
             with Stopwatch() as consuming:
@@ -110,8 +122,10 @@ def http_handler() -> Iterator[str]:
 
 def _serve(port: "multiprocessing.connection.Connection") -> None:
     async def handle(request: web.Request) -> web.Response:
-        await request.read()
-        return web.Response()
+        body = await request.read()
+        if not body.startswith(b"["):
+            return web.Response()
+        return web.json_response([{"status": 200} for _ in msgspec.json.decode(body)])
 
     async def main() -> None:
         application = web.Application()
@@ -187,7 +201,8 @@ def ingest_all(store: str, server: NatsServer) -> float:
 
 
 def _measure_messaging(figures: Figures, folder: Path, _: int) -> None:
-    relayed, consumed, ratios = [], [], []
+    relayed, ratios = [], []
+    consumed: dict[str, list[float]] = {"inbox.consume": [], "inbox.consume.batch": []}
     with postgres_server(folder) as postgres, http_handler() as handler:
         for run in range(figures.runs):
             with nats_server(folder / f"messaging-{run}") as nats:
@@ -198,12 +213,17 @@ def _measure_messaging(figures: Figures, folder: Path, _: int) -> None:
                 seconds = relay_all(database, nats)
                 relayed.append(EVENTS / seconds)
                 ratios.append(asyncio.run(publish_envelopes(nats, EVENTS)) / seconds)
-                if figures.wants("inbox.consume"):
-                    consumed.append(EVENTS / consume_all(database, nats, handler))
+                for name, rates in consumed.items():
+                    if figures.wants(name):
+                        inbox = postgres.create_database()
+                        migrate_messaging(inbox)
+                        batch = BATCH if name.endswith("batch") else 1
+                        rates.append(EVENTS / consume_all(inbox, nats, handler, batch))
     figures.add("outbox.relay", median(relayed), "events/s")
     figures.add("outbox.relay.of_bare_publish", median(ratios), "times", RELAY_GOAL)
-    if consumed:
-        figures.add("inbox.consume", median(consumed), "events/s")
+    for name, rates in consumed.items():
+        if rates:
+            figures.add(name, median(rates), "events/s")
 
 
 def _measure_ingestion(figures: Figures, folder: Path, _: int) -> None:

@@ -11,7 +11,9 @@ from postroom.adapters.http.event_handler import HttpEventHandler
 from postroom.adapters.http.signature import verify_signature
 from postroom.adapters.memory.store import FunctionEventHandler
 from postroom.application.ports.inbox import EventHandler, HandlerRequest
+from postroom.application.tracing import correlate
 from postroom.domain.errors import DuplicateInboxMessage, Forbidden, PoisonMessage
+from postroom.domain.inbox import HandlerResult
 from tests.conformance.event_handler import EventHandlerConformance, Service, request
 
 KEY = "0123456789abcdef0123456789abcdef"
@@ -70,6 +72,31 @@ class TestHttpEventHandler(EventHandlerConformance):
     @pytest.fixture
     def service(self, http: _HttpService) -> Service:
         return http
+
+
+async def answer_batch(service: _HttpService, incoming: web.Request) -> web.StreamResponse:
+    """Answer each request of an array as `_HttpService` answers it alone."""
+    answers = []
+    for call in msgspec.json.decode(await incoming.read()):
+        service.seen.append(msgspec.convert(call["request"], HandlerRequest))
+        answer = service.next_answer()
+        answers.append({"status": STATUS[answer], "body": "because", "retry_after": 7 * (answer == "fail")})
+    return web.json_response(answers)
+
+
+@pytest.fixture
+def batches(http: _HttpService) -> _HttpService:
+    """A service that takes arrays of up to ten requests."""
+    http.respond = lambda incoming: answer_batch(http, incoming)
+    return http
+
+
+class TestHttpEventHandlerInBatches(EventHandlerConformance):
+    @pytest.fixture
+    def service(self, batches: _HttpService) -> Service:
+        handler = batches.handler
+        batches.handler = lambda **options: handler(batch=10, **options)  # type: ignore[method-assign]
+        return batches
 
 
 class _Function(Service):
@@ -292,3 +319,91 @@ async def test_a_name_server_that_changes_its_mind_gains_nothing(
     assert (await handler.handle(request())).outcome == "failed"
     assert connected == ["93.184.216.34"]
     assert http.requests == []
+
+
+# -- batches ---
+
+
+def handle_together(handler: EventHandler, count: int) -> Any:
+    return asyncio.gather(*(handler.handle(request(n)) for n in range(count)))
+
+
+async def test_requests_that_come_together_are_posted_together_and_signed(batches: _HttpService) -> None:
+    results = await handle_together(batches.handler(batch=10), 25)
+    assert {result.outcome for result in results} == {"processed"}
+    assert sorted(len(msgspec.json.decode(body)) for body in batches.bodies) == [5, 10, 10]
+    assert sorted(batches.seen, key=lambda each: each.message_id) == [request(n) for n in range(25)]
+    for incoming, body in zip(batches.requests, batches.bodies, strict=True):
+        verify_signature(incoming.headers, body, KEY)
+    assert len({incoming.headers["webhook-id"] for incoming in batches.requests}) == 3
+
+
+async def test_each_request_of_a_batch_has_its_own_answer_and_headers(batches: _HttpService) -> None:
+    batches.answers = ["ok", "poison", "duplicate", "fail", "ok"]
+    handler = batches.handler(batch=10)
+
+    async def handle(number: int) -> HandlerResult:
+        with correlate(f"call-{number}"):
+            return await handler.handle(request(number))
+
+    results = await asyncio.gather(*(handle(n) for n in range(5)))
+    outcomes = [result.outcome for result in results]
+    assert outcomes == ["processed", "poison", "already_processed", "failed", "processed"]
+    assert [result.retry_after_ms for result in results] == [None, None, None, 7_000, None]
+    (body,) = batches.bodies
+    headers = [call["headers"]["X-Corr-Id"] for call in msgspec.json.decode(body)]
+    assert headers == [f"call-{n}" for n in range(5)]
+
+
+@pytest.mark.parametrize("failure", ["an error", "a closed connection", "too few answers", "no array"])
+async def test_a_request_that_fails_its_batch_fails_alone(batches: _HttpService, failure: str) -> None:
+    async def respond(incoming: web.Request) -> web.StreamResponse:
+        calls = msgspec.json.decode(await incoming.read())
+        if all(not call["request"]["message_id"].endswith("3") for call in calls):
+            return await answer_batch(batches, incoming)
+        if failure == "a closed connection":
+            assert incoming.transport is not None
+            incoming.transport.abort()
+        answers = [{"status": 200}] * (len(calls) - 1)
+        if failure == "too few answers":
+            return web.json_response(answers)
+        return web.json_response({"status": 200}, status=500 if failure == "an error" else 200)
+
+    batches.respond = respond
+    results = await handle_together(batches.handler(batch=10), 7)
+    assert [result.outcome for result in results] == ["processed"] * 3 + ["failed"] + ["processed"] * 3
+    assert len(batches.seen) == 6
+
+
+@pytest.mark.parametrize("status", [202, 404, 409, 422, 429, 503])
+async def test_a_batch_that_is_refused_as_a_whole_is_retried_later_and_no_message_is_poison(
+    batches: _HttpService, status: int
+) -> None:
+    async def refuse(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"no": "arrays"}, status=status, headers={"Retry-After": "3"})
+
+    batches.respond = refuse
+    results = await handle_together(batches.handler(batch=10), 3)
+    assert {result.outcome for result in results} == {"failed"}
+    assert {result.retry_after_ms for result in results} == {3_000}
+    assert all(result.reason is not None and f"HTTP {status}" in result.reason for result in results)
+    assert len(batches.requests) == 1
+
+
+async def test_large_requests_are_posted_in_smaller_batches(batches: _HttpService) -> None:
+    handler = batches.handler(batch=10)
+    large = [request(n, {"data": "x" * 100_000}) for n in range(5)]
+    results = await asyncio.gather(*(handler.handle(each) for each in large))
+    assert {result.outcome for result in results} == {"processed"}
+    assert sorted(len(msgspec.json.decode(body)) for body in batches.bodies) == [2, 3]
+
+
+async def test_a_cancelled_call_leaves_the_others_of_its_batch(batches: _HttpService) -> None:
+    handler = batches.handler(batch=10)
+    calls = [asyncio.create_task(handler.handle(request(n))) for n in range(3)]
+    await asyncio.sleep(0)
+    calls[1].cancel()
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(results[1], asyncio.CancelledError)
+    outcomes = [result.outcome for result in results if not isinstance(result, BaseException)]
+    assert outcomes == ["processed", "processed"]

@@ -1,6 +1,7 @@
-"""A worker that kills itself at one point: `inbox_crash_worker.py NATS DATABASE POINT MAX_DELIVER`.
+"""A worker that kills itself at one point: `inbox_crash_worker.py NATS DATABASE POINT MAX_DELIVER [URL]`.
 
-A point is `part.method.before` or `.after`, such as `inbox.insert.after`. Run without its folder on the path.
+A point is `part.method.before` or `.after`, such as `inbox.insert.after`. With a URL, messages are posted
+there in batches. Run without its folder on the path.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from typing import Any
 
 import psycopg
 
+from postroom.adapters.http.event_handler import HttpEventHandler
 from postroom.adapters.memory.store import FunctionEventHandler
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.publisher import JetStreamPublisher
@@ -23,11 +25,12 @@ from postroom.adapters.system.clock import SystemClock
 from postroom.application.inbox.dead_letters import DeadLetterPublisher
 from postroom.application.inbox.delivery import InboxDelivery
 from postroom.application.inbox.worker import InboxWorker
-from postroom.application.ports.inbox import HandlerRequest
+from postroom.application.ports.inbox import EventHandler, HandlerRequest
 from postroom.domain.errors import PoisonMessage
 from postroom.domain.inbox import DeliveryPolicy
 
 ACK_WAIT_MS = 400
+KEY = "0123456789abcdef0123456789abcdef"
 
 
 class CrashAt:
@@ -67,7 +70,14 @@ def order_handler(database: str) -> Any:
     return pipeline(transaction(lambda: psycopg.AsyncConnection.connect(database)), inbox(), place_order)
 
 
-async def main(nats_url: str, database: str, point: str, max_deliver: int) -> None:
+def open_handler(database: str, url: str | None) -> EventHandler:
+    """Return the handler of orders itself, or the one that posts them to a service in batches."""
+    if url is None:
+        return FunctionEventHandler(order_handler(database))
+    return HttpEventHandler(url, allow=[f"{url} 127.0.0.0/8"], keys=[KEY], batch=20)
+
+
+async def main(nats_url: str, database: str, point: str, max_deliver: int, url: str | None = None) -> None:
     settings, clock = NatsSettings(nats_url), SystemClock()
     consumer = PullConsumer(
         durable="sea__from_shop",
@@ -82,7 +92,7 @@ async def main(nats_url: str, database: str, point: str, max_deliver: int) -> No
         publisher = CrashAt(JetStreamPublisher(client), "publisher", point)
         delivery = InboxDelivery(
             CrashAt(PostgresInbox(database), "inbox", point),
-            CrashAt(FunctionEventHandler(order_handler(database)), "handler", point),
+            CrashAt(open_handler(database, url), "handler", point),
             DeadLetterPublisher(publisher, "sea", "SHOP_EVENTS", "sea__from_shop"),
             clock,
             policy,
@@ -95,4 +105,4 @@ async def main(nats_url: str, database: str, point: str, max_deliver: int) -> No
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])))
+    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), *sys.argv[5:]))
