@@ -192,10 +192,56 @@ async def _open_awa(url: str) -> AsyncIterator[JobQueue]:
         await client.close()
 
 
+class _Oban:
+    def __init__(self, pool: Any, client: Any) -> None:
+        self._pool = pool
+        self._client = client
+        self._on_job: OnJob = lambda _: None
+        queue = self
+
+        class Handle:
+            async def process(self, job: Any) -> None:
+                queue._on_job(job.args["payload"])
+
+        from oban import worker
+
+        self._worker: Any = worker(queue=NAME)(Handle)
+
+    async def insert(self, payloads: Sequence[str]) -> None:
+        for some in _batches(payloads):
+            await self._client.enqueue_many([self._worker.new({"payload": each}) for each in some])
+
+    async def send(self, payload: str) -> None:
+        await self._client.enqueue(self._worker.new({"payload": payload}))
+
+    async def work(self, concurrency: int, on_job: OnJob) -> None:
+        from oban import Oban
+
+        self._on_job = on_job
+        async with Oban(pool=self._pool, queues={NAME: concurrency}, shutdown_grace_period=0):
+            await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def _open_oban(url: str) -> AsyncIterator[JobQueue]:
+    from oban import Oban
+    from oban.schema import install
+
+    pool = await Oban.create_pool(url, min_size=CONNECTIONS, max_size=CONNECTIONS)
+    async with pool:
+        async with pool.connection() as connection:
+            cursor = await connection.execute("SELECT to_regclass('oban_jobs') IS NULL")
+            ((is_new,),) = await cursor.fetchall()
+        if is_new:
+            await install(pool)
+        yield _Oban(pool, Oban(pool=pool))
+
+
 PEERS: dict[str, tuple[OpenQueue, tuple[str, ...]]] = {
     "pgqueuer": (_open_pgqueuer, ("pgqueuer", "asyncpg")),
     "procrastinate": (_open_procrastinate, ("procrastinate",)),
     "awa": (_open_awa, ("awa",)),
+    "oban": (_open_oban, ("oban",)),
 }
 """Peers on PostgreSQL, and the packages that each needs."""
 

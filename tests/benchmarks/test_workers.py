@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,16 @@ from tests.benchmarks.workers import Size, latencies_ms, throughput
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_peer_is_installed_for_development() -> None:
+INSTALLED = [name for name in PEERS if name != "oban" or sys.version_info >= (3, 12)]
+
+
+def test_every_peer_that_has_this_python_is_installed_for_development() -> None:
     told: list[str] = []
-    assert [*installed_queues(told.append)] == ["postroom", *PEERS]
-    assert told == []
+    assert [*installed_queues(told.append)] == ["postroom", *INSTALLED]
+    assert len(told) == len(PEERS) - len(INSTALLED)
 
 
-@pytest.mark.parametrize("name", ["postroom", *PEERS])
+@pytest.mark.parametrize("name", ["postroom", *INSTALLED])
 async def test_a_worker_is_measured_by_the_jobs_that_it_handles(name: str, postgres_store: str) -> None:
     open_queue = installed_queues(lambda _: None)[name]
     assert await throughput(open_queue, postgres_store, concurrency=4, size=Size(jobs=20)) > 0

@@ -1,5 +1,6 @@
 """The service that docs/inbox.md shows is a service that works."""
 
+import asyncio
 import re
 import threading
 from pathlib import Path
@@ -22,7 +23,7 @@ async def test_the_handler_of_the_documentation_handles_events_once(
     with psycopg.connect(messaging_database) as connection:
         connection.execute("CREATE TABLE orders (id text PRIMARY KEY, total int)")
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     code = "\n".join(blocks)
     for shown, real in (
         ("postgresql+psycopg://sea@db/sea", messaging_database.replace("postgresql:", "postgresql+psycopg:")),
@@ -42,9 +43,14 @@ async def test_the_handler_of_the_documentation_handles_events_once(
     for keys in (["another key, of 32 bytes or so...."], [KEY], [KEY]):
         async with HttpEventHandler(f"{url}handle", allow=[f"{url} 127.0.0.0/8"], keys=keys) as handler:
             outcomes.append((await handler.handle(request(payload={"id": "o1", "total": 5}))).outcome)
+    async with HttpEventHandler(f"{url}batch", allow=[f"{url} 127.0.0.0/8"], keys=[KEY], batch=10) as handler:
+        orders = [{"id": "o1", "total": 5}, {"id": "o2", "total": 6}]
+        calls = [handler.handle(request(n, payload=order)) for n, order in enumerate(orders, 1)]
+        outcomes += [result.outcome for result in await asyncio.gather(*calls)]
     server.should_exit = True
     thread.join()
-    assert outcomes == ["failed", "processed", "processed"]
+    assert outcomes == ["failed", *["processed"] * 4]
     with psycopg.connect(messaging_database) as connection:
-        assert connection.execute("SELECT * FROM orders").fetchall() == [("o1", 5)]
-        assert connection.execute("SELECT event_type FROM outbox_events").fetchall() == [("order_placed",)]
+        assert connection.execute("SELECT * FROM orders").fetchall() == [("o1", 5), ("o2", 6)]
+        placed = connection.execute("SELECT event_type FROM outbox_events").fetchall()
+        assert placed == [("order_placed",)] * 2
