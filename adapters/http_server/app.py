@@ -157,9 +157,10 @@ class WholeRequest(msgspec.Struct):
                 await flow.drain()
             if self.disconnected:
                 return
-            transport.write(rest if len(rest) <= CHUNK_BYTES else rest[:CHUNK_BYTES])
             if len(rest) <= CHUNK_BYTES:
+                transport.write_now(rest)
                 break
+            transport.write(rest[:CHUNK_BYTES])
             rest = rest[CHUNK_BYTES:]
         self.response_complete = True
         if not self.keep_alive:
@@ -244,7 +245,7 @@ class App:
         try:
             if b"x-corr-id" in headers:
                 _check_corr_id(headers)
-            self._site.check_api(exchange.headers, exchange.scheme.encode())
+            self._site.check_api(exchange.headers, headers, exchange.scheme)
             route, path = self._router.find(exchange.method, exchange.raw_path)
             name, caller, open_session = route.path, None, partial(self._open_session, None)
             if not route.is_public:
@@ -252,7 +253,9 @@ class App:
                     open_session = partial(self._open_session, read_bearer(_authorization(exchange.headers)))
                 caller = await open_session()
                 connection.set_authenticated(True)
-            query = parse_query(exchange.query, route.query)
+            query = None
+            if route.query is not None or exchange.query:
+                query = parse_query(exchange.query, route.query)
             self._bodies.check(headers)
             body = self._read(route, headers, await exchange.read(self._bodies))
             call = Call(corr_id, headers, path, query, body, connection, open_session, caller)

@@ -54,6 +54,10 @@ class WriteBuffer:
         if self._size >= MAX_BYTES:
             self._flush()
 
+    def write_now(self, data: bytes) -> None:
+        """Send the last bytes of an answer, which nothing is to be sent with."""
+        (self if self._pieces or self.is_closing() else self._transport).write(data)
+
     def close(self) -> None:
         """Send the written data, and close; a client that does not read it keeps no connection."""
         if self.lingers:
@@ -170,7 +174,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def set_authenticated(self, is_authenticated: bool) -> None:
         """Note whether the last request that needs a token had a valid one."""
-        if self.transport.is_closing() or is_authenticated == self._is_authenticated:
+        if is_authenticated == self._is_authenticated or self.transport.is_closing():
             return
         self._is_authenticated = is_authenticated
         if is_authenticated:

@@ -81,25 +81,29 @@ class _Common(msgspec.Struct, frozen=True):
 
     Arguments:
         example: a message with the headers, without content.
-        corr_id, trace: of the caller.
-        template, headers: of messages published at `published_at_us`; without the sender's own id and
-            attributes.
+        trace: of the caller.
+        template, headers: of messages published at `published_at_us` with `correlation_id`; without the
+            sender's own id and attributes.
     """
 
     example: NewMessage
-    corr_id: str | None
     trace: TraceContext | None
+    correlation_id: str | None
     published_at_us: int
     template: EnvelopeTemplate
     headers: Headers
 
-    def at(self, published_at_us: int) -> "_Common":
-        """Return the same for messages published at another time."""
-        return msgspec.structs.replace(
-            self,
-            published_at_us=published_at_us,
-            template=self.template.at(published_at_us),
-            headers=msgspec.structs.replace(self.headers, timestamp=published_at_us // 1_000),
+    def at(self, published_at_us: int, correlation_id: str | None) -> "_Common":
+        """Return the same for the messages of another call."""
+        return _Common(
+            self.example,
+            self.trace,
+            correlation_id,
+            published_at_us,
+            self.template.at(published_at_us, correlation_id),
+            msgspec.structs.replace(
+                self.headers, timestamp=published_at_us // 1_000, correlation_id=correlation_id
+            ),
         )
 
 
@@ -155,19 +159,15 @@ class MessageFactory:
     def _make(self, call: _Call, message: object) -> SendRequest:
         new = check_type("A message", message, NewMessage)
         example = self._check_headers(new)
+        correlation_id = new.correlation_id or call.corr_id
         common = self._common
-        if (
-            common is None
-            or common.example is not example
-            or common.corr_id is not call.corr_id
-            or common.trace is not call.trace
-        ):
-            common = self._common = self._make_common(example, call)
+        if common is None or common.example is not example or common.trace is not call.trace:
+            common = self._common = self._make_common(example, call, correlation_id)
         attrs = _check_content(new)
         payload = new.payload
         published = call.now if new.published_at_us is None else new.published_at_us
-        if published is not common.published_at_us:
-            common = self._common = common.at(published)
+        if published is not common.published_at_us or correlation_id is not common.correlation_id:
+            common = self._common = common.at(published, correlation_id)
         headers = common.headers
         if new.message_id is None:
             id_ = self._new_id()
@@ -201,8 +201,7 @@ class MessageFactory:
         )
         return SendRequest(command, shown)
 
-    def _make_common(self, new: NewMessage, call: _Call) -> _Common:
-        correlation_id = new.correlation_id or call.corr_id
+    def _make_common(self, new: NewMessage, call: _Call, correlation_id: str | None) -> _Common:
         trace = _trace_context(new) or call.trace or _NO_TRACE
         template = make_template(
             EnvelopeHeaders(
@@ -237,7 +236,7 @@ class MessageFactory:
             trace.trace_id or None,
             trace.span_id or None,
         )
-        return _Common(new, call.corr_id, call.trace, call.now, template, headers)
+        return _Common(new, call.trace, correlation_id, call.now, template, headers)
 
     def from_envelope(
         self,
@@ -294,13 +293,13 @@ class MessageFactory:
     def _check_headers(self, new: NewMessage) -> NewMessage:
         """Check the topic and the headers, and return a message that has them but no content.
 
-        Messages of one sender often have the very same objects, which are checked once.
+        Messages of one sender often have the very same objects, which are checked once. Correlation ids are
+        those of calls, so a message is returned that may have another one.
         """
         example = self._example
         if (
-            new.topic is example.topic
-            and new.content_type is example.content_type
-            and new.correlation_id is example.correlation_id
+            _is_same(new.topic, example.topic)
+            and _is_same(new.content_type, example.content_type)
             and new.causality_parent is example.causality_parent
             and new.principal is example.principal
             and new.priority is example.priority
@@ -310,6 +309,8 @@ class MessageFactory:
             and new.schema_url is example.schema_url
             and new.schema_version is example.schema_version
         ):
+            if new.correlation_id is not example.correlation_id and new.correlation_id is not None:
+                check_any_text("correlation_id", new.correlation_id)
             return example
         self._check_topic(new.topic)
         for name, default, check in _HEADERS:
@@ -338,6 +339,11 @@ class MessageFactory:
                 f"The message id {message_id} is reserved for the mailbox itself; use another."
             )
         return (of_topic, of_mailbox) if is_limited() else (of_mailbox, of_topic)
+
+
+def _is_same(value: object, valid: object) -> bool:
+    """Return whether a value is valid because it is one that was checked before."""
+    return value is valid or (type(value) is str and type(valid) is str and value == valid)
 
 
 def _trace_context(new: NewMessage) -> TraceContext | None:

@@ -5,6 +5,7 @@ know.
 """
 
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import Annotated
 
 import msgspec
@@ -95,17 +96,21 @@ class Send(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Arguments:
             corr_id: of the request; the message's correlation id unless it has its own (svc-mailbox P-8).
         """
-        fields = {name: getattr(self, name) for name in _SAME_FIELDS}
-        fields["correlation_id"] = self.correlation_id or corr_id
         attrs: dict[str, str | bytes] = {**self.attrs, **self.attrs_b64}
-        return NewMessage(topic=self.topic, payload=self.payload_b64, attrs=attrs, **fields)
+        fields = _read_same(self)
+        return NewMessage(
+            self.topic,
+            self.payload_b64,
+            attrs=attrs,
+            correlation_id=self.correlation_id or corr_id,
+            **dict(zip(_SAME_FIELDS, fields, strict=True)),
+        )
 
 
-_SAME_FIELDS = {*Send.__struct_fields__} & {*NewMessage.__struct_fields__} - {
-    "topic",
-    "attrs",
-    "correlation_id",
-}
+_SAME_FIELDS = sorted(
+    {*Send.__struct_fields__} & {*NewMessage.__struct_fields__} - {"topic", "attrs", "correlation_id"}
+)
+_read_same = attrgetter(*_SAME_FIELDS)
 
 SendBody = Send | Annotated[list[Send], Meta(min_length=1, max_length=MAX_BATCH)]
 

@@ -41,21 +41,29 @@ class EnvelopeTemplate(msgspec.Struct, frozen=True, gc=False):
 
     Arguments:
         names, headers: encoded fields of the metadata before and after the time of publication.
+        causality: encoded field of the metadata after the correlation id.
         contexts: encoded fields of the envelope after the payload.
         metadata: all of the metadata but the message id.
     """
 
     names: bytes
     headers: bytes
+    causality: bytes
     contexts: bytes
     metadata: bytes = b""
 
-    def at(self, published_at_us: int) -> "EnvelopeTemplate":
-        """Return the template of messages that are published at a time, µs since 1970 UTC."""
+    def at(self, published_at_us: int, correlation_id: str | None) -> "EnvelopeTemplate":
+        """Return the template of messages of one call.
+
+        Arguments:
+            published_at_us: microseconds since 1970, UTC.
+        """
         seconds, microseconds = divmod(published_at_us, 1_000_000)
         timestamp = _seconds(seconds) + _number(0x10, microseconds * 1_000)
-        metadata = b"".join((self.names, _prefix(0x22, len(timestamp)), timestamp, self.headers))
-        return EnvelopeTemplate(self.names, self.headers, self.contexts, metadata)
+        correlation = _text(0x4A, correlation_id)
+        prefix = _prefix(0x22, len(timestamp))
+        metadata = b"".join((self.names, prefix, timestamp, self.headers, correlation, self.causality))
+        return EnvelopeTemplate(self.names, self.headers, self.causality, self.contexts, metadata)
 
     def build(self, message_id: str, payload: bytes, attrs: Mapping[str, bytes]) -> bytes:
         """Return the serialized envelope of a message.
@@ -111,8 +119,6 @@ def make_template(of: EnvelopeHeaders) -> EnvelopeTemplate:
         _text(0x2A, of.content_type),
         _number(0x38, of.priority),
         _number(0x40, of.ttl_seconds),
-        _text(0x4A, of.correlation_id),
-        _text(0x52, of.causality_parent),
     )
     observability = (
         _text(0x0A, of.trace_id),
@@ -128,7 +134,9 @@ def make_template(of: EnvelopeHeaders) -> EnvelopeTemplate:
         _bytes(0x32, b"".join(schema)),
     )
     names = _text(0x12, of.topic) + _text(0x1A, of.namespace)
-    return EnvelopeTemplate(names, b"".join(headers), b"".join(contexts)).at(of.published_at_us)
+    causality = _text(0x52, of.causality_parent)
+    template = EnvelopeTemplate(names, b"".join(headers), causality, b"".join(contexts))
+    return template.at(of.published_at_us, of.correlation_id)
 
 
 def _varint(number: int) -> bytes:

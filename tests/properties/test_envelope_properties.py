@@ -125,9 +125,9 @@ def test_what_an_envelope_is_built_from_is_what_it_opens_to_and_is_indexed_by(se
         assert getattr(item, name) == sent[name]
 
 
-@given(sent_messages, contexts, st.integers(0, 20_000), times)
+@given(sent_messages, contexts, st.integers(0, 20_000), times, st.sampled_from([None, "", "call", "Größe"]))
 def test_a_template_builds_the_bytes_of_protobuf_which_are_a_valid_envelope(
-    sent: dict[str, Any], context: dict[str, Any], more: int, later_us: int
+    sent: dict[str, Any], context: dict[str, Any], more: int, later_us: int, later_id: str | None
 ) -> None:
     fields = sent | context | {"encryption": None, "payload": sent["payload"] + bytes(more)}
     of_each = {"message_id", "payload", "attrs", "encryption"}
@@ -137,8 +137,8 @@ def test_a_template_builds_the_bytes_of_protobuf_which_are_a_valid_envelope(
     attrs = {name: v if isinstance(v, bytes) else v.encode() for name, v in fields["attrs"].items()}
     built = template.build(fields["message_id"], fields["payload"], attrs)
     assert built == build_envelope(**fields)
-    later = template.at(later_us).build(fields["message_id"], fields["payload"], attrs)
-    assert later == build_envelope(**fields | {"published_at_us": later_us})
+    later = template.at(later_us, later_id).build(fields["message_id"], fields["payload"], attrs)
+    assert later == build_envelope(**fields | {"published_at_us": later_us, "correlation_id": later_id})
     assert validate_envelope(built).problems == ()
 
 

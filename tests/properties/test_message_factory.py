@@ -24,7 +24,7 @@ def choices(*values: Any) -> st.SearchStrategy[Any]:
 
 HEADERS: dict[str, st.SearchStrategy[Any]] = {
     "content_type": choices("text/plain", "", 0),
-    "correlation_id": choices("a", "b", ""),
+    "correlation_id": choices("a", "b", "", 0, b"a"),
     "causality_parent": choices("a", "b", b"a"),
     "principal": choices("a", "b"),
     "priority": st.sampled_from([5, 5.0, 1, True, 11]),

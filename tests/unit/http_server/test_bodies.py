@@ -138,3 +138,22 @@ def test_no_other_name_is_this_machine(host: str) -> None:
 @given(st.text(max_size=30))
 def test_any_host_is_answered(host: str) -> None:
     assert isinstance(is_loopback_name(host), bool)
+
+
+@given(
+    st.sampled_from(["topic", "payload_b64", "idem_key", "content_type", "attrs"]),
+    st.permutations(["topic", "payload_b64", "idem_key", "content_type"]),
+    st.text(alphabet='ab:",{}\\\u0000', max_size=4),
+    st.sampled_from(["", " ", "\n"]),
+)
+def test_a_name_that_occurs_twice_is_refused_whatever_is_around_it(
+    twice: str, names: list[str], text: str, space: str
+) -> None:
+    fields = dict.fromkeys(names, json.dumps(text)) | {"payload_b64": '""', "attrs": '{"a": "1"}'}
+    once = [f'"{name}"{space}:{space}{value}' for name, value in fields.items()]
+    assert (
+        outcome(f"{{{','.join([*once, once[list(fields).index(twice)]])}}}".encode(), contract.SendBody)
+        is None
+    )
+    sent = outcome(f"{{{','.join(once)}}}".encode(), contract.SendBody)
+    assert (sent is None) == (not text or "\0" in text)
