@@ -298,8 +298,8 @@ class MessageFactory:
         """
         example = self._example
         if (
-            _is_same(new.topic, example.topic)
-            and _is_same(new.content_type, example.content_type)
+            (new.topic is example.topic or (type(new.topic) is str and new.topic == example.topic))
+            and new.content_type is example.content_type
             and new.causality_parent is example.causality_parent
             and new.principal is example.principal
             and new.priority is example.priority
@@ -339,11 +339,6 @@ class MessageFactory:
                 f"The message id {message_id} is reserved for the mailbox itself; use another."
             )
         return (of_topic, of_mailbox) if is_limited() else (of_mailbox, of_topic)
-
-
-def _is_same(value: object, valid: object) -> bool:
-    """Return whether a value is valid because it is one that was checked before."""
-    return value is valid or (type(value) is str and type(valid) is str and value == valid)
 
 
 def _trace_context(new: NewMessage) -> TraceContext | None:

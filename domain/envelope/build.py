@@ -60,8 +60,10 @@ class EnvelopeTemplate(msgspec.Struct, frozen=True, gc=False):
         """
         seconds, microseconds = divmod(published_at_us, 1_000_000)
         timestamp = _seconds(seconds) + _number(0x10, microseconds * 1_000)
-        correlation = _text(0x4A, correlation_id)
-        prefix = _prefix(0x22, len(timestamp))
+        prefix, correlation = _prefix(0x22, len(timestamp)), b""
+        if correlation_id:
+            correlation = correlation_id.encode()
+            correlation = _prefix(0x4A, len(correlation)) + correlation
         metadata = b"".join((self.names, prefix, timestamp, self.headers, correlation, self.causality))
         return EnvelopeTemplate(self.names, self.headers, self.causality, self.contexts, metadata)
 
