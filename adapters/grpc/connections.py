@@ -153,10 +153,14 @@ class GrpcConnections:
 
 def _listeners(port: int | None) -> Iterator[int]:
     """Yield the descriptors of the sockets that accept connections at a port."""
-    for name in os.listdir(_DESCRIPTORS):
-        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as opened:
-            if opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and opened.getsockname()[1] == port:
-                yield int(name)
+    for descriptor in map(int, os.listdir(_DESCRIPTORS)):
+        with suppress(OSError):
+            if not S_ISSOCK(os.fstat(descriptor).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(descriptor)) as opened:
+                is_listener = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if is_listener and opened.getsockname()[1] == port:
+                    yield descriptor
 
 
 @lru_cache(4_096)
