@@ -272,13 +272,14 @@ class MessageFactory:
             item.custom_headers or None,
         )
         payload, ttl_seconds = content.payload, content.ttl_seconds
+        extensions = content.extensions if item.custom_headers else {}  # which are among the headers
         digest = payload_hash(payload)
         command = Send(
             stream,
             item.topic,
             len(payload),
             digest,
-            hash_chain(item.topic, content.published_at_us, idem_key, digest, content.extensions),
+            hash_chain(item.topic, content.published_at_us, idem_key, digest, extensions),
             headers,
             blob,
             idem_key,

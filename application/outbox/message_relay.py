@@ -8,6 +8,7 @@ once.
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import Context
 from typing import Protocol
 
 from blake3 import blake3
@@ -27,13 +28,15 @@ from postroom.application.outbox.events import (
 from postroom.application.outbox.formats import EVENT_ID
 from postroom.application.ports.outbox import MessageOutbox, NotStored, PublishAck, RecordedMessage
 from postroom.application.telemetry import logger, summarize
-from postroom.application.tracing import RELAY, make_context, read_context, tracer
+from postroom.application.tracing import RELAY, current_corr_id, make_context, read_context, tracer
 from postroom.domain.errors import Fenced, InvalidRequest, Rejected, Saturated, Unavailable, WrongPosition
 from postroom.domain.message import MS
 from postroom.domain.names import MAX_ID_CHARS
 from postroom.domain.policy import SECOND_MS, OutageBackoff, backoff_ms
 
 BATCH = 500
+BATCH_BYTES = 256 << 10
+"""Size of payloads from which no message is added to a batch."""
 BACKOFF = OutageBackoff(50, 5_000)
 """Backoff while the database or the mailbox can't be used."""
 
@@ -162,13 +165,16 @@ _OWN_FIELDS = (EVENT_ID, CONTENT_TYPE, CORRELATION_ID, CAUSATION_ID, TRACEPARENT
 class MailboxPublisher:
     """A publisher to the topics of a mailbox, which stores each event once.
 
-    The header `Event-Id` becomes the message id, and `Aggregate-Id` the sticky key.
+    The header `Event-Id` becomes the message id, and `Aggregate-Id` the sticky key. Events that are published
+    in one turn of the event loop are sent together; each has its own answer.
     """
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
         self._count = 0
         self._is_closed = False
+        self._waiting: list[tuple[NewMessage, asyncio.Future[Sent]]] = []
+        self._sends: set[asyncio.Task[None]] = set()
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishAck:
         """Send one message to the topic `subject` and return when it is durable; see `Publisher.publish`.
@@ -179,7 +185,7 @@ class MailboxPublisher:
         if self._is_closed:
             raise Unavailable(f"Mailbox {name} can't be sent to: the publisher was closed.")
         try:
-            sent = await self._mailbox.send_message(_message(subject, payload, headers))
+            sent = await self._send(_message(subject, payload, headers))
         except Saturated as error:
             raise NotStored(f"Mailbox {name} is full: {error}", error.retry_after_ms) from error
         except InvalidRequest:
@@ -193,6 +199,49 @@ class MailboxPublisher:
         """Refuse further messages; the mailbox stays open."""
         self._is_closed = True
 
+    async def _send(self, message: NewMessage) -> Sent:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Sent] = loop.create_future()
+        self._waiting.append((message, answer))
+        if len(self._waiting) == 1:
+            loop.call_soon(self._send_waiting)
+        return await answer
+
+    def _send_waiting(self) -> None:
+        """Send the messages that wait, in batches of limited number and size."""
+        waiting, self._waiting = self._waiting, []
+        start = size = 0
+        for n, (message, _) in enumerate(waiting, 1):
+            size += len(message.payload)
+            if n == len(waiting) or n - start == BATCH or size >= BATCH_BYTES:
+                work = self._send_batch(waiting[start:n])
+                task = asyncio.get_running_loop().create_task(work, context=Context())  # of no event
+                self._sends.add(task)
+                task.add_done_callback(self._sends.discard)
+                start, size = n, 0
+
+    async def _send_batch(self, batch: Sequence[tuple[NewMessage, asyncio.Future[Sent]]]) -> None:
+        messages = [message for message, _ in batch]
+        answers: Sequence[object]
+        try:
+            answers = await self._mailbox.send_batch(messages)
+        except Rejected as error:  # maybe due to one message, unless no message can be sent
+            answers = [error] * len(batch)
+            if not isinstance(error, Saturated):
+                sends = (self._mailbox.send_message(message) for message in messages)
+                answers = await asyncio.gather(*sends, return_exceptions=True)
+        except Exception as error:
+            answers = [error] * len(batch)
+        for (_, waiting), answer in zip(batch, answers, strict=True):
+            if waiting.done():
+                continue
+            if isinstance(answer, Sent):
+                waiting.set_result(answer)
+            elif isinstance(answer, Exception):
+                waiting.set_exception(answer)
+            else:
+                waiting.cancel()
+
 
 def _message(topic: str, payload: bytes, headers: Mapping[str, str]) -> NewMessage:
     trace = read_context(headers.get(TRACEPARENT))
@@ -203,7 +252,7 @@ def _message(topic: str, payload: bytes, headers: Mapping[str, str]) -> NewMessa
         sticky_key=_sticky_key(headers.get(AGGREGATE_ID)),
         attrs={name: value for name, value in headers.items() if name not in _OWN_FIELDS},
         content_type=headers.get(CONTENT_TYPE, JSON),
-        correlation_id=headers.get(CORRELATION_ID),
+        correlation_id=headers.get(CORRELATION_ID) or current_corr_id(),
         causality_parent=headers.get(CAUSATION_ID),
         trace_id=trace.trace_id if trace else None,
         span_id=trace.span_id if trace else None,

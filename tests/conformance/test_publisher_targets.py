@@ -17,7 +17,7 @@ from postroom.application.cloudevents.message import KAFKA, MAILBOX
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.outbox.message_relay import JSON, MailboxPublisher
 from postroom.application.ports.outbox import Publisher
-from postroom.domain.errors import Unavailable
+from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.conformance.publisher import PublisherConformance, Stored
 from tests.support.servers.kafka import KafkaServer
 
@@ -92,6 +92,35 @@ class TestMailboxPublisher(PublisherConformance):
         target = MailboxTarget(store, mailbox, self.subject)
         yield target
         target.close()
+
+    async def test_one_refused_event_of_many_at_once_affects_only_itself(
+        self, publisher: Publisher, mailbox: Mailbox
+    ) -> None:
+        subjects = [self.subject] * 10 + [self.refused] + [self.subject] * 10
+        published = await asyncio.gather(
+            *(
+                publisher.publish(subject, b"%d" % n, {EVENT_ID: f"e-{n}"})
+                for n, subject in enumerate(subjects)
+            ),
+            return_exceptions=True,
+        )
+        assert [n for n, each in enumerate(published) if isinstance(each, InvalidRequest)] == [10]
+        messages = await mailbox.receive_messages(self.subject, max_messages=100)
+        assert [message.payload for message in messages] == [b"%d" % n for n in range(21) if n != 10]
+
+    async def test_events_whose_batch_is_refused_are_sent_one_by_one(self, mailbox: Mailbox) -> None:
+        class RefusesBatches:
+            name = mailbox.name
+            send_message = mailbox.send_message
+
+            async def send_batch(self, _: object) -> None:
+                raise InvalidRequest("One of them is wrong.")
+
+        publisher = MailboxPublisher(RefusesBatches())  # type: ignore[arg-type]  # of what it uses
+        publishes = (publisher.publish(self.subject, b"%d" % n, {EVENT_ID: f"e-{n}"}) for n in range(3))
+        assert [each.duplicate for each in await asyncio.gather(*publishes)] == [False] * 3
+        messages = await mailbox.receive_messages(self.subject)
+        assert sorted(message.payload for message in messages) == [b"0", b"1", b"2"]
 
     async def test_an_event_is_a_message_with_its_own_id_and_aggregate(
         self, publisher: Publisher, mailbox: Mailbox

@@ -14,7 +14,8 @@ from random import Random
 import psycopg
 import pytest
 
-from postroom.adapters.compose.outbox import MessagingSettings, NatsSettings, open_relay
+from postroom.adapters.compose.connect import connect as connect_mailbox
+from postroom.adapters.compose.outbox import MailboxTarget, MessagingSettings, NatsSettings, open_relay
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.postgres.messaging.outbox import Outbox
 from postroom.adapters.postgres.migrate import migrate
@@ -28,24 +29,31 @@ SCRIPT = Path(sys.executable).with_name("postroom")
 AGGREGATES = [f"o-{n}" for n in range(10)]
 DYING_RELAY = """
 import asyncio, os, signal, sys
-from postroom.adapters.compose import outbox as wiring
+from postroom.adapters.compose import brokers, outbox as wiring
 from postroom.adapters.nats import publisher
 
-class DyingPublisher(publisher.JetStreamPublisher):
-    left = int(sys.argv[3])
+left = int(sys.argv[3])
 
-    async def publish(self, *message):
-        published = await super().publish(*message)
-        DyingPublisher.left -= 1
-        if DyingPublisher.left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return published
+def dying(kind):
+    class DyingPublisher(kind):
+        async def publish(self, *message):
+            global left
+            published = await super().publish(*message)
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return published
+
+    return DyingPublisher
 
 async def main():
-    publisher.JetStreamPublisher = DyingPublisher
+    publisher.JetStreamPublisher = dying(publisher.JetStreamPublisher)
+    brokers.MailboxPublisher = dying(brokers.MailboxPublisher)
     messaging = wiring.MessagingSettings(sys.argv[1], "sea")
     settings = wiring.OutboxSettings(batch=int(sys.argv[4]))
-    async with wiring.open_relay(messaging, wiring.NatsSettings(sys.argv[2]), settings) as relay:
+    url = sys.argv[2]
+    target = wiring.NatsSettings(url) if url.startswith("nats:") else wiring.MailboxTarget(address=url)
+    async with wiring.open_relay(messaging, target, settings) as relay:
         while await relay.relay_once():
             pass
 
@@ -147,6 +155,29 @@ def test_a_relay_killed_between_publishing_and_noting_it_doubles_nothing(
     assert published(messaging_database) < stored
     asyncio.run(relay_all(messaging_database, stream_url))
     check(messaging_database, stream_url, 100)
+
+
+@pytest.mark.parametrize("stored", [30, 85])
+async def test_a_relay_to_a_mailbox_killed_in_the_middle_of_a_batch_loses_and_doubles_nothing(
+    messaging_database: str, tmp_path: Path, stored: int
+) -> None:
+    record_orders(messaging_database, 100)
+    store = str(tmp_path / "sea.db")
+    arguments = [messaging_database, store, str(stored), "20"]
+    died = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", DYING_RELAY, *arguments], check=False, timeout=SECONDS
+    )
+    assert died.returncode == -signal.SIGKILL
+    assert published(messaging_database) < stored
+    target = MailboxTarget(address=store)
+    async with open_relay(MessagingSettings(messaging_database, "sea"), target) as relay:
+        while await relay.relay_once():
+            pass
+    async with connect_mailbox(store) as mailbox:
+        received = await mailbox.receive_messages("sea.order", max_messages=200)
+    payloads = [message.payload for message in received]
+    for n, aggregate in enumerate(AGGREGATES):
+        assert numbers(payloads, aggregate) == list(range(n, 100, 10))
 
 
 def test_relays_that_are_killed_and_stopped_lose_and_reorder_nothing(
