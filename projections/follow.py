@@ -42,6 +42,8 @@ FEW_EVENTS = 500
 """Larger batches are read and folded while the previous batch is applied."""
 POLL_MIN_SECONDS, POLL_MAX_SECONDS = 0.025, 0.2
 """Pause between small batches, so that records accumulate: even the smallest batch takes about 20 ms."""
+LOST_SECONDS = 1.0
+"""Time after which a follower that is told of commits looks for them although it was told of none."""
 STANDBY_SECONDS = 0.5
 PASS_SECONDS = 300.0
 """Time without a pass after which the follower is not ready; a large batch takes a while."""
@@ -215,7 +217,11 @@ class Follower:
                     continue
             else:
                 pause = min(pause * 1.5, POLL_MAX_SECONDS)
-            stop.wait(pause)
+            is_told = self._updater.wait_for_commit(LOST_SECONDS) if pause == POLL_MAX_SECONDS else None
+            if is_told is None:
+                stop.wait(pause)
+            elif is_told:
+                pause = POLL_MIN_SECONDS
 
     def _current_version(self) -> Version:
         if self._version is None:

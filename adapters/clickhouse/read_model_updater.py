@@ -106,6 +106,10 @@ class ClickHouseReadModelUpdater(ReadModelUpdater):
     def heads(self, cursors: dict[int, Cursor]) -> list[Head]:
         return self._log.heads(cursors)
 
+    def wait_for_commit(self, seconds: float) -> bool | None:
+        """Wait for a commit in the store; see `ReadModelUpdater.wait_for_commit`."""
+        return self._log.wait_for_commit(seconds)
+
     def active(self) -> Version | None:
         with self._catalog() as (catalog, _):
             return _version(catalog, "active") if catalog is not None else None

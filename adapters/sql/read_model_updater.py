@@ -144,6 +144,10 @@ class SqlReadModelUpdater(ReadModelUpdater):
     def heads(self, cursors: dict[int, Cursor]) -> list[Head]:
         return read_heads(self._read_log, {each: self._table(each) for each in LOG}, cursors)
 
+    def wait_for_commit(self, seconds: float) -> bool | None:
+        """Return None; see `ReadModelUpdater.wait_for_commit`."""
+        return None
+
     def apply(self, version: Version, steps: Sequence[Step], batch: Batch, stop: Event | None = None) -> bool:
         self._stop = stop
         try:

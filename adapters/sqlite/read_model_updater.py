@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import select
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +12,7 @@ from typing import Any
 
 import polars as pl
 
+from postroom.adapters.files.changes import FileChanges
 from postroom.adapters.sql.read_model_updater import CursorConflict, SqlReadModelUpdater
 from postroom.adapters.sql.statements import check_ids, statements
 from postroom.adapters.sqlite.database import connect, connect_reader
@@ -44,6 +46,8 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
         self._log: sqlite3.Connection | None = None
         self._file: FileId | None = None
         self._log_file: FileId | None = None
+        self._changes: FileChanges | None = None
+        self._is_watching = False
 
     def close(self) -> None:
         """Close the files; see `ReadModelUpdater.close`."""
@@ -51,6 +55,30 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
             if connection is not None:
                 connection.close()
         self._db = self._log = None
+        if self._changes is not None:
+            self._changes.close()
+            self._changes = None
+
+    def wait_for_commit(self, seconds: float) -> bool | None:
+        """Wait for the kernel to tell of a change; see `ReadModelUpdater.wait_for_commit`."""
+        if self._changes is None:
+            self._changes = FileChanges()
+            self._watch()
+            return True  # of what was committed before
+        if not self._is_watching:
+            self._watch()
+            return None
+        arrivals = select.poll()
+        arrivals.register(self._changes.descriptor, select.POLLIN)
+        if not arrivals.poll(seconds * 1_000):
+            return False
+        self._changes.clear()
+        self._watch()
+        return True
+
+    def _watch(self) -> None:
+        files = self._store, self._store.with_name(f"{self._store.name}-wal")
+        self._is_watching = self._changes is not None and self._changes.watch(files)
 
     @contextmanager
     def leader_lock(self, target: str = "") -> Iterator[bool]:

@@ -5,7 +5,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count, islice
+from itertools import count
 from typing import Generic, TypeVar
 
 from postroom.application.mailbox.groups import (
@@ -233,6 +233,11 @@ class EndWatch:
         await wait_at_most(seconds, self.changed.wait())
 
 
+def _end(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
 class LongPolls:
     """Waiting receivers by topic, in order of arrival; a receiver may wait for several topics."""
 
@@ -251,35 +256,45 @@ class LongPolls:
 
     async def wait(self, topics: Sequence[str], wait_ms: int) -> None:
         """Return when woken, or after `wait_ms`."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
         for topic in topics:
             self._by_topic.setdefault(topic, {})[waiter] = topics
+        timer = loop.call_later(wait_ms / 1_000, _end, waiter)
         try:
-            await asyncio.wait([waiter], timeout=wait_ms / 1_000)
+            await waiter
         except asyncio.CancelledError:
-            if waiter.done():  # woken, but can't receive the message any more
+            if not waiter.cancelled():  # woken, but can't receive the message any more
                 for topic in topics:
                     self.wake(topic, 1)
             raise
         finally:
+            timer.cancel()
             self._remove(topics, waiter)
 
     def wake(self, topic: str, count: int) -> None:
         """Wake the `count` receivers of a topic that have waited longest."""
-        for waiter, topics in list(islice(self._by_topic.get(topic, {}).items(), count)):
+        waiters = self._by_topic.get(topic, {})
+        while count > 0 and waiters:
+            waiter, topics = next(iter(waiters.items()))
             self._remove(topics, waiter)
-            waiter.set_result(None)
+            if not waiter.done():  # else it was cancelled
+                waiter.set_result(None)
+                count -= 1
 
-    def wake_for(self, deliverable: Callable[[str, int], int]) -> None:
-        """Wake as many receivers of each topic as it has deliverable messages.
+    def wake_for(self, deliverable: Callable[[str, int], int]) -> bool:
+        """Wake as many receivers of each topic as it has deliverable messages; return whether there are any.
 
         Arguments:
             deliverable: returns the number of messages of a topic, up to a limit.
         """
+        is_any = False
         for topic in self:
             count = deliverable(topic, self.count(topic))
             if count:
                 self.wake(topic, count)
+                is_any = True
+        return is_any
 
     def wake_all(self, failure: PostroomError) -> None:
         """Wake every receiver, and end every watch with a failure."""

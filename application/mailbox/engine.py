@@ -317,12 +317,16 @@ class MailboxEngine:
         await self.committer.wait_until_durable()
 
     async def _decide(self, requests: list[Request], state: LoadedMailbox) -> tuple[Group, list[Commit]]:
-        """Decide requests, and encode their events.
+        """Decide requests, with the receives that waited for what they send, and encode their events.
 
         If an event can't be encoded, the state is loaded again and the requests are decided once more, so
         that only the command that caused it fails.
         """
-        group = await self._decider.decide(requests, state, self.now())
+        now = self.now()
+        group = await self._decider.decide(requests, state, now)
+        if self.long_polls.wake_for(self._deliverable):
+            await asyncio.sleep(0)  # in which the woken receivers ask again
+            await self._decider.decide(self._pending.take(), state, now, group=group)  # extends `requests`
         try:
             return group, state.commit(group.events)
         except Exception as error:

@@ -52,7 +52,13 @@ class GroupDecider:
         self._is_careful = False
 
     async def decide(
-        self, requests: list[Request], state: LoadedMailbox, now: int, *, is_careful: bool = False
+        self,
+        requests: list[Request],
+        state: LoadedMailbox,
+        now: int,
+        *,
+        is_careful: bool = False,
+        group: Group | None = None,
     ) -> Group:
         """Decide requests, after a sweep if a timer is due.
 
@@ -60,20 +66,25 @@ class GroupDecider:
             now: log time, µs.
             is_careful: encode the events of each command before they are applied. A group is decided so after
                 its events could not be encoded, so that only the command that caused it fails.
+            group: the group that they are a part of, which was decided at the same time; None for a new one.
 
         Raises: Unavailable when the log could not be read; then the state is void.
         """
-        group = Group(requests, state, [], GroupEvents())
-        self._is_careful = is_careful
-        self._enricher.begin_group()
-        if state.mailbox.needs_sweep(now):
-            self._apply(decide(Sweep(), state.mailbox, now), group)
+        if group is not None:
+            group.requests.extend(requests)
+        else:
+            group = Group(requests, state, [], GroupEvents())
+            self._is_careful = is_careful
+            self._enricher.begin_group()
+            if state.mailbox.needs_sweep(now):
+                self._apply(decide(Sweep(), state.mailbox, now), group)
+        before = dict(group.events.acked)
         for request in requests:
             # What a receiver that has given up was delivered would be hidden until its visibility timeout.
             is_void = request.answers.cancelled() and all(type(each) is Receive for each in request.commands)
             group.answers.append([] if is_void else await self._decide_request(request, group, now))
         for topic, count in group.events.acked.items():
-            self._drain_rate(topic).record_drain(count, now)
+            self._drain_rate(topic).record_drain(count - before.get(topic, 0), now)
         return group
 
     def forget_messages(self) -> None:

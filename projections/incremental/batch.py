@@ -7,6 +7,8 @@ A batch is folded together with the stored rows of the messages that its records
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from logging import ERROR
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -27,6 +29,9 @@ CHANGEABLE_COLUMNS = ("status", "attempts", "redriven", "changed_at", "due", "de
 
 FEW_RECORDS = 1_000
 """Largest batch that is folded as a whole together with the stored rows."""
+
+MAX_LINES = 10
+"""Lines that are logged of the records of a batch that can't be folded."""
 
 StoredRow = tuple[Any, ...]
 """The columns `STORED_COLUMNS` of a stored message."""
@@ -146,7 +151,10 @@ class FollowCounts:
     _caught_up: dict[int, float] = field(default_factory=dict)
 
     def count_batch(self, batch: Batch, seconds: float) -> None:
-        """Count a batch that was applied, and log it."""
+        """Count a batch that was applied, and log it.
+
+        Of the records that fail alike, one line is logged, and another only after some minutes.
+        """
         self.batches += 1
         self.events += batch.events
         self.parked += len(batch.parked)
@@ -155,8 +163,13 @@ class FollowCounts:
         logger().info(
             "follow.applied", version=self.version, events=batch.events, ms=round(seconds * 1_000, 1)
         )
+        alike: dict[tuple[str, str], list[int]] = {}
         for each in batch.parked:
-            logger().error("follow.parked", place=each.place, type=each.type, error=each.error)
+            alike.setdefault((each.type, each.error), []).append(each.place)
+        for (type_, error), places in islice(alike.items(), MAX_LINES):
+            logger().retry(
+                "follow.parked", ERROR, place=places[0], count=len(places), type=type_, error=error
+            )
 
     def update_lags(self, heads: Sequence[Head], cursors: Mapping[int, Cursor]) -> None:
         """Update the lag of each mailbox."""

@@ -212,6 +212,12 @@ class ReadModelUpdater(Protocol):
             cursors: cursors by mailbox id, at whose positions the commits are looked up.
         """
 
+    def wait_for_commit(self, seconds: float) -> bool | None:
+        """Wait for the next commit of a log.
+
+        Returns: whether one may have begun; None, at once, where nothing tells of commits.
+        """
+
     def apply(self, version: Version, steps: Sequence[Step], batch: Batch, stop: Event | None = None) -> bool:
         """Apply a batch; return False when the cursors or the version changed since it was read.
 

@@ -13,6 +13,7 @@ import pytest
 from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.sqlite import database
+from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.policy import DAY_MS, MailboxLimits
 from postroom.domain.record import StoredEvent
@@ -261,6 +262,26 @@ def test_a_record_at_which_a_projection_of_ones_own_raises_is_parked_alone(
     assert {each.type for each in status.parked_records} == {"MessageSent"}
     assert all("sends" in each.error for each in status.parked_records)
     assert sends["messages"] == len(rows["mailbox"]) - status.parked
+
+
+def test_records_that_a_projection_fails_at_alike_are_logged_by_one_line(
+    store: Store, own_projection: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    own_projection()
+    live(store, "box0@test", STORY)
+    following.build(store)
+    logger().forget()
+    with closing(open_log(store, "box0@test")) as log:
+        head = log.head()
+        assert head is not None
+        unknown = [StoredEvent(bytes([n]) * 16, 1, head.at, "MessageFolded", b"") for n in range(6)]
+        append(log, unknown, epoch=head.epoch)
+    with closing(new_follower(store, max_events=3)) as follower:
+        follower.advance()
+        assert follower.counts.parked >= len(unknown)
+    lines = [each for each in caplog.messages if "follow.parked" in each and "MessageFolded" in each]
+    assert len(lines) == 1
+    assert "count=3" in lines[0]
 
 
 async def test_what_retention_removes_from_the_log_goes_from_the_read_models(

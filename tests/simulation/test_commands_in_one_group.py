@@ -8,9 +8,11 @@ import pytest_asyncio
 
 from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.application.messages import NewMessage
+from postroom.application.threads import cancel_and_wait
 from postroom.domain.errors import InvalidRequest, StaleReceipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.subscription import SubscriptionFilter
+from tests.support.waiting import until
 
 NEW = NewMessage(topic="orders", payload=b"x")
 
@@ -87,3 +89,39 @@ async def test_other_calls_run_while_a_batch_with_many_copies_is_decided(mailbox
         positions.append(mailbox.engine.mailbox.position)
     assert positions[-1] - positions[0] == 50 * 65
     assert max(after - before for before, after in pairwise(positions)) < 50 * 65 / 2
+
+
+async def test_the_delivery_to_a_waiting_receiver_is_stored_in_the_commit_of_the_message(
+    mailbox: OwnedMailbox,
+) -> None:
+    waiting = {
+        topic: asyncio.create_task(mailbox.receive_messages(topic, wait_ms=60_000))
+        for topic in ("orders", "bills")
+    }
+    await until(lambda: mailbox.engine.long_polls.count("bills"))
+    await mailbox.send_message(NEW)
+    (message,) = await waiting["orders"]
+    assert (message.payload, message.attempt) == (b"x", 1)
+    *_, commit = mailbox.engine.log.commits()
+    assert commit.event_count == 2
+    assert not waiting["bills"].done()
+    await cancel_and_wait(waiting["bills"])
+    await mailbox.send_message(NewMessage("bills", b"y"))
+    (bill,) = await mailbox.receive_messages("bills")
+    assert bill.attempt == 1
+    assert await mailbox.ack_messages([message.receipt, bill.receipt]) == [None, None]
+
+
+async def test_a_receiver_that_gives_up_when_it_is_woken_leaves_the_message_to_the_next_one(
+    mailbox: OwnedMailbox,
+) -> None:
+    first, second = (
+        asyncio.create_task(mailbox.receive_messages("orders", wait_ms=60_000)) for _ in range(2)
+    )
+    await until(lambda: mailbox.engine.long_polls.count("orders") == 2)
+    first.cancel()  # takes effect with the next turn of the loop, as does the send
+    sending = asyncio.create_task(mailbox.send_message(NEW))
+    (message,) = await second
+    assert (message.payload, message.attempt) == (b"x", 1)
+    assert not (await sending).duplicate
+    assert first.cancelled()
