@@ -4,6 +4,7 @@ from base64 import b64encode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from copy import copy
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, Protocol, Self
 
 import msgspec
@@ -347,22 +348,24 @@ class DeliveredMessage(msgspec.Struct, gc=False, eq=False):
         It has the same keys as searches, and the topic that the sender named; HTTP adds the names of
         svc-mailbox C-9. `timestamp` is when it was published, in ms since 1970 UTC.
         """
-        delivery, published_at = self._delivery, self.published_at_us
+        # Each part is read once: reading the properties one by one would take several times as long.
+        delivery, opened, id_ = self._delivery, self._open(), self.message_id
+        published_at = opened.published_at_us
         return {
-            "message_id": self.message_id,
-            "topic": self.topic,
-            "published_topic": self._parse().metadata.topic,
+            "message_id": id_,
+            "topic": delivery.topic,
+            "published_topic": opened.topic,
             "timestamp": None if published_at is None else published_at // 1_000,
-            "idem_key": self.idem_key,
+            "idem_key": delivery.idem_key,
             **({} if delivery.ordered_key is None else {"ordered_key": delivery.ordered_key}),
             "payload_hash": b3(delivery.payload_hash),
-            "attrs": self.attrs,
-            "correlation_id": self.correlation_id,
-            "shard": self.shard,
-            "attempt": self.attempt,
+            "attrs": opened.attrs,
+            "correlation_id": opened.correlation_id or id_,
+            "shard": delivery.shard,
+            "attempt": delivery.attempt,
             "hash_chain": b3(delivery.hash_chain),
-            "receipt": write_receipt(self.receipt),
-            "payload_b64": b64encode(self.payload).decode(),
+            "receipt": write_receipt(delivery.receipt),
+            "payload_b64": b64encode(opened.payload).decode(),
         }
 
     def _open(self) -> OpenedEnvelope:
@@ -472,6 +475,11 @@ def rfc3339(time_us: int | None) -> str | None:
     """Return a time in µs since 1970 UTC as RFC 3339 text."""
     if time_us is None:
         return None
-    # In whole microseconds: as a float of seconds, the last one of the year 9999 would be in the year 10000.
-    time = _EPOCH + timedelta(microseconds=time_us)
-    return time.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    seconds, microseconds = divmod(time_us, 1_000_000)
+    return f"{_second(seconds)}.{microseconds:06}Z"
+
+
+@lru_cache(1_024)
+def _second(seconds: int) -> str:
+    """Return a time in seconds since 1970 UTC as text; the times of a second have it in common."""
+    return (_EPOCH + timedelta(seconds=seconds)).isoformat().removesuffix("+00:00")

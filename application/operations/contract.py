@@ -395,9 +395,9 @@ def to_envelope(message: ReceivedMessage, *, with_envelope: bool) -> Envelope:
         facts["payload_b64"] = None
     return Envelope(
         **facts,
-        msg_id=message.message_id,
+        msg_id=facts["message_id"],
         ts=rfc3339(message.published_at_us),
-        corr_id=message.correlation_id,
+        corr_id=facts["correlation_id"],
         visible_at=rfc3339(message.visible_at_us) or "",
         envelope_b64=message.envelope if with_envelope else None,
     )

@@ -55,7 +55,7 @@ LIMITS = {
     "send": Walk(28, 116, 3),
     "receive": Walk(27, 113, 2),
     "nack": Walk(26, 112, 2),
-    "HTTP receive": Walk(40, 201, 3),
+    "HTTP receive": Walk(40, 195, 3),
     "gRPC ack over a proxy": Walk(39, 166, 4),
     "console search": Walk(40, 183, 4),
     "CLI send": Walk(78, 440, 19),

@@ -1,4 +1,5 @@
 import re
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.message_factory import MessageFactory
+from postroom.application.messages import rfc3339
 from postroom.domain.envelope.build import EnvelopeHeaders, make_template, open_envelope, without_auth_token
 from postroom.domain.envelope.headers import (
     extension_bytes,
@@ -266,3 +268,9 @@ def test_no_altered_message_passes_its_hashes(blob: bytes, idem_key: str | None,
         assert not is_intact(record_of(altered, message.envelope))
         with_its_hash = record_of(altered, altered.envelope)
         assert not is_intact(with_its_hash) or hashed_parts(altered) == hashed_parts(message)
+
+
+@given(st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999))
+def test_a_time_is_written_as_its_date_and_time_with_microseconds(time_us: int) -> None:
+    time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us)
+    assert rfc3339(time_us) == time.isoformat(timespec="microseconds").replace("+00:00", "Z")
