@@ -128,8 +128,9 @@ class WholeRequest(msgspec.Struct):
 
     async def read(self, bodies: Bodies) -> bytes:
         """Return the body; see `Exchange.read`."""
-        bodies.take(self, len(self.body))
-        return self.body
+        body, self.body = self.body, b""  # which the connection would keep until its next request
+        bodies.take(self, len(body))
+        return body
 
     async def send(self, reply: Reply, corr_id: str) -> None:
         """Send the answer, and begin with the next request of the connection."""

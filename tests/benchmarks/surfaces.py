@@ -19,14 +19,25 @@ from typing import NamedTuple, TypeVar
 
 from postroom.adapters.compose.connect import connect
 from postroom.adapters.compose.maintenance import migrate_store
+from postroom.application.messages import NewMessage
 from tests.benchmarks.figures import RUNS, Figures
-from tests.benchmarks.load.callers import OpenCaller, open_grpc, open_http, open_local, open_own
+from tests.benchmarks.load.callers import (
+    FULL_TOPIC,
+    NO_TOKEN,
+    PAYLOAD,
+    REFUSALS,
+    OpenCaller,
+    open_grpc,
+    open_http,
+    open_local,
+    open_own,
+)
 from tests.benchmarks.load.loops import Act, Run, Work, closed_loop, open_loop
 from tests.benchmarks.load.owners import Owner, owned, served
 from tests.benchmarks.servers import postgres_server
 from tests.benchmarks.throughput import batches_of, new_messages
 
-OPEN_RATE, OPEN_GOAL_MS = 1_000, 50
+OPEN_RATE, OPEN_GOAL_MS = 1_000, 20
 OVERLOAD = 2
 TOPIC, MIXED_TOPIC = "bench.orders", "bench.mixed"
 T = TypeVar("T")
@@ -79,7 +90,7 @@ def _serve(surface: str) -> Callable[[str, Path], AbstractContextManager[Owner]]
 
 SURFACES = (
     Surface("local", owned, open_local, 8_000),
-    Surface("http", _serve("http"), open_http, 3_000),
+    Surface("http", _serve("http"), open_http, 6_000),
     Surface("grpc", _serve("grpc"), open_grpc),
 )
 
@@ -98,6 +109,8 @@ def measure_surface(
     with surface.start(store, folder) as owner:
         measurement = _Measurement(figures, name, surface, owner, size)
         _run(measurement.calls())
+        if surface.open_caller is open_http:
+            _run(measurement.refusals())
         saturation = _run(measurement.saturation())
         _run(measurement.open_loop())
         _run(measurement.overload(OVERLOAD * saturation))
@@ -160,6 +173,24 @@ class _Measurement:
             work = Work(own)
             await work.prepare(self._size.in_flight)
             await self._closed("own_client", work.mix, self._size.callers[-1])
+
+    async def refusals(self) -> None:
+        """Measure what requests that are refused cost, beside a send."""
+        async with connect(self._owner.own_address) as mailbox:
+            await mailbox.set_topic_policy(FULL_TOPIC, {"shards": 1, "shard_capacity": 1})
+            await mailbox.send_batch([NewMessage(FULL_TOPIC, PAYLOAD)] * 2)
+        costs: dict[str, list[float]] = {kind: [] for kind in ("send", *REFUSALS)}
+        for _ in range(RUNS):
+            for kind, cost in costs.items():
+                token = NO_TOKEN if kind == "token" else None
+                async with open_http(self._owner.address, TOPIC, token) as caller:
+                    act = Work(caller).send if kind == "send" else partial(caller.be_refused, kind)
+                    loop = partial(closed_loop, act, self._size.callers[-1], self._size.stage)
+                    cost.append((await self._observe(loop))[1])
+        send = median(costs.pop("send"))
+        for kind, cost in costs.items():
+            self._figures.add(f"{self._name}.refusal.{kind}.cpu", median(cost), "us")
+            self._figures.add(f"{self._name}.refusal.{kind}.of_send", 100 * median(cost) / send, "%")
 
     async def saturation(self) -> float:
         """Measure the rate of mixed calls that more callers do not raise."""

@@ -16,9 +16,19 @@ from postroom.adapters.compose.serve import (
     unrestricted,
 )
 from postroom.adapters.compose.store import open_store
+from postroom.application.messages import NewMessage
 from postroom.application.operations.mailbox import Mailbox
 from tests.benchmarks.figures import Figures
-from tests.benchmarks.load.callers import OpenCaller, open_grpc, open_http, open_local, open_own
+from tests.benchmarks.load.callers import (
+    FULL_TOPIC,
+    NO_TOKEN,
+    REFUSALS,
+    OpenCaller,
+    open_grpc,
+    open_http,
+    open_local,
+    open_own,
+)
 from tests.benchmarks.load.loops import Work, closed_loop, open_loop
 from tests.benchmarks.surfaces import SURFACES, Size, measure_surface
 
@@ -56,6 +66,16 @@ async def test_the_load_sends_receives_and_settles_messages(surface: str, tmp_pa
             await caller.ack(token)
         backlog = await mailbox.get_backlog()
         assert sum(shard.ready + shard.in_flight for shard in backlog.shards) == 1
+
+
+async def test_each_request_that_is_to_be_refused_is(tmp_path: Path) -> None:
+    async with serving(tmp_path / "store.db") as (mailbox, addresses):
+        await mailbox.set_topic_policy(FULL_TOPIC, {"shards": 1, "shard_capacity": 1})
+        await mailbox.send_message(NewMessage(FULL_TOPIC, b""))
+        for kind in REFUSALS:
+            token = NO_TOKEN if kind == "token" else None
+            async with open_http(addresses["http"], "load", token) as caller:
+                assert await caller.be_refused(kind) == kind
 
 
 async def test_four_of_ten_mixed_calls_are_sends_and_two_are_receives(tmp_path: Path) -> None:

@@ -73,7 +73,20 @@ class _Problem(msgspec.Struct):
     message: str
 
 
-class _HttpCaller:
+REFUSALS: dict[str, tuple[int, bytes, bytes]] = {
+    "path": (404, b"/v1/nothing", b"{}"),
+    "schema": (400, b"/v1/send", b'{"topic":"refused"}'),
+    "token": (401, b"/v1/send", msgspec.json.encode({"topic": "refused", "payload_b64": PAYLOAD})),
+    "full": (429, b"/v1/send", msgspec.json.encode({"topic": "refused.full", "payload_b64": PAYLOAD})),
+}
+"""Requests over HTTP that are refused: their status, path and body. That of `token` needs `NO_TOKEN`."""
+NO_TOKEN = "no token"
+FULL_TOPIC = "refused.full"
+
+
+class HttpCaller:
+    """A caller over HTTP, whose requests may also be refused."""
+
     def __init__(self, connections: HttpConnections, topic: str) -> None:
         self._connections = connections
         template = {"topic": topic, "idem_key": MARK, "payload_b64": PAYLOAD}
@@ -83,16 +96,27 @@ class _HttpCaller:
         self._read = msgspec.json.Decoder(_Messages).decode
 
     async def send(self) -> None:
+        """Send a message."""
         before, after = self._send
         await self._post(b"/v1/send", b"%b%d%b" % (before, next(self._keys), after))
 
     async def receive(self, max_messages: int) -> Sequence[Token]:
+        """Receive messages."""
         body = {"topic": self._topic, "max_messages": max_messages, "max_bytes": MAX_BYTES}
         return self._read(await self._post(b"/v1/recv", msgspec.json.encode(body))).messages
 
     async def ack(self, token: Token) -> None:
+        """Settle a delivery."""
         body = b'{"receipt":"%b"}' % token.receipt.encode()
         await self._post(b"/v1/ack/" + token.msg_id.encode(), body)
+
+    async def be_refused(self, kind: str) -> str:
+        """Make a request of `REFUSALS`, and return its kind."""
+        expected, path, body = REFUSALS[kind]
+        status, content = await self._connections.post(path, body)
+        if status != expected:
+            raise RuntimeError(f"{path.decode()}: {status} {content[:200].decode()}")
+        return kind
 
     async def _post(self, path: bytes, body: bytes) -> bytes:
         status, content = await self._connections.post(path, body)
@@ -104,11 +128,11 @@ class _HttpCaller:
 
 
 @asynccontextmanager
-async def open_http(address: str, topic: str, token: str | None = None) -> AsyncIterator[Caller]:
+async def open_http(address: str, topic: str, token: str | None = None) -> AsyncIterator[HttpCaller]:
     """Call a server over HTTP/1.1, with a connection for each call in progress."""
     url = urlsplit(address)
     async with HttpConnections.open(url.hostname or "", url.port or 0, token) as connections:
-        yield _HttpCaller(connections, topic)
+        yield HttpCaller(connections, topic)
 
 
 class _ReceivedLocally(msgspec.Struct, array_like=True):
