@@ -1,7 +1,7 @@
 """Snapshots of an open mailbox: taken part by part, and each part in steps between groups of commands."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -34,7 +34,7 @@ class Taken(NamedTuple):
 
     position: int
     chain: bytes
-    unsettled: frozenset[bytes]
+    unsettled: Collection[bytes]
 
 
 class Snapshots:
@@ -54,6 +54,7 @@ class Snapshots:
         self._kept_from = 0
         self._collector: Collector | None = None
         self._given_up = 0
+        self._size = 0
         self._is_saving = False
         self._asked: list[asyncio.Future[Taken]] = []
         self._is_whole_asked = False
@@ -106,17 +107,18 @@ class Snapshots:
             self._begin(mailbox)
         assert self._collector is not None, "it has just begun"
         # What changes faster than it is collected is collected in ever larger steps.
-        haste = self._collector.items // (2 * _size_of(mailbox) + PART_EVENTS)
+        haste = self._collector.items // (2 * self._size + PART_EVENTS)
         if self._collector.step(STEP_CHUNKS << min(haste, 16)):
             self._complete(self._collector, mailbox, chain, save)
 
     def _begin(self, mailbox: Mailbox) -> None:
+        self._size = _size_of(mailbox)
         if not self._parts or self._is_whole_asked:
             self._parts = []
             self._given_up = 0
             self._collector = Collector(mailbox, EVER)
         else:
-            self._given_up = _superfluous(self._parts, _size_of(mailbox))
+            self._given_up = _superfluous(self._parts, self._size)
             rewritten = self._parts[self._given_up - 1].moment if self._given_up else NEVER
             self._collector = Collector(mailbox, rewritten)
 
@@ -150,7 +152,7 @@ class Snapshots:
         save(_stored(part, rows, chain), moment.position, kept_from).add_done_callback(saved)
 
     def _take_asked(self, mailbox: Mailbox, chain: bytes) -> "_SnapshotRequest":
-        unsettled = frozenset(mailbox.messages) if self._is_whole_asked else frozenset[bytes]()
+        unsettled = self._collector.unsettled if self._collector is not None else ()
         asked = _SnapshotRequest(self._asked, Taken(mailbox.position, chain, unsettled))
         self._asked, self._is_whole_asked = [], False
         return asked

@@ -4,7 +4,7 @@ A batch has the effect of its commands or events one by one, which costs several
 """
 
 from bisect import bisect_right
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, groupby, islice
 from operator import attrgetter
@@ -239,6 +239,9 @@ _by_position = attrgetter("position")
 CHUNK_ITEMS = 500
 """Messages or keys that are collected without a break; a few tenths of a millisecond's work."""
 
+BLOCK_ITEMS = 100 * CHUNK_ITEMS
+"""Messages that are listed at a time until they reach a position; a million take 10 to 20 ms."""
+
 
 class Moment(NamedTuple):
     """A position of a log, and the log time (µs) of its record."""
@@ -268,10 +271,12 @@ class Collector:
         if self.is_whole:
             mailbox.changes.take(mailbox.position)
             for topic in mailbox.topics.values():
-                topic.window.take_uncollected()
+                topic.window.forget_uncollected()
         self._chunks = self._collect(rewritten)
         self._encoded: list[bytes] = []
         self.items = 0
+        self.unsettled: set[bytes] = set()
+        """Streams of the messages that it has, if it collects all."""
 
     def step(self, chunks: int) -> bool:
         """Collect up to `chunks` chunks; return whether nothing is left that changed."""
@@ -281,6 +286,9 @@ class Collector:
                 return True
             if chunk.items:
                 self.items += chunk.items
+                if self.is_whole:
+                    self.unsettled.difference_update(chunk.settled)
+                    self.unsettled.update([message.stream for message in chunk.messages])
                 self._encoded.append(encode_chunk(chunk))
         return False
 
@@ -299,8 +307,9 @@ class Collector:
         while True:
             sent = _sent_after(mailbox, mailbox.changes.through)
             changed, settled = mailbox.changes.take(mailbox.position)
-            keys = [(topic, topic.window.take_uncollected()) for topic in mailbox.topics.values()]
-            if not (sent or changed or settled or any(each for _, each in keys)):
+            topics = [topic for topic in mailbox.topics.values() if topic.window.has_uncollected]
+            keys = [(topic, topic.window.take_uncollected()) for topic in topics]
+            if not (sent or changed or settled or keys):
                 return
             for batch in _batches(settled):
                 yield Chunk(settled=list(batch))
@@ -314,9 +323,10 @@ class Collector:
 def chunks_through(mailbox: Mailbox, moment: Moment) -> Iterator[Chunk]:
     """Yield the messages and keys of a mailbox that last changed at or before a moment, in order."""
     messages, position = mailbox.messages, moment.position
-    batches = _sent_through(mailbox, position)
-    while batches:
-        batch = batches.popleft()  # to free all of them at the end would take as long as to collect them
+    sent = _sent_through(mailbox, position)
+    while sent:  # the last entries are removed, as to free all of them at the end would take long
+        batch = sent[: -CHUNK_ITEMS - 1 : -1]
+        del sent[-CHUNK_ITEMS:]
         yield Chunk([m for m in batch if m.last <= position and messages.get(m.stream) is m])
     for topic in list(mailbox.topics.values()):
         for keys in chain.from_iterable(map(_batches, topic.window.blocks_through(moment.at))):
@@ -327,15 +337,15 @@ def _entries(mailbox: Mailbox, topic: Topic, keys: Sequence[str]) -> dict[str, R
     return topic.window.entries(keys, mailbox.at - topic.policy.replay_window_ms * MS)
 
 
-def _sent_through(mailbox: Mailbox, position: int) -> deque[list[Message]]:
-    """Return the messages sent up to a position, in batches; the mailbox has them in that order."""
-    messages = iter(mailbox.messages.values())
-    batches: deque[list[Message]] = deque()
-    while position and (batch := list(islice(messages, CHUNK_ITEMS))):
-        batches.append(batch[: bisect_right(batch, position, key=_by_position)])
-        if batch[-1].position > position:
-            break
-    return batches
+def _sent_through(mailbox: Mailbox, position: int) -> list[Message]:
+    """Return the messages sent up to a position, newest first; the mailbox has them in order."""
+    messages, sent, before = iter(mailbox.messages.values()), list[Message](), -1
+    while len(sent) > before and (not sent or sent[-1].position <= position):
+        before = len(sent)
+        sent.extend(islice(messages, BLOCK_ITEMS))
+    del sent[bisect_right(sent, position, key=_by_position) :]
+    sent.reverse()
+    return sent
 
 
 def _sent_after(mailbox: Mailbox, position: int) -> list[bytes]:

@@ -11,6 +11,8 @@ from postroom.domain.errors import IdempotencyConflict, Saturated
 
 BLOCK_KEYS = 500
 """Keys that a snapshot takes at a time."""
+DROPPED_KEYS = 1_000
+"""Expired keys that are dropped when others are added; 500,000 at once would take 100 ms."""
 
 
 class ReplayEntry(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -82,8 +84,10 @@ class ReplayWindow:
         return True
 
     def add(self, key: str, entry: ReplayEntry, window: int) -> None:
-        """Add a key, and drop the keys that have expired by its time."""
-        self.drop_until(entry.at - window)
+        """Add a key, and drop keys that have expired by its time."""
+        self.drop_until(entry.at - window, DROPPED_KEYS)
+        while key in self._keys and self._keys[key].at <= entry.at - window:
+            self.drop_until(entry.at - window, DROPPED_KEYS)
         if key in self._keys:  # reused in what is a window only by a policy that came later
             self._blocks, self._dropped = _blocks_of(each for each in self.keys() if each != key), 0
         self._keys[key] = entry
@@ -107,18 +111,21 @@ class ReplayWindow:
             for key, entry in entries.items():
                 self.add(key, entry, window)
             return
-        self.drop_until(at - window)
+        self.drop_until(at - window, DROPPED_KEYS + len(entries))
         self._keys.update(entries)
         self._append(list(entries))
         self._uncollected += len(entries)
 
-    def drop_until(self, time: int) -> None:
-        """Drop the keys added at or before `time` (µs)."""
+    def drop_until(self, time: int, most: int = 1 << 62) -> None:
+        """Drop the keys added at or before `time` (µs), oldest first, but at `most` so many now."""
         self.dropped_until = max(self.dropped_until, time)
         keys, blocks = self._keys, self._blocks
         while blocks:
             block = blocks[0]
             while self._dropped < len(block) and keys[block[self._dropped]].at <= time:
+                if not most:
+                    return
+                most -= 1
                 del keys[block[self._dropped]]
                 self._dropped += 1
             if self._dropped < len(block):
@@ -160,6 +167,15 @@ class ReplayWindow:
         if self._dropped:
             blocks[0] = blocks[0][self._dropped :]
         return blocks[: bisect_right(blocks, time, key=lambda block: self._keys[block[0]].at)]
+
+    @property
+    def has_uncollected(self) -> bool:
+        """Return whether keys were added since `take_uncollected` was last called."""
+        return bool(self._uncollected and self._keys)
+
+    def forget_uncollected(self) -> None:
+        """Do what `take_uncollected` does, without the keys."""
+        self._uncollected = 0
 
     def take_uncollected(self) -> list[str]:
         """Return the keys that were added since this was last called, oldest first."""

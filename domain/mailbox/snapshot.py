@@ -139,9 +139,9 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
         topics = {
             name: TopicHead(
                 topic.window.dropped_until,
-                dict(topic.dead_letterings),
+                topic.dead_letterings.copy(),
                 topic.shards_in_use,
-                copy(topic.bucket),
+                None if topic.bucket is None else copy(topic.bucket),
                 {} if topic.ring is None else {k: copy(each) for k, each in topic.ring.buckets.items()},
             )
             for name, topic in mailbox.topics.items()
@@ -250,6 +250,7 @@ def restore_snapshot(parts: Sequence[SnapshotPart], name: str) -> Mailbox | None
     try:
         for part in parts:
             for chunk in part.decoded():
+                _share_values(chunk.messages)
                 for stream in chunk.settled:
                     messages.pop(stream, None)
                 messages.update((message.stream, message) for message in chunk.messages)
@@ -262,6 +263,21 @@ def restore_snapshot(parts: Sequence[SnapshotPart], name: str) -> Mailbox | None
     _restore_messages(mailbox, messages)
     mailbox.changes.through = mailbox.position
     return mailbox
+
+
+def _share_values(messages: Sequence[Message]) -> None:
+    """Have messages share equal values, as those that were sent together do: each would take 32 bytes."""
+    values: dict[int, int] = {}
+    topics: dict[str, str] = {}
+    share, share_topic = values.setdefault, topics.setdefault
+    for message in messages:
+        message.topic = share_topic(message.topic, message.topic)
+        message.sent_at = share(message.sent_at, message.sent_at)
+        message.due = share(message.due, message.due)
+        message.ready_at = share(message.ready_at, message.ready_at)
+        message.expires_at = share(message.expires_at, message.expires_at)
+        message.size = share(message.size, message.size)
+        message.last = message.position if message.last == message.position else message.last
 
 
 def _add_keys(window: dict[str, ReplayEntry], keys: dict[str, ReplayEntry]) -> None:

@@ -84,3 +84,27 @@ def test_keys_that_are_added_while_blocks_are_read_are_not_collected() -> None:
     window.add("a", _entry(3), 10)
     assert window.take_uncollected() == ["a"]
     assert _joined(blocks) == ["b"]
+
+
+@given(
+    times=st.lists(st.integers(0, 30), min_size=1, max_size=40).map(sorted),
+    reused=st.integers(0, 39),
+    most=st.integers(0, 3),
+)
+def test_expired_keys_that_are_not_dropped_yet_are_new(times: list[int], reused: int, most: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replay, "DROPPED_KEYS", most + 1)
+        window = ReplayWindow()
+        for number, at in enumerate(times):
+            window.add(f"{number}", _entry(at), 1_000)
+        later = 31 + WINDOW
+        key = f"{reused % len(times)}"
+        assert window.find(key, later - WINDOW) is None
+        assert window.admit("orders", key, b"other", capacity=1, window=WINDOW, now=later)
+        assert not window.has_room_for([key], 1_000)  # it is decided by `admit`
+        window.add(key, _entry(later), WINDOW)
+        assert window.entries(window.keys(), later - WINDOW) == {key: _entry(later)}
+        assert window.take_uncollected()[-1] == key
+        for number in range(40):
+            window.add_all({f"new-{number}": _entry(later)}, later, WINDOW)
+        assert window.keys() == [key, *(f"new-{number}" for number in range(40))]
