@@ -1,6 +1,7 @@
 """The queue of a mailbox's commands, fair between topics; receivers that wait (svc-mailbox I-5)."""
 
 import asyncio
+import heapq
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,8 @@ from postroom.application.mailbox.groups import (
 )
 from postroom.application.threads import wait_at_most
 from postroom.domain.errors import PostroomError, Saturated
+from postroom.domain.mailbox.keyed_shard import MAX_STALE
+from postroom.domain.mailbox.state import ALL_TOPICS, Mailbox
 from postroom.domain.message import MessageAcked, MessageDeadLettered, MessageEvent, MessageExpired
 from postroom.domain.policy import SATURATED_RETRY_MS
 
@@ -239,10 +242,19 @@ def _end(waiter: asyncio.Future[None]) -> None:
 
 
 class LongPolls:
-    """Waiting receivers by topic, in order of arrival; a receiver may wait for several topics."""
+    """Waiting receivers by topic, in order of arrival; a receiver may wait for several topics.
+
+    Only those of the topics are looked at that changed or whose time has come: no message of the others can
+    be delivered. `_unchecked` has the topics that somebody waits for since they were looked at, or that had
+    messages then. `_due` has the time (µs) at which a delay or a limit of a topic ends, and `_dues` the same
+    as a heap; its entries with another time are stale.
+    """
 
     def __init__(self) -> None:
         self._by_topic: dict[str, dict[asyncio.Future[None], Sequence[str]]] = {}
+        self._unchecked: set[str] = set()
+        self._due: dict[str, int] = {}
+        self._dues: list[tuple[int, str]] = []
         self.watches: dict[bytes, list[EndWatch]] = {}
         """Watches for the end of a message, by the first bytes of its stream."""
         self._failure: PostroomError | None = None
@@ -260,6 +272,7 @@ class LongPolls:
         waiter: asyncio.Future[None] = loop.create_future()
         for topic in topics:
             self._by_topic.setdefault(topic, {})[waiter] = topics
+        self._unchecked.update(topics)
         timer = loop.call_later(wait_ms / 1_000, _end, waiter)
         try:
             await waiter
@@ -282,19 +295,66 @@ class LongPolls:
                 waiter.set_result(None)
                 count -= 1
 
-    def wake_for(self, deliverable: Callable[[str, int], int]) -> bool:
+    def wake_for(self, deliverable: Callable[[str, int], int], mailbox: Mailbox, now: int) -> bool:
         """Wake as many receivers of each topic as it has deliverable messages; return whether there are any.
 
         Arguments:
             deliverable: returns the number of messages of a topic, up to a limit.
+            now: log time, µs.
         """
         is_any = False
-        for topic in self:
-            count = deliverable(topic, self.count(topic))
-            if count:
-                self.wake(topic, count)
+        changed, mailbox.changed_topics = mailbox.changed_topics, set()
+        if ALL_TOPICS in changed:
+            topics = set(self._by_topic)
+        else:
+            topics = self._unchecked | (changed & self._by_topic.keys())
+        while self._dues and self._dues[0][0] <= now:
+            at, topic = heapq.heappop(self._dues)
+            if self._due.get(topic) == at:
+                del self._due[topic]
+                topics.add(topic)
+        self._unchecked = set()
+        for topic in sorted(topics):
+            count = self.count(topic)
+            if count and (messages := deliverable(topic, count)):
+                self.wake(topic, messages)
+                self._unchecked.add(topic)  # those who were woken may fail to receive the messages
                 is_any = True
+            elif count:
+                self._set_due(topic, mailbox, now)
         return is_any
+
+    def next_due(self, state: LoadedMailbox, now: int) -> int | None:
+        """Return when the next timer of a mailbox is due, or a topic that somebody waits for; None for never.
+
+        Arguments:
+            now: log time, µs, as what is returned.
+        """
+        mailbox = state.mailbox
+        if mailbox.over_capacity or state.snapshots.is_active:
+            return 0
+        timer = mailbox.next_timer()
+        for topic in self._unchecked & self._by_topic.keys():
+            self._set_due(topic, mailbox, now)
+        while self._dues:
+            at, topic = self._dues[0]
+            if self._due.get(topic) == at:
+                if topic in self._by_topic:
+                    return at if timer is None or at < timer else timer
+                del self._due[topic]
+            heapq.heappop(self._dues)
+        return timer
+
+    def _set_due(self, topic: str, mailbox: Mailbox, now: int) -> None:
+        due = mailbox.next_due(topic, now)
+        if due is None:
+            self._due.pop(topic, None)
+        elif self._due.get(topic) != due:
+            self._due[topic] = due
+            heapq.heappush(self._dues, (due, topic))
+            if len(self._dues) > 2 * len(self._due) + MAX_STALE:
+                self._dues = [(at, each) for each, at in self._due.items()]
+                heapq.heapify(self._dues)
 
     def wake_all(self, failure: PostroomError) -> None:
         """Wake every receiver, and end every watch with a failure."""

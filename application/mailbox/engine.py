@@ -313,7 +313,7 @@ class MailboxEngine:
                 continue
             self.committer.commit(group, commits)
             state.advance_snapshot(self._saver.save)
-            self.long_polls.wake_for(self._deliverable)
+            self.long_polls.wake_for(self._deliverable, state.mailbox, self.now())
         await self.committer.wait_until_durable()
 
     async def _decide(self, requests: list[Request], state: LoadedMailbox) -> tuple[Group, list[Commit]]:
@@ -324,7 +324,7 @@ class MailboxEngine:
         """
         now = self.now()
         group = await self._decider.decide(requests, state, now)
-        if self.long_polls.wake_for(self._deliverable):
+        if self.long_polls.wake_for(self._deliverable, state.mailbox, now):
             await asyncio.sleep(0)  # in which the woken receivers ask again
             await self._decider.decide(self._pending.take(), state, now, group=group)  # extends `requests`
         try:
@@ -359,7 +359,7 @@ class MailboxEngine:
         if state is None or state.failure is not None:
             return RECOVERY_SECONDS
         now = self.now()
-        due = state.next_due(self.long_polls, now)
+        due = self.long_polls.next_due(state, now)
         return None if due is None else (due - now) / 1_000_000
 
     def _deliverable(self, topic: str, limit: int) -> int:

@@ -217,17 +217,6 @@ class LoadedMailbox:
             evolve(self.mailbox, event)
         return self.commit(group)
 
-    def next_due(self, topics: Iterable[str], now: int) -> int | None:
-        """Return the log time (µs) of the next timer or message of `topics` that is due; None for never.
-
-        Arguments:
-            now: log time (µs).
-        """
-        if self.mailbox.over_capacity or self.snapshots.is_active:
-            return 0
-        times = (self.mailbox.next_timer(), *(self.mailbox.next_due(topic, now) for topic in topics))
-        return min((time for time in times if time is not None), default=None)
-
     def advance_snapshot(self, save: Save) -> None:
         """Do a step of the next snapshot, if it is time; see `Snapshots.advance`."""
         self.snapshots.advance(self.mailbox, self.chain, save)

@@ -17,7 +17,7 @@ from postroom.domain.mailbox.key_ring import FairShard
 from postroom.domain.mailbox.keyed_shard import KeyedShard
 from postroom.domain.mailbox.replay import ReplayEntry
 from postroom.domain.mailbox.snapshot import VERSION, Chunk, Head, SnapshotPart, encode_chunk
-from postroom.domain.mailbox.state import Mailbox, shard_of
+from postroom.domain.mailbox.state import ALL_TOPICS, Mailbox, shard_of
 from postroom.domain.mailbox.subscription_decisions import fan_out
 from postroom.domain.mailbox.topic import Topic
 from postroom.domain.mailbox.topic_decisions import is_in_the_clear
@@ -157,6 +157,7 @@ def _sent(mailbox: Mailbox, events: Sequence[MessageSent]) -> bool:
     by_shard: defaultdict[tuple[str, int], list[Message]] = defaultdict(list)
     for name in {message.topic for message in messages}:
         topics[name].shards_in_use = topics[name].shard_count
+        mailbox.changed_topics.add(name)
     for (name, number), group in groupby(messages, _shard_of):
         if topics[name].ring is None:
             by_shard[name, number] += group
@@ -175,6 +176,7 @@ def _received(mailbox: Mailbox, events: Sequence[MessageReceived]) -> bool:
         return False
     for (name, number), group in groupby(messages, _shard_of):
         topic, some = mailbox.topics[name], list(group)
+        mailbox.changed_topics.add(name)
         shard = topic.shards[number]
         if isinstance(shard, (KeyedShard, FairShard)):
             shard.deliver_all(some)
@@ -201,9 +203,11 @@ def _acked(mailbox: Mailbox, events: Sequence[MessageAcked]) -> bool:
             changes.settle(message.stream)
     for (name, number), group in groupby(messages, _shard_of):
         topic, some = mailbox.topics[name], list(group)
+        mailbox.changed_topics.add(name)
         shard = topic.shards[number]
         if topic.shared is not None:
             topic.shared.in_flight -= len(some)
+            mailbox.changed_topics.add(ALL_TOPICS)
         if unique := topic.unique:
             for message in some:
                 if message.unique_key is not None:

@@ -16,7 +16,7 @@ from postroom.domain.mailbox.key_ring import FairShard
 from postroom.domain.mailbox.keyed_shard import KeyedShard
 from postroom.domain.mailbox.ownership import owner_changed, truncated
 from postroom.domain.mailbox.replay import ReplayEntry
-from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.mailbox.state import ALL_TOPICS, Mailbox
 from postroom.domain.message import (
     ARCHIVED,
     IN_FLIGHT,
@@ -79,6 +79,7 @@ def _sent(mailbox: Mailbox, event: MessageSent) -> None:
     if topic.shards_in_use != topic.policy.shards:
         topic.shards_in_use = topic.shard_count
     topic.shard(event.shard).enqueue(message, event.at)
+    mailbox.changed_topics.add(event.topic)
     mailbox.set_timer(message)
 
 
@@ -94,6 +95,7 @@ def _received(mailbox: Mailbox, event: MessageReceived) -> None:
     if topic.ring is not None or topic.policy.rate or topic.shared is not None:
         topic.end_turns((message,), event.at)
     mailbox.in_flight += 1
+    mailbox.changed_topics.add(message.topic)
     evolve_message(message, event, mailbox.position, mailbox.epoch)
     mailbox.set_timer(message)
 
@@ -138,6 +140,7 @@ def _detach(mailbox: Mailbox, event: Event) -> Message:
     """Remove a message from its shard, the in-flight count or the dead letters, and free its unique key."""
     message = mailbox.messages[event.stream]
     topic = mailbox.topics[message.topic]
+    mailbox.changed_topics.add(message.topic)
     if message.unique_key is not None and topic.unique.get(message.unique_key) is message:
         del topic.unique[message.unique_key]
     if message.status == IN_FLIGHT:
@@ -148,6 +151,7 @@ def _detach(mailbox: Mailbox, event: Event) -> Message:
             shard.in_flight -= 1
         if topic.shared is not None:
             topic.shared.in_flight -= 1
+            mailbox.changed_topics.add(ALL_TOPICS)
         mailbox.in_flight -= 1
     elif message.status == READY:
         shard = topic.shards[message.shard]

@@ -39,6 +39,9 @@ SWEEP_STEP = 4 * TIMERS_BETWEEN_SWEEPS
 MAX_RESOLVED = 1_024
 """Policies of topics without messages that are kept resolved, and topics whose subscriptions are."""
 
+ALL_TOPICS = ""
+"""Stands for the names of all topics, among those that changed."""
+
 
 @lru_cache(65_536)
 def shard_of(key: str, shards: int) -> int:
@@ -216,6 +219,8 @@ class Mailbox:
         subscriptions: by name, which is also that of the topic to which their messages are copied.
         schedules: by name.
         stored_settings: its `settings`, of which `limits` are a part, and whether the log has them.
+        changed_topics: names of the topics whose messages changed since their receivers were last considered;
+            also `ALL_TOPICS` when a limit or a setting changed.
     """
 
     def __init__(self, name: str) -> None:
@@ -246,6 +251,7 @@ class Mailbox:
         self._subscriptions_of: dict[str, tuple[Subscription, ...]] = {}
         self.schedules: dict[str, Schedule] = {}
         self._is_replaying = False
+        self.changed_topics = {ALL_TOPICS}
         self.changes = Changes()
         self._until_sweep = TIMERS_BETWEEN_SWEEPS
         self._deadlines = Timers(_deadline_of)
@@ -296,6 +302,7 @@ class Mailbox:
         """Derive the topics that are stopped."""
         clearing = {each.name for each in self.subscriptions.values() if each.status == "clearing"}
         self.stopped_topics = self.paused_topics | clearing
+        self.changed_topics.add(ALL_TOPICS)
 
     def shard_count(self, topic: str) -> int:
         """Return the number of shards among which the next message of a topic is placed."""
@@ -333,6 +340,7 @@ class Mailbox:
                 topic.shards_in_use = max(topic.policy.shards, topic.highest_shard + 1)
         if self.topics:
             self.share_limits(at)
+            self.changed_topics.add(ALL_TOPICS)
 
     def share_limits(self, at: int) -> None:
         """Have topics count together, from log time `at` (µs) on, as their policies say."""
