@@ -225,17 +225,17 @@ class App:
                 seconds = time.perf_counter() - started
                 self._metrics.answered_http(exchange.method, route, reply.status)
                 describe(span, exchange.method, route, reply.status)
+                logger().info(
+                    "http.request",
+                    method=exchange.method,
+                    route=route,
+                    status=reply.status,
+                    ms=round(1_000 * seconds, 1),
+                )
         finally:
             self._bodies.used -= exchange.held
             if not exchange.response_complete and not exchange.connection.transport.is_closing():
                 exchange.connection.transport.close()
-        logger().info(
-            "http.request",
-            method=exchange.method,
-            route=route,
-            status=reply.status,
-            ms=round(1_000 * seconds, 1),
-        )
 
     async def _answer(
         self, exchange: Exchange, headers: dict[bytes, bytes], corr_id: str
