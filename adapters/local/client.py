@@ -13,6 +13,7 @@ from postroom.adapters.local import protocol
 from postroom.adapters.local.endpoints import Endpoint
 from postroom.adapters.local.protocol import Frames, MalformedFrame, Query, Receiving, frame
 from postroom.application.caller import current_caller
+from postroom.application.mailbox.groups import releases_of
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.event_log import Answer
 from postroom.application.threads import set_close_on_fork, wait_at_most
@@ -29,6 +30,7 @@ Counted in intervals, because a client that was paused itself wakes up with all 
 """
 QUIET_TICKS = 3
 """Intervals between two questions to an owner that only owes messages, which may be long in coming."""
+MAX_GIVEN_UP = 1_000
 MAX_BATCH_COMMANDS = 5_000
 COMMAND_BYTES = 256
 
@@ -59,6 +61,8 @@ class LocalClient(asyncio.Protocol):
         self._frames = Frames()
         self._ids = count(1)
         self._calls: dict[int, asyncio.Future[msgspec.Raw]] = {}
+        self._receives: set[int] = set()
+        """Calls that receive messages, and may have been given up in the meantime."""
         self._requests: list[bytes] = []
         self._transport: Any = None
         self._descriptor = -1
@@ -233,7 +237,11 @@ class LocalClient(asyncio.Protocol):
             return
         call = self._calls.pop(id_, None)
         if call is None or call.done():  # given up in the meantime
+            if id_ in self._receives and error is None:
+                self._release(result)
+            self._receives.discard(id_)
             return
+        self._receives.discard(id_)
         if error is not None:
             call.set_exception(protocol.read_error(error))
         else:
@@ -252,6 +260,10 @@ class LocalClient(asyncio.Protocol):
         if not is_wait or not self._calls:
             self._asked.set()
         self._calls[id_] = call
+        if kind == protocol.RECEIVE:
+            if len(self._receives) >= MAX_GIVEN_UP:  # those that the owner has cancelled are never answered
+                self._receives &= self._calls.keys()
+            self._receives.add(id_)
         self._waits += is_wait
         self._write(request)
         try:
@@ -259,9 +271,17 @@ class LocalClient(asyncio.Protocol):
         except asyncio.CancelledError:
             if self._calls.pop(id_, None) is not None:
                 self._write(frame((0, protocol.CANCEL, id_)))
+            elif kind == protocol.RECEIVE and call.done() and not call.cancelled() and not call.exception():
+                self._release(call.result())
             raise
         finally:
             self._waits -= is_wait
+
+    def _release(self, result: msgspec.Raw) -> None:
+        """Release the messages of a receive that was given up, without waiting."""
+        with suppress(MalformedFrame):
+            if commands := releases_of(protocol.read_deliveries(result)):
+                self._write(frame((next(self._ids), Nack.__name__, commands)))
 
     def _write(self, request: bytes) -> None:
         if not self._requests:

@@ -66,7 +66,8 @@ class OwnerThread:
         self, command: Receive, wait_ms: int, *, is_stream: bool = False
     ) -> list[MessageDelivery]:
         """Deliver ready messages; see `MailboxOwner.receive`."""
-        return await self._call(partial(self._owner.receive, command, wait_ms, is_stream=is_stream))
+        receive = partial(self._owner.receive, command, wait_ms, is_stream=is_stream)
+        return await self._call(receive, self._owner.release)
 
     async def find_message_id(self, stream: bytes) -> str:
         """Return the id of a message; see `MailboxOwner.find_message_id`."""
@@ -85,7 +86,16 @@ class OwnerThread:
         finally:
             await wait_uncancelled(self._call(self._owner.close))
 
-    async def _call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _call(
+        self,
+        work: Callable[[], Coroutine[Any, Any, T]],
+        undo: Callable[[T], Coroutine[Any, Any, None]] | None = None,
+    ) -> T:
+        """Return the result of work in the other loop.
+
+        Arguments:
+            undo: called there with the result if its caller has given up.
+        """
         check_not_forked(self._process, self.name)
         if asyncio.get_running_loop() is not self._callers:
             raise InvalidRequest(
@@ -93,7 +103,7 @@ class OwnerThread:
                 "connect in each event loop, or use `connect(...).sync()` in threads."
             )
         answer: asyncio.Future[T] = self._callers.create_future()
-        call = _Call(work, answer, copy_context())
+        call = _Call(work, answer, copy_context(), undo, self._loop)
         if not self._asked:
             self._callers.call_soon(self._flush)
         self._asked.append(call)
@@ -102,6 +112,8 @@ class OwnerThread:
         except asyncio.CancelledError:
             if call in self._asked:
                 self._asked.remove(call)
+            elif answer.done() and not answer.cancelled() and not answer.exception():
+                call.give_up(answer.result())
             else:
                 self._loop.call_soon_threadsafe(call.cancel)
             raise
@@ -129,20 +141,32 @@ class OwnerThread:
 class _Call:
     """A call from one event loop to another."""
 
-    __slots__ = ("answer", "context", "task", "work")
+    __slots__ = ("answer", "context", "loop", "task", "undo", "work")
 
     def __init__(
-        self, work: Callable[[], Coroutine[Any, Any, Any]], answer: "asyncio.Future[Any]", context: Context
+        self,
+        work: Callable[[], Coroutine[Any, Any, Any]],
+        answer: "asyncio.Future[Any]",
+        context: Context,
+        undo: Callable[[Any], Coroutine[Any, Any, None]] | None,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.work = work
         self.answer = answer
         self.context = context
+        self.undo = undo
+        self.loop = loop
         self.task: asyncio.Task[Any] | None = None
 
     def cancel(self) -> None:
         """Cancel the work, on its event loop, which has started it."""
         if self.task is not None:
             self.task.cancel()
+
+    def give_up(self, result: object) -> None:
+        """Undo the work, on its event loop, if its result is one to be undone."""
+        if self.undo is not None and result:
+            asyncio.run_coroutine_threadsafe(self.undo(result), self.loop)
 
 
 def _answer_all(calls: Sequence[_Call]) -> None:
@@ -156,3 +180,5 @@ def _answer_all(calls: Sequence[_Call]) -> None:
                 call.answer.set_exception(error)
         elif not call.answer.done():
             call.answer.set_result(task.result())
+        else:
+            call.give_up(task.result())

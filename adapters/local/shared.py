@@ -3,13 +3,13 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from postroom.adapters.local.client import LocalClient, OwnerGone
 from postroom.adapters.local.endpoints import Endpoint, LocalEndpoint, RemoteEndpoint
-from postroom.application.mailbox.groups import as_known
+from postroom.application.mailbox.groups import as_known, releases_of
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.event_log import Accepted, Answer, MailboxOwner
 from postroom.application.ports.lease_store import Ownership
@@ -173,6 +173,11 @@ class OwnerConnection:
             return await owner.receive(command, remaining_ms, is_stream=is_stream)
 
         return await self._call(receive, wait_ms)
+
+    async def release(self, deliveries: Sequence[MessageDelivery]) -> None:
+        """Release deliveries whose receivers have given up; if that fails, their visibility timeout does."""
+        with suppress(PostroomError):
+            await self.submit(releases_of(deliveries))
 
     async def find_message_id(self, stream: bytes) -> str:
         """Return the id of a message; see `MailboxOwner.find_message_id`."""

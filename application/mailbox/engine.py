@@ -3,13 +3,22 @@
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from postroom.application.erasure.protection import MessageEncryption, submit_without_keys
 from postroom.application.mailbox.command_enricher import CACHE_BYTES, CommandEnricher, EnvelopeCache
 from postroom.application.mailbox.command_queue import LongPolls, PendingRequests
 from postroom.application.mailbox.group_decider import GroupDecider
-from postroom.application.mailbox.groups import Group, LoadedMailbox, Request, load_mailbox, refuse
+from postroom.application.mailbox.groups import (
+    Group,
+    LoadedMailbox,
+    Request,
+    deliveries_of,
+    load_mailbox,
+    refuse,
+    releases_of,
+)
 from postroom.application.mailbox.log_writer import (
     Committer,
     LogWriter,
@@ -82,7 +91,13 @@ class MailboxEngine:
         self.metrics = MailboxMetrics()
         self.long_polls = LongPolls()
         self.committer = Committer(
-            self.writer, self.check_ownership, self._invalidate, self._refuse, self.metrics, self.long_polls
+            self.writer,
+            self.check_ownership,
+            self._invalidate,
+            self._refuse,
+            self.metrics,
+            self.long_polls,
+            self._release,
         )
         enricher = CommandEnricher(log, EnvelopeCache(cache_bytes), self.committer, protection)
         self._decider = GroupDecider(enricher, self.metrics.reorder, admit)
@@ -214,7 +229,21 @@ class MailboxEngine:
         answers: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
         self._pending.add(Request(commands, answers), self._state)
         self._wake.set()
-        return await answers
+        try:
+            return await answers
+        except asyncio.CancelledError:
+            if answers.done() and not answers.cancelled() and answers.exception() is None:
+                self._release(deliveries_of(answers.result()))
+            raise
+
+    def _release(self, deliveries: Sequence[MessageDelivery]) -> None:
+        """Release deliveries whose receivers have given up; if that fails, their visibility timeout does."""
+        if deliveries and not self._closing:
+            answers: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+            answers.add_done_callback(lambda each: each.cancelled() or each.exception())
+            with suppress(PostroomError):
+                self._pending.add(Request(releases_of(deliveries), answers), self._state)
+            self._wake.set()
 
     async def receive(
         self, command: Receive, wait_ms: int, *, is_stream: bool = False

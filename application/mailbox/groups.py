@@ -11,6 +11,7 @@ from postroom.application.mailbox import records
 from postroom.application.mailbox.codec import make_commit
 from postroom.application.mailbox.snapshots import Save, Snapshots
 from postroom.application.mailbox.stored_snapshots import SavedPart, fold_from
+from postroom.application.messages import MessageDelivery
 from postroom.application.ports.event_log import Answer, EventLogReader
 from postroom.domain.commit import GENESIS, Commit, LastEvent
 from postroom.domain.errors import IntegrityFailure, PostroomError
@@ -270,16 +271,30 @@ class Group(NamedTuple):
     answers: list[list[Answer] | IntegrityFailure]
     events: GroupEvents
 
-    def answer(self) -> None:
-        """Send every caller its answers."""
+    def answer(self) -> list[MessageDelivery]:
+        """Send every caller its answers; return the deliveries whose receivers have given up."""
+        untaken: list[MessageDelivery] = []
         for request, answers in zip(self.requests, self.answers, strict=True):
             # The caller may have stopped waiting; its commands have still taken effect.
             if request.answers.done():
+                if isinstance(answers, list):
+                    untaken += deliveries_of(answers)
                 continue
             if isinstance(answers, IntegrityFailure):
                 request.answers.set_exception(answers)
             else:
                 request.answers.set_result(answers)
+        return untaken
+
+
+def deliveries_of(answers: Sequence[Answer]) -> list[MessageDelivery]:
+    """Return what the answers to commands deliver."""
+    return [delivery for answer in answers if isinstance(answer, list) for delivery in answer]
+
+
+def releases_of(deliveries: Sequence[MessageDelivery]) -> list[Command]:
+    """Return commands that release deliveries whose receivers have given up."""
+    return [Nack(each.receipt, 0.0, "the receiver has given up", action="release") for each in deliveries]
 
 
 COST_BYTES = 4_096

@@ -11,6 +11,7 @@ from postroom.application.mailbox.command_queue import LongPolls
 from postroom.application.mailbox.commit_ends import ends_with
 from postroom.application.mailbox.groups import Group, LoadedMailbox, Request
 from postroom.application.mailbox.metrics import MailboxMetrics
+from postroom.application.messages import MessageDelivery
 from postroom.application.ports.event_log import Clock, EventLog, Seal, StoredSnapshot, VolatileLog
 from postroom.application.telemetry import logger, summarize
 from postroom.application.threads import DaemonExecutor
@@ -174,6 +175,7 @@ class Committer:
         refuse: Callable[[Sequence[Request], PostroomError], None],
         metrics: MailboxMetrics,
         long_polls: LongPolls,
+        release: Callable[[Sequence[MessageDelivery]], None],
     ) -> None:
         """Initialise with the log's writer.
 
@@ -182,6 +184,7 @@ class Committer:
             on_failure: called with the first failed append of a state; it must invalidate the state.
             refuse: called with the requests of each group whose state is void, and the reason.
             long_polls: notified of the messages whose end is durable.
+            release: called with deliveries whose receivers have given up.
         """
         self._writer = writer
         self._check_ownership = check_ownership
@@ -189,6 +192,7 @@ class Committer:
         self._refuse = refuse
         self._metrics = metrics
         self._long_polls = long_polls
+        self._release = release
         self._in_progress: deque[asyncio.Task[None]] = deque()
 
     def commit(self, group: Group, commits: Sequence[Commit]) -> None:
@@ -243,7 +247,8 @@ class Committer:
         else:
             if self._long_polls.watches:
                 self._long_polls.note(group.events)
-            group.answer()
+            if untaken := group.answer():
+                self._release(untaken)
 
 
 OWNERSHIP_TRIES = 5

@@ -11,6 +11,7 @@ from itertools import islice
 from time import perf_counter
 from typing import Any
 
+from postroom.application.mailbox.administer import CommandHandlers
 from postroom.application.messages import ReceivedMessage
 from postroom.application.metrics import new_histogram
 from postroom.application.operations.mailbox import Mailbox
@@ -27,7 +28,9 @@ from postroom.domain.message import Receipt
 from postroom.domain.policy import OutageBackoff, backoff_ms
 
 WAIT_MS = 1_000
-"""Wait of one receive; a stop takes as long when there are no messages."""
+"""Wait of one receive; a stop takes as long when there are no messages, and new topics of a pattern."""
+IDLE_WAIT_MS = 30_000
+"""Wait of a receive after one without messages, if a stop can end it."""
 MAX_MESSAGES = 256
 MAX_BYTES = 4 << 20
 AHEAD_SECONDS = 0.1
@@ -116,6 +119,7 @@ class ConsumerRun:
         self._behind: set[Receipt] = set()  # held, but an earlier message of the ordered key is handled first
         self._slots: dict[asyncio.Task[None], Handling | None] = {}  # with what each is handling
         self._room = asyncio.Event()
+        self._waiting: asyncio.Task[Sequence[ReceivedMessage]] | None = None
         self._rate = 0.0
         self._settlements = Settlements(mailbox, self._forget)
         self._calls = HandlerCalls(consumer, self._settlements)
@@ -153,6 +157,8 @@ class ConsumerRun:
         """Receive no more messages, and end when those received are handled."""
         self._stopping.set()
         self._room.set()
+        if self._waiting is not None:
+            self._waiting.cancel()
 
     def abort(self) -> None:
         """Cancel the handlers that run; their messages and those not yet handled are released."""
@@ -226,7 +232,10 @@ class ConsumerRun:
         failures = 0
         loop = asyncio.get_running_loop()
         since, before = loop.time(), 0
-        is_idle = True
+        # An owner releases what a receive was to deliver that is cancelled; a server can't know of all.
+        may_wait = isinstance(self._mailbox, CommandHandlers) and not self._consumer.is_pattern
+        may_wait &= self._once is None
+        is_idle, can_wait = True, False
         while not self._stopping.is_set() and not (self._once and self._once.is_over.is_set()):
             ahead = min(int(self._rate * AHEAD_SECONDS), MAX_AHEAD)
             # The messages of an ordered key, which are handled one after the other, count as one.
@@ -238,8 +247,10 @@ class ConsumerRun:
                 await self._room.wait()
                 continue
             try:
-                received = await self._receive(min(free, MAX_MESSAGES))
+                receive = self._wait if can_wait else self._receive
+                received = await receive(min(free, MAX_MESSAGES))
                 failures = 0
+                can_wait = not received and may_wait
             except (Fenced, MailboxClosed):
                 raise
             except (Saturated, Unavailable) as error:
@@ -268,7 +279,17 @@ class ConsumerRun:
                     self._room.clear()
                     await self._room.wait()
 
-    async def _receive(self, count: int) -> Sequence[ReceivedMessage]:
+    async def _wait(self, count: int) -> Sequence[ReceivedMessage]:
+        """Receive messages, and wait long for them, unless stopped in the meantime."""
+        self._waiting = asyncio.create_task(self._receive(count, IDLE_WAIT_MS))
+        try:
+            await asyncio.wait([self._waiting])
+            return () if self._waiting.cancelled() else self._waiting.result()
+        finally:
+            self._waiting.cancel()
+            self._waiting = None
+
+    async def _receive(self, count: int, wait_ms: int = WAIT_MS) -> Sequence[ReceivedMessage]:
         topics = await self._topics.of(self._consumer)
         if not topics:
             if not self._once:
@@ -280,7 +301,7 @@ class ConsumerRun:
             max_bytes=MAX_BYTES,
             visibility_ms=self._consumer.visibility_ms,
             consumer=self._name,
-            wait_ms=0 if self._once else WAIT_MS,
+            wait_ms=0 if self._once else wait_ms,
         )
 
     async def _pause(self, seconds: float) -> None:

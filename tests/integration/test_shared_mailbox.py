@@ -5,7 +5,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -14,14 +14,17 @@ import pytest
 from postroom import (
     Fenced,
     InvalidRequest,
+    Mailbox,
     MailboxOwned,
     NewMessage,
+    TopicPolicy,
     Unavailable,
     connect,
     open_mailbox,
     read_mailbox,
 )
 from postroom.adapters.compose import socket_path
+from postroom.adapters.compose.connect import share_mailbox
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.local.endpoints import bound_path
 from postroom.adapters.local.protocol import VERSION, Hello, frame
@@ -31,6 +34,7 @@ from tests.support.waiting import until
 
 MAILBOX = "main@local"
 SHORT_MS = 400
+CANCELLATIONS, CANCEL_STEP_SECONDS = 60, 0.000_05
 MESSAGE = NewMessage(topic="orders", payload=b"{}")
 
 
@@ -250,7 +254,7 @@ async def test_an_answer_above_the_limit_is_refused_and_the_connection_stays(
     monkeypatch.setattr("postroom.adapters.local.server.FRAME_BYTES", 10_000)
     async with open_mailbox(store), connect(store) as mailbox:
         await mailbox.send_batch([NewMessage(topic="orders", payload=bytes(2_000))] * 8)
-        waiting = asyncio.create_task(mailbox.receive_messages("others", wait_ms=60_000))
+        waiting = asyncio.create_task(mailbox.receive_messages("others", wait_ms=20_000))
         with pytest.raises(InvalidRequest, match="ask for fewer"):
             await mailbox.peek_messages("orders")
         assert len(await mailbox.peek_messages("orders", limit=2)) == 2
@@ -314,3 +318,31 @@ async def test_a_connection_that_is_cancelled_while_it_opens_releases_the_mailbo
     await cancel_and_wait(using, seconds=10)
     async with open_mailbox(store):
         pass
+
+
+@pytest.mark.parametrize("kind", ["owner", "local socket", "thread"])
+async def test_a_receive_that_is_cancelled_at_any_moment_leaves_its_message_to_the_next_one(
+    store: str, kind: str
+) -> None:
+    policy = TopicPolicy(max_attempts=1, visibility_ms=100_000)
+    async with AsyncExitStack() as opened:
+        owner = await opened.enter_async_context(open_mailbox(store, default_policy=policy))
+        mailbox: Mailbox = owner
+        if kind != "owner":
+            client = share_mailbox(store, in_thread=kind == "thread")
+            mailbox = await opened.enter_async_context(client)
+        cancelled = 0
+        for number in range(CANCELLATIONS):
+            await mailbox.send_message(NewMessage("orders", b"%d" % number))
+            receiving = asyncio.create_task(mailbox.receive_messages("orders", wait_ms=20_000))
+            await asyncio.sleep(number * CANCEL_STEP_SECONDS)
+            receiving.cancel()
+            (received,) = await asyncio.gather(receiving, return_exceptions=True)
+            if isinstance(received, asyncio.CancelledError):
+                cancelled += 1
+                received = await mailbox.receive_messages("orders", wait_ms=20_000)
+            assert not isinstance(received, BaseException)
+            (message,) = received
+            assert (message.payload, message.attempt) == (b"%d" % number, 1)
+            await message.ack()
+        assert cancelled > 0
