@@ -18,6 +18,7 @@ from postroom.adapters.compose.ingest import Namespace, NatsSource, open_ingeste
 from postroom.adapters.compose.maintenance import migrate_messaging, migrate_store
 from postroom.adapters.compose.outbox import MessagingSettings, NatsSettings, NewEvent, Outbox, open_relay
 from postroom.adapters.nats.definitions import ConsumerDefinition, StreamDefinition
+from postroom.application.threads import exempt_heap
 from postroom.domain.envelope.validation import ValidationMode
 from tests.benchmarks.figures import Figures, Stopwatch
 from tests.benchmarks.servers import nats_server, postgres_server
@@ -30,11 +31,13 @@ AGGREGATES = 2_000
 RECORDED_AT_ONCE = 500
 PAYLOAD = {"data": "x" * 200}
 CONCURRENCY = 50
-BATCH = 10
+BATCH = 20
 """Messages of a request to the handler, where they are posted in batches."""
 ENVELOPES = 100_000
 RELAY_GOAL, INGEST_GOAL = 0.15, 0.8
 """How many times the rate at which a bare client publishes as many messages to the same server."""
+RELAY_RATE_GOAL, CONSUME_RATE_GOAL = 15_000, 5_000
+"""Of two quiet cores; the worker's, of messages in batches."""
 CONTEXT = "bench"
 SIGNING_KEY = "benchmark-key-of-thirty-two-bytes!"
 STREAMS = [
@@ -74,7 +77,7 @@ def relay_all(database: str, server: NatsServer) -> float:
 
     async def main() -> float:
         async with open_relay(MessagingSettings(database, CONTEXT), NatsSettings(server.url)) as relay:
-            with Stopwatch() as relaying:
+            with exempt_heap(), Stopwatch() as relaying:  # as the command does, for hours
                 while await relay.relay_once():
                     pass
             assert relay.counts.published == EVENTS
@@ -99,7 +102,7 @@ def consume_all(database: str, server: NatsServer, handler: str, batch: int = 1)
         )
         messaging, nats = MessagingSettings(database, CONTEXT), NatsSettings(server.url)
         async with open_worker(messaging, nats, consumer, settings) as worker:
-            with Stopwatch() as consuming:
+            with exempt_heap(), Stopwatch() as consuming:
                 await worker.run(asyncio.Event(), until_idle=True)
             assert worker.counts["processed"] == EVENTS
             return consuming.seconds
@@ -188,7 +191,7 @@ def ingest_all(store: str, server: NatsServer) -> float:
             open_mailbox(store, namespace.mailbox, mode="archive", limits=LIMITS) as postroom,
             open_ingester(namespace, postroom) as ingester,
         ):
-            with Stopwatch() as ingesting:
+            with exempt_heap(), Stopwatch() as ingesting:
                 running = asyncio.create_task(ingester.run())
                 while ingester.counts.stored < ENVELOPES and not running.done():
                     await asyncio.sleep(0.005)
@@ -219,11 +222,12 @@ def _measure_messaging(figures: Figures, folder: Path, _: int) -> None:
                         migrate_messaging(inbox)
                         batch = BATCH if name.endswith("batch") else 1
                         rates.append(EVENTS / consume_all(inbox, nats, handler, batch))
-    figures.add("outbox.relay", median(relayed), "events/s")
+    figures.add("outbox.relay", median(relayed), "events/s", RELAY_RATE_GOAL)
     figures.add("outbox.relay.of_bare_publish", median(ratios), "times", RELAY_GOAL)
     for name, rates in consumed.items():
         if rates:
-            figures.add(name, median(rates), "events/s")
+            goal = CONSUME_RATE_GOAL if name.endswith("batch") else None
+            figures.add(name, median(rates), "events/s", goal)
 
 
 def _measure_ingestion(figures: Figures, folder: Path, _: int) -> None:

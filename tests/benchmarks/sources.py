@@ -21,6 +21,7 @@ from redis.asyncio import Redis
 
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.ingest import open_ingester
+from postroom.application.threads import exempt_heap
 from postroom.domain.errors import Unavailable
 from tests.benchmarks.figures import Figures
 from tests.integration.broker_drill import BROKERS, KEYS, NAME, Broker
@@ -85,11 +86,12 @@ async def ingest(broker: Broker, store: str, meter: Meter) -> None:
         open_mailbox(store, what.mailbox, mode="archive") as postroom,
         open_ingester(what, postroom) as ingester,
     ):
-        running = asyncio.create_task(ingester.run())
-        while not meter.update(ingester.counts.stored) and not running.done():
-            await asyncio.sleep(0.002)
-        ingester.stop()
-        await running
+        with exempt_heap():  # as the command does
+            running = asyncio.create_task(ingester.run())
+            while not meter.update(ingester.counts.stored) and not running.done():
+                await asyncio.sleep(0.002)
+            ingester.stop()
+            await running
 
 
 async def consume_kafka(broker: Any, meter: Meter) -> None:
