@@ -17,7 +17,7 @@ from postroom.application.inbox import dead_letter_admin, delivery, worker
 from postroom.application.inbox.dead_letters import DeadLetterPublisher
 from postroom.application.outbox import formats, relay
 from postroom.application.outbox.events import headers_of
-from postroom.application.ports.outbox import OutboxRow
+from postroom.application.ports.outbox import OutboxRepository, OutboxRow
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.inbox import Acknowledge, RouteToDeadLetter
 from tests.simulation.messaging.crashes import CrashAt
@@ -92,13 +92,17 @@ def test_the_simulation_finds(put_in: Defect, servers: Servers, monkeypatch: Pat
 
 @defect_seen_in(lambda it: it.relay([("a", "commits")], CrashAt("publish", "before", 1), 0))
 def an_event_that_is_marked_before_it_is_published(patch: Patch) -> None:
-    async def mark_first(self: relay.OutboxRelay, partitions: Sequence[int]) -> int:
-        async with self._repository.claim(partitions) as claim:
+    async def mark_first(
+        self: relay.OutboxRelay, repository: OutboxRepository, partitions: Sequence[int], concurrency: int
+    ) -> int:
+        async with repository.claim(partitions) as claim:
             stored = await claim.find_unpublished(self._clock.wall(), 4)
             batch = relay.PublishBatch(self._publisher, self._route, self._format, lambda: True)
             batch.published = [(each, self._route.name_of(each.event)) for each in stored]
             await self._record(claim, batch)
-        await relay.PublishBatch(self._publisher, self._route, self._format, lambda: True).publish(stored, 4)
+        await relay.PublishBatch(self._publisher, self._route, self._format, lambda: True).publish(
+            stored, concurrency
+        )
         return len(stored)
 
     patch.setattr(relay.OutboxRelay, "_relay", mark_first)
