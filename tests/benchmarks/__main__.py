@@ -51,7 +51,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "scans": ("scan",),
     "follow": ("follow",),
     "console": ("console",),
-    "idle": ("idle",),
+    "idle": ("idle", "wake"),
     "redrive": ("redrive.sqlite", "redrive.postgres"),
 }
 """How the names of each module's measurements begin. Only the modules asked for are imported: the others may

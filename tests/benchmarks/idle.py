@@ -1,26 +1,33 @@
-"""What processes cost that have nothing to do, and how soon they answer when there is something.
+"""What processes cost that have nothing to do, and how soon a waiting one gets what another sends.
 
 The processes are real ones, started together and left alone until their timers are at their longest. `cpu` is
 the share of a core that all threads of a process used, and `wakeups` how often a second one of them went on
 after it had waited for something.
 """
 
+import asyncio
+import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from statistics import median, quantiles
+from typing import Any, NamedTuple
 
+from postroom.adapters.compose.connect import connect
 from postroom.adapters.compose.maintenance import migrate_store
 from postroom.adapters.compose.projections import rebuild_projections
+from postroom.application.messages import NewMessage
 from tests.benchmarks.figures import Figures
 from tests.benchmarks.load.owners import owned, served
+from tests.benchmarks.load.worker import TOPIC
 from tests.benchmarks.servers import postgres_server
 from tests.support.servers.postroom import PostroomProcess
 from tests.support.servers.process import ServerProcess
 
 CPU_GOAL, WAKEUPS_GOAL = 0.2, 2.0
+WAKE_GOAL_MS = 1.5
 SETTLE_SECONDS, SECONDS = 30.0, 60.0
 MAILBOX = "main@proxy-1"
 WORKER = "tests.benchmarks.load.worker:worker"
@@ -127,4 +134,62 @@ def _measure(figures: Figures, folder: Path, _messages: int) -> None:
             figures.add(f"idle.{name}.wakeups", sum(waits.values()), "per s", WAKEUPS_GOAL)
 
 
-MEASUREMENTS: dict[str, Callable[[Figures, Path, int], None]] = {"idle.": _measure}
+WAKES, WARM_UP, PAUSE_SECONDS = 220, 20, 0.02
+
+
+def wakes_ms(address: str, count: int = WAKES) -> list[float]:
+    """Return the times from sends to their receipt by another process that waits, ms, in ascending order.
+
+    Arguments:
+        address: a store that a third process owns, or the URL of its server.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    receiver = context.Process(target=_receive, args=(address, count, theirs), daemon=True)
+    receiver.start()
+    try:
+        asyncio.run(_send(address, count, ours))
+        times: list[float] = ours.recv()
+    finally:
+        receiver.kill()
+        receiver.join()
+    return sorted(times[WARM_UP:])
+
+
+async def _send(address: str, count: int, pipe: Any) -> None:
+    async with connect(address) as mailbox:
+        assert await asyncio.to_thread(pipe.recv)  # the receiver is there
+        for _ in range(count):
+            await asyncio.sleep(PAUSE_SECONDS)
+            await mailbox.send_message(NewMessage(topic=TOPIC, payload=str(time.monotonic_ns()).encode()))
+
+
+def _receive(address: str, count: int, pipe: Any) -> None:
+    async def main() -> list[float]:
+        async with connect(address) as mailbox:
+            pipe.send(True)
+            times: list[float] = []
+            while len(times) < count:
+                received = await mailbox.receive_messages(TOPIC, wait_ms=10_000)
+                now = time.monotonic_ns()
+                times += [(now - int(each.payload)) / 1e6 for each in received]
+                await mailbox.ack_messages([each.receipt for each in received])
+            return times
+
+    pipe.send(asyncio.run(main()))
+
+
+def _measure_wakes(figures: Figures, folder: Path, _messages: int) -> None:
+    for kind in ("local", "http", "grpc"):
+        if not figures.wants(f"wake.{kind}"):
+            continue
+        place = folder / f"wake-{kind}"
+        place.mkdir()
+        store = str(place / "store.db")
+        with owned(store, place) if kind == "local" else served(store, place, kind) as owner:
+            times = wakes_ms(owner.own_address)
+        figures.add(f"wake.{kind}.p50", median(times), "ms", WAKE_GOAL_MS if kind == "local" else None)
+        figures.add(f"wake.{kind}.p99", quantiles(times, n=100)[98], "ms")
+
+
+MEASUREMENTS: dict[str, Callable[[Figures, Path, int], None]] = {"idle.": _measure, "wake.": _measure_wakes}

@@ -9,12 +9,15 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from postroom.adapters.files.changes import FileChanges
 from postroom.adapters.postgres.messaging.message_outbox import PostgresMessageOutbox
 from postroom.adapters.sql.mailbox_outbox import MailboxOutbox
+from postroom.adapters.sqlite import message_outbox
 from postroom.adapters.sqlite.message_outbox import SqliteMessageOutbox
 from postroom.application.messages import NewMessage
 from postroom.application.outbox.events import read_message
 from postroom.application.ports.outbox import MessageOutbox
+from postroom.application.threads import cancel_and_wait
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.conformance.message_outbox import WAIT_SECONDS, MessageOutboxConformance, Record
 from tests.support.stores import MAILBOX
@@ -82,6 +85,35 @@ class TestSqlite(MessageOutboxConformance):
         async with asyncio.timeout(WAIT_SECONDS):
             await outbox.wait()
         assert [row.id for row in await outbox.find(10)] == [restored]
+
+    @pytest.mark.parametrize("told", ["by the kernel", "of nothing", "of too little"])
+    async def test_a_message_is_found_in_a_file_that_was_quiet(
+        self, outbox: MessageOutbox, record: Record, monkeypatch: pytest.MonkeyPatch, told: str
+    ) -> None:
+        monkeypatch.setattr(message_outbox, "QUIET_SECONDS", 0)
+        monkeypatch.setattr(message_outbox, "LOST_SECONDS", 0.05 if told == "of too little" else 3_600)
+        if told != "by the kernel":
+            monkeypatch.setattr(FileChanges, "watch", lambda self, files: told == "of too little")
+        record(NewMessage("other", b""), mailbox="acme@two")
+        assert await outbox.find(1) == []
+        waiting = asyncio.create_task(outbox.wait())
+        await asyncio.sleep(0.1)  # in which it begins to wait
+        (id_,) = await asyncio.to_thread(record, NewMessage("orders", b"1"))
+        async with asyncio.timeout(WAIT_SECONDS):
+            await waiting
+        assert [row.id for row in await outbox.find(1)] == [id_]
+
+    async def test_a_file_that_has_no_messages_is_not_searched_at_each_commit(
+        self, outbox: MessageOutbox, path: Path
+    ) -> None:
+        assert await outbox.find(1) == []
+        waiting = asyncio.create_task(outbox.wait())
+        for number in range(20):
+            with closing(sqlite3.connect(path)) as connection, connection:
+                connection.execute(f"CREATE TABLE others_{number} (name)")
+            await asyncio.sleep(0.01)
+        assert not waiting.done()
+        await cancel_and_wait(waiting)
 
     async def test_a_file_that_is_no_database_is_reported(self, tmp_path: Path) -> None:
         path = tmp_path / "text.db"

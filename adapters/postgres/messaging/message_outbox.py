@@ -69,12 +69,25 @@ class PostgresHints:
                 async with await _connect(self._url, self._name) as connection:
                     await connection.execute(self._listen_to)
                     self._hinted.set()  # events committed before LISTEN
-                    async for hint in connection.notifies():
-                        if hint.payload in ("", self._schema):
-                            self._hinted.set()
+                    await self._receive(connection)
             except (psycopg.Error, PostroomError) as error:
                 logger().retry("outbox.hints_lost", error=str(error))
             await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def _receive(self, connection: AsyncConnection) -> None:
+        """Note hints until the connection ends; the driver's own wait looks at it ten times a second."""
+        loop, has_arrived = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(descriptor := connection.fileno(), has_arrived.set)
+        try:
+            while True:
+                connection.pgconn.consume_input()
+                while (hint := connection.pgconn.notifies()) is not None:
+                    if hint.extra.decode() in ("", self._schema):
+                        self._hinted.set()
+                await has_arrived.wait()
+                has_arrived.clear()
+        finally:
+            loop.remove_reader(descriptor)
 
 
 async def _connect(url: str, name: str) -> AsyncConnection:

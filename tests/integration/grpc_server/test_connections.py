@@ -1,11 +1,14 @@
 """Connections without a valid token: gRPC servers close them soon, and they keep nobody out."""
 
 import asyncio
+import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
+import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
@@ -18,7 +21,10 @@ from postroom.adapters.compose.control_plane import (
     serve_admin,
 )
 from postroom.adapters.compose.serve import ConnectionLimits, HttpSettings, SurfaceProtection
+from postroom.adapters.grpc import connections
+from postroom.adapters.grpc.connections import GrpcConnections
 from postroom.adapters.memory.lease_store import MemoryLeaseStore
+from postroom.application.threads import background_task
 from tests.support.access import controlled_mailbox
 from tests.support.lease_requests import lease_request
 from tests.support.messages import message
@@ -94,3 +100,25 @@ async def test_an_admin_closes_connections_without_the_node_token() -> None:
         async with stranger(admin.url) as channel:
             await wait_until_closed(channel)
         assert await control_plane.list_leases()
+
+
+async def test_the_wait_for_clients_ends_with_one_and_leaves_no_files_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.001)
+    looks: list[None] = []
+    monkeypatch.setattr(GrpcConnections, "look", lambda self: looks.append(None))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        watched = GrpcConnections(listener.getsockname()[1])
+        before = len(os.listdir("/dev/fd"))
+        monkeypatch.setattr(connections, "IDLE_SECONDS", 0.001)
+        async with background_task(watched.run()):
+            await until(lambda: len(looks) > 20)
+        assert len(os.listdir("/dev/fd")) == before
+        monkeypatch.setattr(connections, "IDLE_SECONDS", 3_600.0)
+        looks.clear()
+        async with background_task(watched.run()):
+            await asyncio.sleep(0.05)
+            assert not looks
+            with socket.create_connection(listener.getsockname()):
+                await until(lambda: looks)
