@@ -157,7 +157,7 @@ class MailboxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     in_flight_ceiling: int = 8_192
-    topics: int = 1_024
+    topics: int = 10_000
     frame_bytes: int = 1 << 20
     max_messages: int = 256
     history_retention_ms: int = 90 * DAY_MS

@@ -292,14 +292,19 @@ def settings_before(owner: str) -> MailboxSettings:
     return MailboxSettings(default_policy=TopicPolicy(visibility_ms=_LIBRARY_VISIBILITY_MS))
 
 
+_FORMER_DEFAULTS = {("limits.topics", 1_024, MailboxLimits().topics)}
+"""Defaults that mailboxes of former versions have, and those that owners state now if they state none."""
+
+
 def _differences(stored: MailboxSettings, settings: SettingsChanges) -> Iterator[Difference]:
     for prefix, current, values in (
         ("limits", stored.limits, settings.limits),
         (DEFAULT, stored.default_policy, settings.default_policy),
     ):
         for name, value in values.items():
-            if getattr(current, name) != value:
-                yield Difference(f"{prefix}.{name}", getattr(current, name), value)
+            stated = getattr(current, name)
+            if stated != value and (f"{prefix}.{name}", stated, value) not in _FORMER_DEFAULTS:
+                yield Difference(f"{prefix}.{name}", stated, value)
     for pattern, fields in settings.topics.items():
         in_force = stored.topics.get(pattern, {})
         if not is_glob(pattern):

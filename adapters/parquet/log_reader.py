@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, pairwise
+from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from postroom.application.mailbox.archived_log import (
     missing,
 )
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit
+from postroom.domain.errors import NotFound
 from postroom.projections.commit_columns import read_ranges
 from postroom.projections.log_reader import (
     POSITIONS_PER_READ,
@@ -75,8 +77,11 @@ class ArchivedLogReader(LogReader):
         """Return extents of mailbox logs, which begin with the archive; see `LogReader.extents`.
 
         Raises: BrokenLog when positions are missing between archive and store, Unavailable when the archive
-            can't be read or belongs to another store.
+            can't be read or belongs to another store, NotFound when its folder does not exist, but retention
+            removed records from the store.
         """
+        if not self.allow_gaps and "://" not in self.folder and not Path(self.folder).is_dir():
+            self._check_nothing_is_archived()
         # The store first: records that retention removes after this are in the archive.
         stored = {extent.name: extent for extent in self.live.extents()}
         combined = [
@@ -90,6 +95,15 @@ class ArchivedLogReader(LogReader):
             elif last >= extent.first:
                 extents.append(self._ending(extent, last))
         return extents
+
+    def _check_nothing_is_archived(self) -> None:
+        for name, bounds in self.live.bounds().items():
+            if bounds.removed:
+                raise NotFound(
+                    f"There is no archive at {self.folder}, but retention removed the log of {name} through "
+                    f"position {bounds.removed}, which would be left out. Name the folder of the archive; a "
+                    "relative one is relative to the working directory. If there is none, pass --archive ''."
+                )
 
     def read(
         self, ranges: Iterable[Range], columns: Sequence[str], where: Sequence[Condition] = ()

@@ -34,6 +34,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "store_costs": ("sqlite.bytes.life", "postgres.bytes.life", "sqlite.open.crash", "snapshot.pause"),
     "snapshots": ("snapshot.wake", "snapshot.share"),
+    "large": ("large",),
     "peers": ("postgres.send", "postgres.lives", "postgres.keys", "pgmq", "pgqueuer"),
     "messaging": ("outbox", "inbox", "ingest"),
     "sources": ("ingest.sources",),

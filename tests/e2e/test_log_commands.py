@@ -40,14 +40,14 @@ def test_changes_of_settings_are_shown_with_the_values_before_and_after(postroom
     later = postroom.ok("log", "tail", "--json", "--limit", "1", "--event", "MailboxSettingsChanged").lines
 
     assert "policy.max_attempts from 5 to 3, topics.a*.visibility from unset to 1m" in shown
-    assert "limits.topics from 1024 to 5, topics.a*.visibility from 1m to unset" in shown
+    assert "limits.topics from 10000 to 5, topics.a*.visibility from 1m to unset" in shown
     assert [each["changes"] for each in lines] == [
         [
             {"name": "policy.max_attempts", "current": 5, "new": 3},
             {"name": "topics.a*.visibility_ms", "current": None, "new": 60_000},
         ],
         [
-            {"name": "limits.topics", "current": 1_024, "new": 5},
+            {"name": "limits.topics", "current": 10_000, "new": 5},
             {"name": "topics.a*.visibility_ms", "current": 60_000, "new": None},
         ],
     ]

@@ -95,7 +95,7 @@ async def test_a_take_over_with_other_settings_is_refused_and_leaves_no_trace() 
             pass
     assert place.open_log().head() == end
     assert refusal.value.differences == (
-        Difference("limits.topics", 1_024, 9),
+        Difference("limits.topics", 10_000, 9),
         Difference("policy.shards", 2, 8),
         Difference("policy.visibility_ms", 2_000, 30_000),
         Difference("policy.max_attempts", 3, 1),

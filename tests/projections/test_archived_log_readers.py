@@ -19,7 +19,7 @@ from postroom.adapters.parquet.log_reader import ArchivedLogReader
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.commit import GENESIS, Commit
-from postroom.domain.errors import BrokenLog, Unavailable
+from postroom.domain.errors import BrokenLog, NotFound, Unavailable
 from postroom.domain.record import Event, Record
 from postroom.projections import commit_columns
 from postroom.projections.log_reader import Bucket, Condition, IsIn, LogExtent, LogReader, Range
@@ -369,3 +369,16 @@ def test_only_the_row_groups_with_the_positions_wanted_are_read(
     damage(groups.file(), columns=set(segment_files.SCHEMA.names), groups={0, 1, 3})
     found = rows(read_range(groups.log, LogExtent(1, ONE, 1, 40, 0), 21, 30, list(COLUMNS), where))
     assert [row["position"] for row in found] == list(range(21, 31))
+
+
+def test_a_log_whose_archived_beginning_is_nowhere_is_not_read_without_it(place: Place) -> None:
+    absent = str(place.folder.parent / "absent")
+    reader = open_log_reader(open_store(place.store), absent)
+    assert [each.first for each in reader.extents()] == [1]
+    place.move(10)
+    with pytest.raises(
+        NotFound, match=f"There is no archive at {absent}, but retention removed .* pass --arch"
+    ):
+        reader.extents()
+    assert open_log_reader(open_store(place.store), absent, allow_gaps=True).extents()
+    assert open_log_reader(open_store(place.store)).extents()

@@ -99,7 +99,7 @@ def test_of_two_globs_of_the_same_length_the_later_by_name_wins() -> None:
             "priority_aging_ms must be below a tenth",
         ),
         ({f"{n}*": {"shards": 1} for n in range(MAX_GLOBS + 1)}, "use at most 50"),
-        ({str(n): {"shards": 1} for n in range(1_025)}, "the limit is 1024"),
+        ({str(n): {"shards": 1} for n in range(10_001)}, "the limit is 10000"),
     ],
 )
 def test_sections_that_are_wrong_alone_or_together_are_refused(topics: Any, problem: str) -> None:
@@ -153,6 +153,17 @@ def test_a_change_applies_to_topics_that_hold_messages() -> None:
 # -- a change of owner ---
 
 
+def test_an_owner_that_states_the_present_default_number_of_topics_accepts_the_former_one() -> None:
+    former = MailboxSettings(MailboxLimits(topics=1_024))
+    check_settings("acme@one", former, SettingsChanges.of(MailboxLimits(), None))
+    with pytest.raises(SettingsConflict, match="topics"):
+        check_settings("acme@one", former, SettingsChanges({"topics": 9_999}))
+    with pytest.raises(SettingsConflict, match="topics"):
+        check_settings(
+            "acme@one", MailboxSettings(MailboxLimits(topics=9_999)), SettingsChanges({"topics": 10_000})
+        )
+
+
 def test_an_owner_that_gives_other_settings_is_refused() -> None:
     settings = SettingsChanges(
         {"topics": 9},
@@ -164,7 +175,7 @@ def test_an_owner_that_gives_other_settings_is_refused() -> None:
         SettingsConflict,
         f"to change it, run `postroom apply --mailbox {NAME}` with a settings file",
         differences=(
-            Difference("limits.topics", 1_024, 9),
+            Difference("limits.topics", 10_000, 9),
             Difference("policy.max_attempts", 5, 1),
             Difference("topics.a*.shards", None, 8),  # of a topic, 8 is in force; a glob has no section
             Difference("erasure.topics.*", None, "principal"),
