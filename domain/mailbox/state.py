@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from blake3 import blake3
@@ -135,6 +136,16 @@ class Timers:
                     fired[message.stream] = message
                 pending += [child for child in (2 * index + 1, 2 * index + 2) if child < len(heap)]
         return list(fired.values())
+
+    def __iter__(self) -> Iterator[Message]:
+        """Iterate over the messages that have a timer, some more than once."""
+        for entries in (self._swept, self._recent):
+            for at, message in zip(entries.times, entries.messages, strict=True):
+                if self._time_of(message) == at:
+                    yield message
+        for at, _, message in chain(self._heap, self._sweeping):
+            if self._time_of(message) == at:
+                yield message
 
     def sweep(self, count: int) -> None:
         """Look at the next `count` entries, and drop the stale ones and those that occur twice."""
@@ -400,6 +411,10 @@ class Mailbox:
             if topic.is_idle(now):
                 topic.share(None, now)
                 del self.topics[topic.name]
+
+    def in_flight_messages(self) -> Iterable[Message]:
+        """Return the messages in flight, some more than once."""
+        return self._deadlines
 
     def overdue(self, now: int, limit: int) -> list[Message]:
         """Return up to `limit` messages that have timed out or expired at `now` (µs), oldest first."""

@@ -40,8 +40,8 @@ class Shard:
         self._gone: set[int] = set()
         self._returned: list[Message] = []
         self._delayed: list[tuple[int, int, Message]] = []
-        # The `due` of each delayed message, by position; entries of the heap with another one are stale.
-        self._delays: dict[int, int] = {}
+        # Delayed messages by position; entries of the heap with another `due` than theirs are stale.
+        self._delays: dict[int, Message] = {}
         self.in_flight = 0
 
     @property
@@ -54,7 +54,7 @@ class Shard:
         """Add a message to the queue, delayed if its `due` is after `now` (µs)."""
         if message.due > now:
             heapq.heappush(self._delayed, (message.due, message.position, message))
-            self._delays[message.position] = message.due
+            self._delays[message.position] = message
         elif (
             message.version == 1
             and message.due <= message.sent_at
@@ -79,7 +79,7 @@ class Shard:
         if len(ready) < len(messages):
             self._delayed.extend((each.due, each.position, each) for each in messages if each.due > now)
             heapq.heapify(self._delayed)
-            self._delays = {position: due for due, position, _ in self._delayed}
+            self._delays = {position: message for _, position, message in self._delayed}
 
     def dequeue(self, message: Message) -> None:
         """Remove a waiting message; in the middle of `_fresh` or `_delayed`, its entry becomes stale."""
@@ -127,6 +127,15 @@ class Shard:
         gone = self._gone
         return (each for each in self._fresh if each.position not in gone) if gone else iter(self._fresh)
 
+    def count_waiting(self, now: int) -> tuple[int, int, int | None]:
+        """Return the numbers of ready and of delayed messages at `now` (µs), and the oldest's send time."""
+        self._promote(now)
+        ready = len(self._fresh) - len(self._gone) + len(self._returned)
+        oldest = [*islice(self._fresh, 1), *self._returned[:1]]
+        if self._delays:
+            oldest.append(self._delays[min(self._delays)])
+        return ready, len(self._delays), min([each.sent_at for each in oldest], default=None)
+
     def next_due(self) -> int | None:
         """Return the µs at which the first delayed message becomes ready, or None."""
         delayed = self._delayed
@@ -150,7 +159,8 @@ class Shard:
             gone.remove(fresh.popleft().position)
 
     def _is_due(self, entry: tuple[int, int, Message]) -> bool:
-        return self._delays.get(entry[1]) == entry[0]
+        due, position, message = entry
+        return position in self._delays and message.due == due
 
 
 WaitReason = Literal["dead_letter", "key", "key_limit", "topic_limit"]

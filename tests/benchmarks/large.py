@@ -107,7 +107,8 @@ def _measure_topics(figures: Figures, folder: Path, _: int) -> None:
             for name in names:
                 await large.send_message(NewMessage(topic=name, payload=PAYLOAD, deliver_after_ms=3_600_000))
             waiting = [asyncio.create_task(large.receive_messages(name, wait_ms=600_000)) for name in names]
-            await asyncio.sleep(0)
+            while len(list(large.engine.long_polls)) < TOPICS:
+                await asyncio.sleep(0.01)
             await _live(large, ["bench.lives"], LIVES // 10)
             for _ in range(figures.runs):
                 one.append(await _cpu(lambda: _live(few, ["bench.lives"], LIVES)))

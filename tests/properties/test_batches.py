@@ -23,6 +23,7 @@ from postroom.domain.mailbox.commands import (
     Sweep,
     TopicPolicySet,
 )
+from postroom.domain.mailbox.counts import count, count_each
 from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.state import Mailbox
@@ -220,4 +221,5 @@ def test_a_batch_has_the_effect_of_its_commands_one_by_one(
                 evolve(other, event)
         receipts += [one.messages[e.stream].receipt for e in events if type(e).__name__ == "MessageReceived"]
         assert state_of(one, now) == state_of(other, now)
+        assert count(one, now) == count_each(one, now)
     target(batches)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from postroom.application.mailbox.command_queue import LongPolls
 from postroom.application.mailbox.groups import LoadedMailbox
 from postroom.domain.errors import Rejected
+from postroom.domain.mailbox import counts
 from postroom.domain.mailbox.batch import decide_batch, evolve_batch, is_batch
 from postroom.domain.mailbox.commands import (
     Ack,
@@ -179,6 +180,7 @@ def test_receivers_are_woken_as_if_every_topic_were_looked_at(
                 woken = mailbox.count_deliverable(topic, now, len(waiting))
                 for each in [each for each in waiting if topic in each][:woken]:
                     waiting.remove(each)
+            assert counts.count(mailbox, now) == counts.count_each(mailbox, now)
             still = {topic: sum(topic in each for each in waiting) for topic in TOPICS}
             assert {topic: polls.count(topic) for topic in TOPICS} == still
             times = [mailbox.next_timer(), *(mailbox.next_due(topic, now) for topic in polls)]
