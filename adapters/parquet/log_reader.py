@@ -102,7 +102,7 @@ class ArchivedLogReader(LogReader):
                 raise NotFound(
                     f"There is no archive at {self.folder}, but retention removed the log of {name} through "
                     f"position {bounds.removed}, which would be left out. Name the folder of the archive; a "
-                    "relative one is relative to the working directory. If there is none, pass --archive ''."
+                    "relative one is relative to the working directory. Pass --archive '' to read without it."
                 )
 
     def read(

@@ -377,7 +377,7 @@ def test_a_log_whose_archived_beginning_is_nowhere_is_not_read_without_it(place:
     assert [each.first for each in reader.extents()] == [1]
     place.move(10)
     with pytest.raises(
-        NotFound, match=f"There is no archive at {absent}, but retention removed .* pass --arch"
+        NotFound, match=f"There is no archive at {absent}, but retention removed .* Pass --arch"
     ):
         reader.extents()
     assert open_log_reader(open_store(place.store), absent, allow_gaps=True).extents()
