@@ -8,11 +8,14 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, TypeVar
 
-from postroom.adapters.local.shared import OwnerConnection
+import msgspec
+
+from postroom.adapters.local.shared import OWNER_LOST, OwnerConnection
+from postroom.application.mailbox.groups import QueuedAnswers, deliveries_of
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.event_log import Answer
 from postroom.application.threads import cancel_and_wait, check_not_forked, wait_uncancelled
-from postroom.domain.errors import InvalidRequest
+from postroom.domain.errors import InvalidRequest, Rejected
 from postroom.domain.mailbox.commands import Command, Receive
 
 T = TypeVar("T")
@@ -60,14 +63,21 @@ class OwnerThread:
 
     async def submit(self, commands: Sequence[Command]) -> Sequence[Answer]:
         """Decide commands; see `MailboxOwner.submit`."""
-        return await self._call(partial(self._owner.submit, commands))
+        return await self._call(partial(self._owner.submit, commands), commands)
 
     async def receive(
         self, command: Receive, wait_ms: int, *, is_stream: bool = False
     ) -> list[MessageDelivery]:
         """Deliver ready messages; see `MailboxOwner.receive`."""
-        receive = partial(self._owner.receive, command, wait_ms, is_stream=is_stream)
-        return await self._call(receive, self._owner.release)
+
+        async def receive(*, is_lost: bool = False) -> Sequence[Answer]:
+            return [await self._owner.receive(command, wait_ms, is_stream=is_stream)]
+
+        (answer,) = await self._call(receive, (command,), wait_ms)
+        if isinstance(answer, Rejected):
+            raise answer
+        assert isinstance(answer, list)
+        return answer
 
     async def find_message_id(self, stream: bytes) -> str:
         """Return the id of a message; see `MailboxOwner.find_message_id`."""
@@ -88,13 +98,16 @@ class OwnerThread:
 
     async def _call(
         self,
-        work: Callable[[], Coroutine[Any, Any, T]],
-        undo: Callable[[T], Coroutine[Any, Any, None]] | None = None,
+        work: Callable[..., Coroutine[Any, Any, T]],
+        commands: Sequence[Command] = (),
+        wait_ms: int = 0,
     ) -> T:
-        """Return the result of work in the other loop.
+        """Make a call on the other event loop.
 
         Arguments:
-            undo: called there with the result if its caller has given up.
+            work: makes it; with `is_lost` after the owner that had started it was lost.
+            commands: of the call, which are queued at once if possible; see `OwnerConnection.start`.
+            wait_ms: how long a receive may wait for messages.
         """
         check_not_forked(self._process, self.name)
         if asyncio.get_running_loop() is not self._callers:
@@ -103,7 +116,9 @@ class OwnerThread:
                 "connect in each event loop, or use `connect(...).sync()` in threads."
             )
         answer: asyncio.Future[T] = self._callers.create_future()
-        call = _Call(work, answer, copy_context(), undo, self._loop)
+        call = _Call(
+            self._answered, self._pass_on, work=work, commands=commands, wait_ms=wait_ms, answer=answer
+        )
         if not self._asked:
             self._callers.call_soon(self._flush)
         self._asked.append(call)
@@ -112,8 +127,8 @@ class OwnerThread:
         except asyncio.CancelledError:
             if call in self._asked:
                 self._asked.remove(call)
-            elif answer.done() and not answer.cancelled() and not answer.exception():
-                call.give_up(answer.result())
+            elif answer.done() and not answer.cancelled() and answer.exception() is None:
+                self._give_up([call])
             else:
                 self._loop.call_soon_threadsafe(call.cancel)
             raise
@@ -124,61 +139,72 @@ class OwnerThread:
 
     def _start(self, calls: "list[_Call]") -> None:
         for call in calls:
-            call.task = self._loop.create_task(call.work(), context=call.context)
-            call.task.add_done_callback(partial(self._end, call))
+            if not call.commands or not self._owner.start(call.commands, call, call.wait_ms):
+                call.run(self._loop, call.work())
 
-    def _end(self, call: "_Call", _: object) -> None:
-        if not self._answered:
-            self._loop.call_soon(self._flush_answers)
-        self._answered.append(call)
+    def _pass_on(self) -> None:
+        """Pass on the answers of one turn of the owner's event loop; make calls without any again."""
+        answered = []
+        for call in self._answered:
+            if call.task is not None or call.is_cancelled:
+                answered.append(call)
+            elif isinstance(call.error, OWNER_LOST):
+                call.run(self._loop, call.work(is_lost=True))
+            elif call.wait_ms and call.result == [[]]:
+                call.run(self._loop, call.work())
+            else:
+                answered.append(call)
+        self._answered.clear()
+        if answered:
+            with suppress(RuntimeError):  # the callers' event loop has ended
+                self._callers.call_soon_threadsafe(self._answer_all, answered)
 
-    def _flush_answers(self) -> None:
-        answered, self._answered = self._answered, []
-        with suppress(RuntimeError):  # the callers' event loop has ended
-            self._callers.call_soon_threadsafe(_answer_all, answered)
+    def _answer_all(self, calls: "list[_Call]") -> None:
+        for call in calls:
+            if call.answer.done():
+                self._give_up([call])
+            elif isinstance(call.error, asyncio.CancelledError):
+                call.answer.cancel()
+            elif call.error is not None:
+                call.answer.set_exception(call.error)
+            else:
+                call.answer.set_result(call.result)
+
+    def _give_up(self, calls: "list[_Call]") -> None:
+        """Release what was delivered to callers that have given up."""
+        answers = [each for call in calls if call.commands for each in call.result or ()]
+        if untaken := deliveries_of(answers):
+            asyncio.run_coroutine_threadsafe(self._owner.release(untaken), self._loop)
 
 
-class _Call:
-    """A call from one event loop to another."""
+class _Call(QueuedAnswers, eq=False, kw_only=True):
+    """A call from one event loop to another; see `OwnerThread._call`."""
 
-    __slots__ = ("answer", "context", "loop", "task", "undo", "work")
+    work: Callable[..., Coroutine[Any, Any, Any]]
+    commands: Sequence[Command]
+    wait_ms: int
+    answer: asyncio.Future[Any]
+    context: Context = msgspec.field(default_factory=copy_context)
+    task: asyncio.Task[Any] | None = None
 
-    def __init__(
-        self,
-        work: Callable[[], Coroutine[Any, Any, Any]],
-        answer: "asyncio.Future[Any]",
-        context: Context,
-        undo: Callable[[Any], Coroutine[Any, Any, None]] | None,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self.work = work
-        self.answer = answer
-        self.context = context
-        self.undo = undo
-        self.loop = loop
-        self.task: asyncio.Task[Any] | None = None
+    def run(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> None:
+        """Make the call by its work, in a task."""
+        self.is_over = False
+        self.task = loop.create_task(work, context=self.context)
+        self.task.add_done_callback(self._end)
 
     def cancel(self) -> None:
-        """Cancel the work, on its event loop, which has started it."""
+        """Cancel the call, on the event loop of the owner, which has started it."""
+        self.is_cancelled = True
         if self.task is not None:
             self.task.cancel()
 
-    def give_up(self, result: object) -> None:
-        """Undo the work, on its event loop, if its result is one to be undone."""
-        if self.undo is not None and result:
-            asyncio.run_coroutine_threadsafe(self.undo(result), self.loop)
-
-
-def _answer_all(calls: Sequence[_Call]) -> None:
-    for call in calls:
-        task = call.task
-        assert task is not None
+    def _end(self, task: "asyncio.Task[Any]") -> None:
         if task.cancelled():
-            call.answer.cancel()
+            if not self.is_cancelled:  # the owner's event loop ends
+                self.set_exception(asyncio.CancelledError())
         elif (error := task.exception()) is not None:
-            if not call.answer.done():
-                call.answer.set_exception(error)
-        elif not call.answer.done():
-            call.answer.set_result(task.result())
-        else:
-            call.give_up(task.result())
+            if not self.is_cancelled:
+                self.set_exception(error)
+        elif not self.is_cancelled:
+            self.set_result(task.result())

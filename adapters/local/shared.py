@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from postroom.adapters.local.client import LocalClient, OwnerGone
 from postroom.adapters.local.endpoints import Endpoint, LocalEndpoint, RemoteEndpoint
-from postroom.application.mailbox.groups import as_known, releases_of
+from postroom.application.mailbox.groups import Answers, Deadlines, as_known, deliveries_of, releases_of
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.event_log import Accepted, Answer, MailboxOwner
 from postroom.application.ports.lease_store import Ownership
@@ -20,6 +20,7 @@ from postroom.domain.errors import (
     MailboxClosed,
     MailboxOwned,
     PostroomError,
+    Rejected,
     Unavailable,
     WrongPosition,
 )
@@ -28,6 +29,8 @@ from postroom.domain.settings import UNCHANGED, SettingsChanges, check_settings
 
 T = TypeVar("T")
 
+OWNER_LOST = (Fenced, WrongPosition)
+"""Failures after which a call is repeated with the next owner."""
 POLL_SECONDS, MAX_POLL_SECONDS = 0.02, 0.25
 """Pause before another attempt to reach or become the owner, and its limit after repeated failures."""
 STEADY_SECONDS = 1.0
@@ -39,6 +42,15 @@ RETRY_MS = 200
 
 class Engine(MailboxOwner, Protocol):
     """The owner of a mailbox in this process."""
+
+    def start(self, commands: Sequence[Command], answers: Answers) -> bool:
+        """Queue commands without waiting for their answers; see `MailboxEngine.start`."""
+
+    def is_deliverable(self, topics: Sequence[str]) -> bool:
+        """Return whether a message of one of `topics` may be delivered now."""
+
+    def release(self, deliveries: Sequence[MessageDelivery]) -> None:
+        """Release deliveries whose receivers have given up."""
 
     async def wait_until_lost(self) -> None:
         """Return when another process has taken over the mailbox."""
@@ -57,6 +69,7 @@ class _Here:
 
     def __init__(self, mailbox: OpenMailbox) -> None:
         self._mailbox = mailbox
+        self.engine = mailbox.engine
         self.submit = mailbox.engine.submit
         self.receive = mailbox.engine.receive
         self.find_message_id = mailbox.engine.find_message_id
@@ -114,6 +127,7 @@ class OwnerConnection:
         self._gone_at: float | None = None
         self._task: asyncio.Task[None] | None = None
         self._process = os.getpid()
+        self._deadlines = Deadlines(timeout_ms, self._timed_out)
 
     # -- opening and closing ---
 
@@ -147,8 +161,40 @@ class OwnerConnection:
 
     # -- the port ---
 
-    async def submit(self, commands: Sequence[Command]) -> Sequence[Answer]:
-        """Decide commands; see `MailboxOwner.submit`."""
+    def start(self, commands: Sequence[Command], answers: Answers, wait_ms: int = 0) -> bool:
+        """Queue commands without waiting for their answers, if the owner is this process.
+
+        A task and a timer for each call would take longer than its commands. If nothing was queued, or it
+        fails with one of `OWNER_LOST`, the caller has `submit` or `receive` make the call.
+
+        Arguments:
+            wait_ms: how long a receive may wait for messages.
+
+        Returns: False if the call may have to wait for an owner, for keys or for messages.
+        """
+        check_not_forked(self._process, self.name)
+        owner = self._owner
+        if type(owner) is not _Here or (
+            wait_ms and type(commands[0]) is Receive and not owner.engine.is_deliverable(commands[0].topics)
+        ):
+            return False
+        if not owner.engine.start(commands, answers):
+            return False
+        self._deadlines.add(answers)
+        return True
+
+    async def submit(self, commands: Sequence[Command], *, is_lost: bool = False) -> Sequence[Answer]:
+        """Decide commands; see `MailboxOwner.submit`.
+
+        Arguments:
+            is_lost: whether `start` queued them, and the owner was lost.
+        """
+        answers: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        if not is_lost and self.start(commands, answers):
+            try:
+                return await answers
+            except OWNER_LOST:
+                is_lost = True
         is_repeatable = not any(isinstance(each, Redrive | Purge) for each in commands)
 
         async def submit(owner: Owner, is_repeated: bool) -> Sequence[Answer]:
@@ -158,15 +204,29 @@ class OwnerConnection:
             answers = await owner.submit(repeated)
             return [_unless_own(*each) for each in zip(answers, commands, strict=True)]
 
-        return await self._call(submit, is_repeatable=is_repeatable)
+        return await self._call(submit, is_repeatable=is_repeatable, is_lost=is_lost)
 
     async def receive(
         self, command: Receive, wait_ms: int, *, is_stream: bool = False
     ) -> list[MessageDelivery]:
         """Deliver ready messages; see `MailboxOwner.receive`."""
-        check_not_forked(self._process, self.name)
         now = asyncio.get_running_loop().time
         end = now() + wait_ms / 1_000
+        answers: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        if self.start((command,), answers, wait_ms):
+            try:
+                (answer,) = await answers
+                if isinstance(answer, Rejected):
+                    raise answer
+                assert isinstance(answer, list)
+                if answer or not wait_ms:
+                    return answer
+            except OWNER_LOST:
+                pass
+            except asyncio.CancelledError:
+                if answers.done() and not answers.cancelled() and answers.exception() is None:
+                    await self.release(deliveries_of(answers.result()))
+                raise
 
         async def receive(owner: Owner, is_repeated: bool) -> list[MessageDelivery]:
             remaining_ms = max(0, int((end - now()) * 1_000)) if is_repeated else wait_ms
@@ -209,10 +269,13 @@ class OwnerConnection:
         wait_ms: int = 0,
         *,
         is_repeatable: bool = True,
+        is_lost: bool = False,
     ) -> T:
         """Make a call, and repeat it with the next owner when its own goes, while its time lasts."""
         check_not_forked(self._process, self.name)
-        was_sent = False
+        was_sent = is_lost
+        if is_lost and not is_repeatable:
+            raise self._timed_out()
         try:
             async with asyncio.timeout((self._timeout_ms + wait_ms) / 1_000):
                 while True:
@@ -221,14 +284,14 @@ class OwnerConnection:
                         return await call(owner, was_sent)
                     except OwnerGone as gone:
                         is_sent = gone.was_sent
-                    except (Fenced, WrongPosition):
+                    except OWNER_LOST:
                         is_sent = True
                     self._drop(owner)
                     was_sent |= is_sent
                     if is_sent and not is_repeatable:
-                        raise self._unavailable("whether the call took effect is unknown")
+                        raise self._timed_out()
         except TimeoutError:
-            raise self._unavailable("whether the call took effect is unknown") from None
+            raise self._timed_out() from None
 
     async def _available(self) -> Owner:
         while self._owner is None:
@@ -236,6 +299,9 @@ class OwnerConnection:
                 raise MailboxClosed(f"Mailbox {self.name} is closed; connect to it again.")
             await self._is_available.wait()
         return self._owner
+
+    def _timed_out(self) -> Unavailable:
+        return self._unavailable("whether the call took effect is unknown")
 
     def _unavailable(self, outcome: str) -> Unavailable:
         reason = f" ({self._failure})" if self._failure is not None and self._owner is None else ""

@@ -67,6 +67,15 @@ class EnvelopeCache:
             self._size -= len(event.envelope)
         return event
 
+    def take(self, positions: Sequence[int]) -> list[MessageSent] | None:
+        """Remove the events of these positions and return them; None, removing none, if it lacks one."""
+        events = self._events
+        if not events.keys() >= set(positions):
+            return None
+        taken = list(map(events.pop, positions))
+        self._size -= sum([len(each.envelope) for each in taken])
+        return taken
+
     def drop(self, positions: Sequence[int]) -> None:
         """Remove the events of these positions."""
         for position in positions:
@@ -119,8 +128,8 @@ class CommandEnricher:
         self._committer = committer
         # Messages by stream id: of this group, and of earlier groups whose appends may be in progress and
         # therefore missing from the log.
-        self._sent: dict[bytes, _Existing] = {}
-        self._in_progress: deque[dict[bytes, _Existing]] = deque()
+        self._sent: dict[bytes, _Existing | Send] = {}
+        self._in_progress: deque[dict[bytes, _Existing | Send]] = deque()
         self._mailbox: Mailbox | None = None
         self._removed: dict[bytes, Message] = {}
         # Follows how many the commits had, as the search for more would cost each receive of small commits.
@@ -136,11 +145,11 @@ class CommandEnricher:
 
     def note_sent(self, command: Send) -> None:
         """Record a message that the group sent."""
-        self._sent[command.message] = _Existing(command.payload_hash, command.topic)
+        self._sent[command.message] = command
 
     def note_all_sent(self, commands: Sequence[Send]) -> None:
         """Record messages that the group sent."""
-        self._sent.update([(each.message, _Existing(each.payload_hash, each.topic)) for each in commands])
+        self._sent.update(zip([each.message for each in commands], commands, strict=True))
 
     def note_all_removed(self, messages: Sequence[Message]) -> None:
         """Record messages that the group acked or expired."""
@@ -189,7 +198,8 @@ class CommandEnricher:
                 message = fold_message(stored.get(settle.receipt.message, ()))
                 enriched[index] = msgspec.structs.replace(settle, stored_message=message)
         if sends:
-            messages = await asyncio.to_thread(self._stored, _streams_of([send for _, send in sends]))
+            messages: dict[bytes, _Existing | Send] = {}
+            messages |= await asyncio.to_thread(self._stored, _streams_of([send for _, send in sends]))
             # Answers wait for earlier appends: if one fails, no caller has been sent a duplicate answer.
             for sent in self._in_progress:
                 messages |= sent
@@ -227,6 +237,13 @@ class CommandEnricher:
             if type(event) is MessageSent:
                 messages[event.stream] = _Existing(event.payload_hash, event.topic)
         return messages
+
+    def take_cached(self, messages: Sequence[Message]) -> dict[bytes, MessageSent] | None:
+        """Take messages from the cache, by stream; None if it lacks one, or messages may be encrypted."""
+        if self._protection is not None:
+            return None
+        sent = self.cache.take([each.position for each in messages])
+        return None if sent is None else {each.stream: each for each in sent}
 
     async def load_payloads(
         self, command: Receive, group: Group, now: int
@@ -424,7 +441,7 @@ def _streams_of(commands: Sequence[Command]) -> list[bytes]:
     return [each.message for each in sends] + others
 
 
-def _with_existing(send: Send, messages: Mapping[bytes, _Existing]) -> Send:
+def _with_existing(send: Send, messages: Mapping[bytes, _Existing | Send]) -> Send:
     """Return a send with the payload hash of the message that has its id, if there is one."""
     existing = messages.get(send.message)
     if existing is None and send.other_stream is not None:

@@ -4,7 +4,7 @@ import asyncio
 import heapq
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Generic, TypeVar
@@ -19,6 +19,7 @@ from postroom.application.mailbox.groups import (
 )
 from postroom.application.threads import wait_at_most
 from postroom.domain.errors import PostroomError, Saturated
+from postroom.domain.mailbox.commands import Ack, Command, Receive, Send
 from postroom.domain.mailbox.keyed_shard import MAX_STALE
 from postroom.domain.mailbox.state import ALL_TOPICS, Mailbox
 from postroom.domain.message import MessageAcked, MessageDeadLettered, MessageEvent, MessageExpired
@@ -209,6 +210,44 @@ class PendingRequests:
     def take_all(self) -> list[Request]:
         """Remove all requests, in order of arrival."""
         return self.take(math.inf)
+
+
+_MERGED = (Ack, Send, Receive)
+"""Kinds of commands that are decided together, in the order in which those of a group are decided."""
+
+
+def arrange(requests: Sequence[Request]) -> Iterator[list[int]]:
+    """Yield the places of the requests of a group in the order in which they are decided.
+
+    Requests of one kind, of one topic if they send or receive, form a run, in order of arrival: acks make
+    room for sends, and receives get what was sent. A request of another kind is decided after those that came
+    before it, and before those that came after it.
+    """
+    runs: dict[tuple[type, str], list[int]] = {}
+    for place, request in enumerate(requests):
+        run = _run_of(request.commands)
+        if run is not None:
+            runs.setdefault(run, []).append(place)
+            continue
+        yield from _in_order(runs)
+        yield [place]
+        runs = {}
+    yield from _in_order(runs)
+
+
+def _run_of(commands: Sequence[Command]) -> tuple[type, str] | None:
+    """Return the kind and the topic of commands that may be decided with others; None for other commands."""
+    first = commands[0]
+    if type(first) is Receive:
+        return (Receive, first.topics[0]) if len(commands) == len(first.topics) == 1 else None
+    if type(first) is Send:
+        topics = [each.topic for each in commands if type(each) is Send]
+        return (Send, first.topic) if topics.count(first.topic) == len(commands) else None
+    return (Ack, "") if list(map(type, commands)).count(Ack) == len(commands) else None
+
+
+def _in_order(runs: Mapping[tuple[type, str], list[int]]) -> Iterator[list[int]]:
+    return (places for kind in _MERGED for (each, _), places in runs.items() if each is kind)
 
 
 _ENDS = (MessageAcked, MessageDeadLettered, MessageExpired)

@@ -3,20 +3,20 @@
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
+from time import perf_counter
 
 from postroom.application.erasure.protection import MessageEncryption, submit_without_keys
 from postroom.application.mailbox.command_enricher import CACHE_BYTES, CommandEnricher, EnvelopeCache
 from postroom.application.mailbox.command_queue import LongPolls, PendingRequests
 from postroom.application.mailbox.group_decider import GroupDecider
 from postroom.application.mailbox.groups import (
+    Answers,
     Group,
     LoadedMailbox,
     Request,
     deliveries_of,
     load_mailbox,
-    refuse,
+    may_be_encrypted,
     releases_of,
 )
 from postroom.application.mailbox.log_writer import (
@@ -44,14 +44,16 @@ from postroom.domain.errors import (
     Unavailable,
     WrongPosition,
 )
-from postroom.domain.mailbox.commands import Ack, Command, MailboxMode, Nack, Receive, Send
+from postroom.domain.mailbox.commands import Command, MailboxMode, Receive
 from postroom.domain.mailbox.ownership import Anchor
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MAX_EPOCH, MessageSent
 from postroom.domain.names import message_id
 from postroom.domain.settings import UNCHANGED, SettingsChanges
-from postroom.domain.subject import ALGORITHM, SubjectPolicy
+from postroom.domain.subject import SubjectPolicy
 
+IS_MERGING = os.environ.get("POSTROOM_MERGING", "on") != "off"
+"""Whether owners decide commands together; a switch for comparisons and in case of a defect (ADR 0134)."""
 RECOVERY_SECONDS = 1.0
 """Pause before another attempt to load the log, if no command arrives."""
 LEASE_CHECK_SECONDS = 0.25
@@ -70,6 +72,7 @@ class MailboxEngine:
         may_append: whether the owner's lease lasts (RFC-049), from any thread. While it answers False,
             requests get Unavailable, nothing is appended or read, and timers wait.
         protection: encrypts sent messages and decrypts delivered ones (ADR 0089).
+        is_merging: whether commands are decided together where that has the effect of one by one (ADR 0134).
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class MailboxEngine:
         admit: Callable[[Mailbox, int], None] | None = None,
         may_append: Callable[[], bool] | None = None,
         protection: MessageEncryption | None = None,
+        is_merging: bool = IS_MERGING,
     ) -> None:
         self.log, self.protection = log, protection
         if protection is not None:
@@ -97,16 +101,18 @@ class MailboxEngine:
             self._refuse,
             self.metrics,
             self.long_polls,
-            self._release,
+            self.release,
         )
         enricher = CommandEnricher(log, EnvelopeCache(cache_bytes), self.committer, protection)
-        self._decider = GroupDecider(enricher, self.metrics.reorder, admit)
+        self._decider = GroupDecider(enricher, self.metrics.reorder, admit, is_merging=is_merging)
         self._state: LoadedMailbox | None = None
         self._anchor = Anchor(0, 0, continues=False)
         self._pending = PendingRequests(log.mailbox, self.now)
         self._wake = asyncio.Event()
         self._saver = SnapshotSaver(self.writer, self._wake)
         self._task: asyncio.Task[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._is_due = False
         self.tasks: list[asyncio.Task[None]] = []
         self._closing = False
         self._lost: PostroomError | None = None
@@ -156,6 +162,8 @@ class MailboxEngine:
         self.long_polls.wake_all(MailboxClosed(f"Mailbox {self.log.mailbox} is closed; open it again."))
         if self._task is not None:
             await self._task
+        if self._alarm is not None:
+            self._alarm.cancel()
         if self._state is not None:
             await self._saver.close(self._state)
         await self.writer.close()
@@ -206,44 +214,55 @@ class MailboxEngine:
         Raises: Saturated when too many commands are pending, Unavailable when the outcome is unknown,
             InvalidRequest in a forked process.
         """
-        submit = partial(self.metrics.measure, self._submit)
-        if any(
-            each.headers.encryption == ALGORITHM
-            if type(each) is Send
-            else (type(each) is Ack and each.result is not None)
-            or (type(each) is Nack and each.traceback is not None)
-            for each in commands
-        ):
+        if self.protection is None and not may_be_encrypted(commands):
+            return await self._submit(commands)
+        if may_be_encrypted(commands):
             if self._state is not None:
                 commands = limit_tracebacks(commands, self._state.mailbox.limits.traceback_bytes)
             if self.protection is None:
-                return await submit_without_keys(commands, submit, self.log.read_stream)
+                return await submit_without_keys(commands, self._submit, self.log.read_stream)
         if self.protection is not None:
-            return await self.protection.submit(commands, submit)
-        return await submit(commands)
+            return await self.protection.submit(commands, self._submit)
+        return await self._submit(commands)
+
+    def start(self, commands: Sequence[Command], answers: Answers, *, is_plain: bool = False) -> bool:
+        """Queue commands without waiting for their answers; see `submit`.
+
+        Arguments:
+            is_plain: whether what has to be encrypted is.
+
+        Returns: False, having done nothing, if keys may be needed; only `submit` executes such commands.
+        """
+        if not is_plain and (self.protection is not None or may_be_encrypted(commands)):
+            return False
+        try:
+            self.check_process()
+            if self._lost is not None or self._closing:
+                raise self._lost or MailboxClosed(f"Mailbox {self.log.mailbox} is closed; open it again.")
+            self._pending.add(Request(commands, answers, perf_counter()), self._state)
+        except PostroomError as error:
+            self.metrics.count_refusal(error)
+            answers.set_exception(error)
+        else:
+            self._wake.set()
+        return True
 
     async def _submit(self, commands: Sequence[Command]) -> list[Answer]:
-        self.check_process()
-        if self._lost is not None or self._closing:
-            raise self._lost or MailboxClosed(f"Mailbox {self.log.mailbox} is closed; open it again.")
         answers: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
-        self._pending.add(Request(commands, answers), self._state)
-        self._wake.set()
+        self.start(commands, answers, is_plain=True)
         try:
             return await answers
         except asyncio.CancelledError:
             if answers.done() and not answers.cancelled() and answers.exception() is None:
-                self._release(deliveries_of(answers.result()))
+                self.release(deliveries_of(answers.result()))
             raise
 
-    def _release(self, deliveries: Sequence[MessageDelivery]) -> None:
+    def release(self, deliveries: Sequence[MessageDelivery]) -> None:
         """Release deliveries whose receivers have given up; if that fails, their visibility timeout does."""
         if deliveries and not self._closing:
             answers: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
             answers.add_done_callback(lambda each: each.cancelled() or each.exception())
-            with suppress(PostroomError):
-                self._pending.add(Request(releases_of(deliveries), answers), self._state)
-            self._wake.set()
+            self.start(releases_of(deliveries), answers, is_plain=True)
 
     async def receive(
         self, command: Receive, wait_ms: int, *, is_stream: bool = False
@@ -262,6 +281,10 @@ class MailboxEngine:
             if answer or remaining_ms <= 0:
                 return answer
             await self._wait_for_messages(command.topics, remaining_ms)
+
+    def is_deliverable(self, topics: Sequence[str]) -> bool:
+        """Return whether a message of one of `topics` may be delivered now."""
+        return any(self._deliverable(topic, 1) for topic in topics)
 
     async def find_message_id(self, stream: bytes) -> str:
         """Return the id under which a message was sent; see `MailboxOwner.find_message_id`."""
@@ -314,7 +337,7 @@ class MailboxEngine:
         """Return when a message of one of `topics` may be ready, or after `wait_ms`."""
         if self._lost is not None:
             raise self._lost
-        if not self._closing and not any(self._deliverable(topic, 1) for topic in topics):
+        if not self._closing and not self.is_deliverable(topics):
             self._wake.set()  # the loop must consider the next delayed message of the topics
             await self.long_polls.wait(topics, wait_ms)
 
@@ -322,7 +345,7 @@ class MailboxEngine:
         while not (self._closing and not self._pending):
             await self._wait_for_work()
             if not self._may_append():
-                refuse(self._pending.take_all(), lease_ended(self.name))
+                self.metrics.refuse(self._pending.take_all(), lease_ended(self.name))
                 continue
             state = self._state
             if state is None or state.failure is not None:
@@ -374,11 +397,21 @@ class MailboxEngine:
                 await asyncio.sleep(0)  # lets callers run even if many timers are due
                 return
             self._wake.clear()
-            try:
-                async with asyncio.timeout(timeout):
-                    await self._wake.wait()
-            except TimeoutError:
+            if timeout is not None:  # an alarm that comes too early is as good
+                loop = asyncio.get_running_loop()
+                at, alarm = loop.time() + timeout, self._alarm
+                if alarm is None or alarm.when() > at:
+                    if alarm is not None:
+                        alarm.cancel()
+                    self._alarm = loop.call_at(at, self._wake_at_alarm)
+            await self._wake.wait()
+            if self._is_due:
+                self._is_due = False
                 return
+
+    def _wake_at_alarm(self) -> None:
+        self._alarm, self._is_due = None, True
+        self._wake.set()
 
     def _sleep_seconds(self) -> float | None:
         """Return the time until the next timer, or None without one."""
@@ -401,7 +434,7 @@ class MailboxEngine:
         """Refuse requests to a void state; after a duplicate record, have them decided once more."""
         for each in requests:
             if self._closing or each.is_repeated or not isinstance(failure, DuplicateRecord):
-                refuse([each], failure)
+                self.metrics.refuse([each], failure)
             else:
                 self._pending.repeat(each)
         self._wake.set()
@@ -412,7 +445,7 @@ class MailboxEngine:
             logger().error("mailbox.group_failed", mailbox=self.log.mailbox, exc_info=error)
             error = Unavailable(f"Mailbox {self.log.mailbox} failed on a command: {summarize(error)}.")
         await self.committer.wait_until_durable()
-        refuse(requests, error)
+        self.metrics.refuse(requests, error)
         self._invalidate(error)
 
     def _invalidate(self, error: PostroomError) -> None:
@@ -426,7 +459,7 @@ class MailboxEngine:
             self._closing = True
             self._wake.set()
             self.long_polls.wake_all(error)
-            refuse(self._pending.take_all(), error)
+            self.metrics.refuse(self._pending.take_all(), error)
 
     async def _recover(self) -> LoadedMailbox | None:
         """Load the state again, and return it; on failure, refuse the pending requests."""
@@ -438,7 +471,7 @@ class MailboxEngine:
             if self._state is not None and state.epoch > self._state.epoch:
                 raise Fenced(self.log.mailbox, self._state.epoch, state.epoch)
         except PostroomError as error:
-            refuse(self._pending.take(), error)
+            self.metrics.refuse(self._pending.take(), error)
             self._invalidate(error)
             return None
         self._state = state

@@ -1,12 +1,13 @@
 """Decisions of a group of commands: its events and answers."""
 
 import asyncio
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from itertools import chain, islice
 from typing import cast
 
 from postroom.application.mailbox.codec import encode_events
 from postroom.application.mailbox.command_enricher import CommandEnricher
-from postroom.application.mailbox.command_queue import DrainRate
+from postroom.application.mailbox.command_queue import DrainRate, arrange
 from postroom.application.mailbox.groups import Group, GroupEvents, LoadedMailbox, Request, copies_of
 from postroom.application.mailbox.metrics import ReorderDepth
 from postroom.application.messages import MessageDelivery
@@ -20,7 +21,7 @@ from postroom.domain.errors import (
     Saturated,
     Unavailable,
 )
-from postroom.domain.mailbox.batch import decide_batch, evolve_batch, is_batch
+from postroom.domain.mailbox.batch import decide_batch, decide_receives, evolve_batch, is_batch
 from postroom.domain.mailbox.commands import Command, Nack, Receive, Send, Sweep
 from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.evolve import evolve
@@ -43,11 +44,14 @@ class GroupDecider:
         enricher: CommandEnricher,
         reorder: ReorderDepth,
         admit: Callable[[Mailbox, int], None] | None = None,
+        *,
+        is_merging: bool = True,
     ) -> None:
         self._reorder = reorder
         self._enricher = enricher
         self._cache = enricher.cache
         self._admit = admit
+        self._is_merging = is_merging
         self._drain_rates: dict[str, DrainRate] = {}
         self._is_careful = False
 
@@ -78,11 +82,21 @@ class GroupDecider:
             self._enricher.begin_group()
             if state.mailbox.needs_sweep(now):
                 self._apply(decide(Sweep(), state.mailbox, now), group)
-        before = dict(group.events.acked)
-        for request in requests:
-            # What a receiver that has given up was delivered would be hidden until its visibility timeout.
-            is_void = request.answers.cancelled() and all(type(each) is Receive for each in request.commands)
-            group.answers.append([] if is_void else await self._decide_request(request, group, now))
+        before, answered = dict(group.events.acked), len(group.answers)
+        group.answers.extend([] for _ in requests)
+        is_arranged = self._is_merging and not is_careful and len(requests) > 1
+        for places in arrange(requests) if is_arranged else ([place] for place in range(len(requests))):
+            run = [requests[place] for place in places]
+            answers: Sequence[list[Answer] | IntegrityFailure] | None = None
+            if self._is_merging and not is_careful:
+                if type(run[0].commands[0]) is Receive:
+                    answers = self._receive_together(run, group, now)
+                elif len(run) > 1:
+                    answers = await self._execute_together(run, group, now)
+            if answers is None:
+                answers = [await self._decide_request(each, group, now) for each in run]
+            for place, each in zip(places, answers, strict=True):
+                group.answers[answered + place] = each
         for topic, count in group.events.acked.items():
             self._drain_rate(topic).record_drain(count - before.get(topic, 0), now)
         return group
@@ -91,9 +105,51 @@ class GroupDecider:
         """Clear the cache of sent messages; called when the state is void."""
         self._cache.clear()
 
+    def _receive_together(
+        self, requests: Sequence[Request], group: Group, now: int
+    ) -> list[list[Answer]] | None:
+        """Decide receives of a topic whose messages are cached; None if they must be decided one by one."""
+        commands = [each for request in requests for each in request.commands if type(each) is Receive]
+        if len(commands) > len(requests) or any(each.answers.cancelled() for each in requests):
+            return None
+        mailbox = group.state.mailbox
+        try:
+            decisions = decide_receives(commands, mailbox, now)
+        except Rejected:  # one of them, which is refused again when it is decided alone
+            return None
+        if decisions is None:
+            return None
+        events = list(chain.from_iterable(decisions))
+        payloads = self._enricher.take_cached([mailbox.messages[event.stream] for event in events])
+        if payloads is None or (not events and mailbox.in_flight >= mailbox.limits.in_flight_ceiling):
+            return None
+        deliveries = iter(self._deliver(events, events, commands[0].topics, payloads, group))
+        return [[list(islice(deliveries, len(received)))] for received in decisions]
+
+    async def _execute_together(
+        self, requests: Sequence[Request], group: Group, now: int
+    ) -> list[list[Answer]] | None:
+        """Decide sends or acks as one batch; None if they must be decided one by one."""
+        commands: Sequence[Command] = [each for request in requests for each in request.commands]
+        mailbox = group.state.mailbox
+        if mailbox.subscriptions and copies_of(commands, mailbox) > PART_COPIES:
+            return None
+        try:
+            commands = await self._enricher.from_log(commands, group)
+        except Exception:  # of one of them, which fails again when it is decided alone
+            return None
+        answers = self._execute_batch(commands, group, now)
+        if answers is None:
+            return None
+        remaining = iter(answers)
+        return [list(islice(remaining, len(each.commands))) for each in requests]
+
     async def _decide_request(
         self, request: Request, group: Group, now: int
     ) -> list[Answer] | IntegrityFailure:
+        # What a receiver that has given up was delivered would be hidden until its visibility timeout.
+        if all(type(each) is Receive for each in request.commands) and request.answers.cancelled():
+            return []
         try:
             commands = await self._enricher.from_log(request.commands, group)
         except IntegrityFailure as failure:
@@ -111,7 +167,7 @@ class GroupDecider:
         for part in parts:
             if answers:
                 await asyncio.sleep(0)  # lets other calls run
-            is_batch = len(part) > 1 and not self._is_careful
+            is_batch = len(part) > 1 and self._is_merging and not self._is_careful
             answers += (self._execute_batch(part, group, now) if is_batch else None) or [
                 await self._receive(command, group, now)
                 if type(command) is Receive
@@ -122,19 +178,36 @@ class GroupDecider:
 
     async def _receive(self, command: Receive, group: Group, now: int) -> Answer:
         """Decide a receive and evolve the state; a refused one changes nothing."""
-        state, mailbox = group.state, group.state.mailbox
+        mailbox = group.state.mailbox
         try:
             command, payloads = await self._enricher.load_payloads(command, group, now)
             events = decide(command, mailbox, now)
-            self._apply(events, group)
+            received = [event for event in events if type(event) is MessageReceived]
+            return self._deliver(events, received, command.topics, payloads, group)
         except Exception as error:
             return self._refusal(command, group, error, now)
-        received = [event for event in events if type(event) is MessageReceived]
-        in_order = {name for name in command.topics if not mailbox.policy(name).priorities}
+
+    def _deliver(
+        self,
+        events: Sequence[Event],
+        received: Sequence[MessageReceived],
+        topics: Sequence[str],
+        payloads: Mapping[bytes, MessageSent],
+        group: Group,
+    ) -> list[MessageDelivery]:
+        """Evolve the state by the events of receives, and return the deliveries.
+
+        Arguments:
+            received: the deliveries among the events.
+            topics: of the receives.
+        """
+        state, mailbox = group.state, group.state.mailbox
+        self._apply(events, group)
+        in_order = {name for name in topics if not mailbox.policy(name).priorities}
         messages = [mailbox.messages[event.stream] for event in received]
         group.events.delivered.update([message.topic for message in messages])
         self._reorder.delivered([message for message in messages if message.topic in in_order])
-        ordered = {name for name in command.topics if mailbox.policy(name).ordered_keys}
+        ordered = {name for name in topics if mailbox.policy(name).ordered_keys}
         return [
             _delivery(event, payloads[event.stream], message.position, state.epoch, ordered)
             for event, message in zip(received, messages, strict=True)
@@ -214,7 +287,7 @@ class GroupDecider:
             encode_events(events, [0] * len(events))
         mailbox, log = group.state.mailbox, group.events
         try:
-            if len(events) > 1 and is_batch(events):
+            if len(events) > 1 and self._is_merging and is_batch(events):
                 self._apply_batch(events, group)
                 return
             for event in events:

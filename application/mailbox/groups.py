@@ -1,9 +1,9 @@
 """A mailbox in its owner's memory, and groups of commands that are decided on it together."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -34,6 +34,7 @@ from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import Message, MessageAcked, MessageDeadLettered, MessageSent, Receipt
 from postroom.domain.record import Event
+from postroom.domain.subject import ALGORITHM
 
 MAX_ENVELOPE_BYTES = 16 << 20
 """Envelopes, results and tracebacks of one commit, in bytes, unless a single one is larger."""
@@ -242,15 +243,102 @@ async def load_mailbox(log: EventLogReader) -> LoadedMailbox:
     return await asyncio.to_thread(load)
 
 
-class Request(NamedTuple):
-    """Commands of one caller, and the future of their answers.
+class Answers(Protocol):
+    """What the answers to a request are given to: a future, or `QueuedAnswers`, which cost less."""
+
+    def done(self) -> bool:
+        """Return whether it has the answers or an error, or its caller has given up."""
+
+    def cancelled(self) -> bool:
+        """Return whether its caller has given up."""
+
+    def set_result(self, result: list[Answer], /) -> None:
+        """Take the answers; raises InvalidStateError if it is done."""
+
+    def set_exception(self, exception: PostroomError, /) -> None:
+        """Take the error of all commands; raises InvalidStateError if it is done."""
+
+
+class QueuedAnswers(msgspec.Struct, eq=False):
+    """Answers that are passed on together with others of the same turn of the event loop.
 
     Arguments:
+        queue: of those to be passed on.
+        pass_on: called soon after the first one is added to the queue; takes all of them from it.
+    """
+
+    queue: list[Any]
+    pass_on: Callable[[], None]
+    result: Any = None
+    error: BaseException | None = None
+    is_over: bool = False
+    is_cancelled: bool = False
+
+    def done(self) -> bool:
+        """Return whether it has the answers or an error, or its caller has given up."""
+        return self.is_over or self.is_cancelled
+
+    def cancelled(self) -> bool:
+        """Return whether its caller has given up."""
+        return self.is_cancelled
+
+    def set_result(self, result: Any, /, error: BaseException | None = None) -> None:
+        """Take the answers, or an error."""
+        if self.is_over or self.is_cancelled:
+            raise asyncio.InvalidStateError
+        self.result, self.error, self.is_over = result, error, True
+        if not self.queue:
+            asyncio.get_running_loop().call_soon(self.pass_on)
+        self.queue.append(self)
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        """Take the error of all commands."""
+        self.set_result(None, exception)
+
+
+class Deadlines:
+    """Time limits of answers under one timer, as a timer for each would take longer than its commands.
+
+    Arguments:
+        timeout_ms: time for each answer.
+        error: returns the error of commands that are not answered in time.
+    """
+
+    def __init__(self, timeout_ms: int, error: Callable[[], PostroomError]) -> None:
+        self._seconds = timeout_ms / 1_000
+        self._error = error
+        self._answers: deque[tuple[float, Answers]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, answers: Answers) -> None:
+        """Limit the time for the answers to commands that have just been queued."""
+        loop, all_answers = asyncio.get_running_loop(), self._answers
+        while all_answers and all_answers[0][1].done():
+            all_answers.popleft()
+        all_answers.append((loop.time() + self._seconds, answers))
+        if self._timer is None:
+            self._timer = loop.call_at(all_answers[0][0], self._expire)
+
+    def _expire(self) -> None:
+        loop, all_answers = asyncio.get_running_loop(), self._answers
+        while all_answers and (all_answers[0][1].done() or all_answers[0][0] <= loop.time()):
+            _, answers = all_answers.popleft()
+            if not answers.done():
+                answers.set_exception(self._error())
+        self._timer = loop.call_at(all_answers[0][0], self._expire) if all_answers else None
+
+
+class Request(NamedTuple):
+    """Commands of one caller, and what their answers are given to.
+
+    Arguments:
+        began: when they were submitted, in seconds of `perf_counter`.
         is_repeated: whether they were decided before.
     """
 
     commands: Sequence[Command]
-    answers: "asyncio.Future[list[Answer]]"
+    answers: Answers
+    began: float
     is_repeated: bool = False
 
     def for_retry(self) -> "Request":
@@ -270,21 +358,6 @@ class Group(NamedTuple):
     state: LoadedMailbox
     answers: list[list[Answer] | IntegrityFailure]
     events: GroupEvents
-
-    def answer(self) -> list[MessageDelivery]:
-        """Send every caller its answers; return the deliveries whose receivers have given up."""
-        untaken: list[MessageDelivery] = []
-        for request, answers in zip(self.requests, self.answers, strict=True):
-            # The caller may have stopped waiting; its commands have still taken effect.
-            if request.answers.done():
-                if isinstance(answers, list):
-                    untaken += deliveries_of(answers)
-                continue
-            if isinstance(answers, IntegrityFailure):
-                request.answers.set_exception(answers)
-            else:
-                request.answers.set_result(answers)
-        return untaken
 
 
 def deliveries_of(answers: Sequence[Answer]) -> list[MessageDelivery]:
@@ -344,8 +417,10 @@ def as_known(command: Command) -> Command:
     return msgspec.structs.replace(command, has_external_id=True) if isinstance(command, Send) else command
 
 
-def refuse(requests: Iterable[Request], error: PostroomError) -> None:
-    """Answer every caller with `error`."""
-    for request in requests:
-        if not request.answers.done():
-            request.answers.set_exception(error)
+def may_be_encrypted(commands: Sequence[Command]) -> bool:
+    """Return whether a command has content that is encrypted, or is if its message is."""
+    if ALGORITHM in [each.headers.encryption for each in commands if type(each) is Send]:
+        return True
+    contents = [each.result for each in commands if type(each) is Ack]
+    contents += [each.traceback for each in commands if type(each) is Nack]
+    return contents.count(None) < len(contents)

@@ -4,8 +4,11 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
+
+import msgspec
 
 from postroom.application.mailbox.command_queue import LongPolls
 from postroom.application.mailbox.commit_ends import ends_with
@@ -161,6 +164,16 @@ APPENDS_IN_PROGRESS = 2
 """Maximum number of appends in progress; two, so that the log never waits for the next group."""
 
 
+class _Entry(msgspec.Struct, eq=False):
+    """A group whose events may not be durable yet, with their number, and the time when it was committed."""
+
+    group: Group
+    count: int
+    began: float
+    failure: PostroomError | None = None
+    is_over: bool = False
+
+
 class Committer:
     """Committer of groups; answers each when its events and all earlier ones are durable.
 
@@ -193,14 +206,18 @@ class Committer:
         self._metrics = metrics
         self._long_polls = long_polls
         self._release = release
-        self._in_progress: deque[asyncio.Task[None]] = deque()
+        self._in_progress: deque[_Entry] = deque()
+        self._waiting: list[asyncio.Future[None]] = []
 
     def commit(self, group: Group, commits: Sequence[Commit]) -> None:
         """Start to append the commits of a group, without waiting."""
-        previous = self._in_progress[-1] if self._in_progress else None
-        append = self._writer.append(commits) if commits else None
-        count = sum(commit.event_count for commit in commits)
-        self._in_progress.append(asyncio.create_task(self._finish(group, append, count, previous)))
+        if not commits and not group.requests:
+            return
+        entry = _Entry(group, sum(commit.event_count for commit in commits), perf_counter())
+        self._in_progress.append(entry)
+        # Answers from memory count only while nobody else owns the mailbox.
+        ended = self._writer.append(commits) if commits else asyncio.create_task(self._check_ownership())
+        ended.add_done_callback(partial(self._end, entry))
 
     @property
     def in_progress(self) -> int:
@@ -210,45 +227,47 @@ class Committer:
     async def wait_for_room(self) -> None:
         """Wait until another append may be started."""
         while len(self._in_progress) >= APPENDS_IN_PROGRESS:
-            await asyncio.wait([self._in_progress[0]])
+            await self._wait()
 
     async def wait_until_durable(self) -> None:
         """Wait until every append has ended; then the log matches the state, or the state is void."""
         while self._in_progress:
-            await asyncio.wait([self._in_progress[0]])
+            await self._wait()
 
-    async def _finish(
-        self,
-        group: Group,
-        append: asyncio.Future[None] | None,
-        count: int,
-        previous: asyncio.Task[None] | None,
-    ) -> None:
-        failure: PostroomError | None = None
-        began = perf_counter()
+    async def _wait(self) -> None:
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        await waiting
+
+    def _end(self, entry: _Entry, ended: asyncio.Future[None]) -> None:
+        """Note that an append or a check has ended, and answer the groups that wait for no other one."""
+        entry.is_over = True
         try:
-            if append is not None:
-                await append
-                self._metrics.commit.observe(perf_counter() - began)
-                self._metrics.batch.observe(count)
-                self._metrics.count_topics(group.events)
-            elif group.requests:  # answered from memory, which counts only while nobody else owns the mailbox
-                await self._check_ownership()
+            ended.result()
         except PostroomError as error:
-            failure = error
-        if previous is not None:
-            await previous
-        self._in_progress.popleft()
-        if group.state.failure is None and failure is not None and append is not None:
-            logger().error("mailbox.append_refused", mailbox=group.state.mailbox.name, error=str(failure))
-            self._on_failure(failure)
-        if refusal := group.state.failure or failure:
-            self._refuse(group.requests, refusal)
+            entry.failure = error
         else:
-            if self._long_polls.watches:
-                self._long_polls.note(group.events)
-            if untaken := group.answer():
-                self._release(untaken)
+            if entry.count:
+                self._metrics.commit.observe(perf_counter() - entry.began)
+                self._metrics.batch.observe(entry.count)
+                self._metrics.count_topics(entry.group.events)
+        while self._in_progress and self._in_progress[0].is_over:
+            oldest = self._in_progress.popleft()
+            group, failure = oldest.group, oldest.failure
+            if group.state.failure is None and failure is not None and oldest.count:
+                logger().error("mailbox.append_refused", mailbox=group.state.mailbox.name, error=str(failure))
+                self._on_failure(failure)
+            if refusal := group.state.failure or failure:
+                self._refuse(group.requests, refusal)
+            else:
+                if self._long_polls.watches:
+                    self._long_polls.note(group.events)
+                if untaken := self._metrics.answer(group):
+                    self._release(untaken)
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
 
 
 OWNERSHIP_TRIES = 5

@@ -1,17 +1,19 @@
 """Measurements of a mailbox at its owner, which all surfaces and processes call (svc-mailbox I-10)."""
 
+from asyncio import InvalidStateError
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable
 from itertools import groupby
 from operator import attrgetter
 from time import perf_counter
 
-from postroom.application.mailbox.groups import GroupEvents
+from postroom.application.mailbox.groups import Group, GroupEvents, Request, deliveries_of
+from postroom.application.messages import MessageDelivery
 from postroom.application.metrics import OTHERS, Histogram, Metric, histogram, new_histogram, rejected_metric
-from postroom.application.ports.event_log import Answer
+from postroom.application.ports.event_log import Accepted, Answer
 from postroom.domain.errors import PostroomError
-from postroom.domain.mailbox.commands import Ack, Command, Nack, Receive, Send
+from postroom.domain.mailbox.commands import Ack, Nack, Receive, Send
 from postroom.domain.message import Message
 
 BATCH_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
@@ -24,6 +26,8 @@ MAX_SHARDS = 1_024
 
 
 _shard_of = attrgetter("topic", "shard")
+_ACCEPTED: frozenset[type] = frozenset((Accepted, int, list))
+"""Types of the answers to commands that were not refused."""
 _EVENTS: dict[type, str] = {Send: "sent", Receive: "delivered", Ack: "acked", Nack: "nacked"}
 
 
@@ -90,26 +94,40 @@ class MailboxMetrics:
         self.commit = new_histogram()
         self.reorder = ReorderDepth()
 
-    async def measure(
-        self, submit: Callable[[Sequence[Command]], Awaitable[list[Answer]]], commands: Sequence[Command]
-    ) -> list[Answer]:
-        """Submit commands, and count their latency and their refusals."""
-        began = perf_counter()
-        try:
-            answers = await submit(commands)
-        except PostroomError as error:
-            self._reject(error)
-            raise
-        latency = self._latencies.get(type(commands[0]))
-        if latency is not None and (latency is not self._dequeue or answers[0]):  # it delivered something
-            latency.observe(perf_counter() - began)
-        refusals = 0
-        for answer in answers:
-            if isinstance(answer, PostroomError):
-                self._reject(answer)
-                refusals += 1
-        self._count_messages(type(commands[0]), answers, refusals)
-        return answers
+    def answer(self, group: Group) -> list[MessageDelivery]:
+        """Send the callers of a group their answers, and count latencies and refusals.
+
+        Returns: the deliveries whose receivers have given up.
+        """
+        now, untaken = perf_counter(), list[MessageDelivery]()
+        for request, answers in zip(group.requests, group.answers, strict=True):
+            if isinstance(answers, PostroomError):
+                self.refuse((request,), answers)
+                continue
+            try:
+                request.answers.set_result(answers)
+            except InvalidStateError:  # the caller has stopped waiting; its commands have still taken effect
+                untaken += deliveries_of(answers)
+                continue
+            kind = type(request.commands[0])
+            latency = self._latencies.get(kind)
+            if latency is not None and (latency is not self._dequeue or answers[0]):  # it delivered something
+                latency.observe(now - request.began)
+            refusals = 0
+            if not _ACCEPTED.issuperset(map(type, answers)):
+                for answer in answers:
+                    if isinstance(answer, PostroomError):
+                        self.count_refusal(answer)
+                        refusals += 1
+            self._count_messages(kind, answers, refusals)
+        return untaken
+
+    def refuse(self, requests: Iterable[Request], error: PostroomError) -> None:
+        """Answer every caller with `error`, and count the refusals."""
+        for request in requests:
+            if not request.answers.done():
+                request.answers.set_exception(error)
+                self.count_refusal(error)
 
     def count_topics(self, events: GroupEvents) -> None:
         """Count the messages of commits that are durable, by topic."""
@@ -169,6 +187,7 @@ class MailboxMetrics:
             ),
         ]
 
-    def _reject(self, error: PostroomError) -> None:
+    def count_refusal(self, error: PostroomError) -> None:
+        """Count a refusal by its code."""
         self._rejected[error.code] += 1
         error.is_counted = True

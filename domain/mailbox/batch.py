@@ -1,6 +1,6 @@
 """Batches: commands of one kind, or events of one type, that are decided or applied together.
 
-A batch has the effect of its commands or events one by one, which costs several times as much (ADR 0072).
+A batch has the effect of its commands or events one by one, which costs several times as much (ADR 0074).
 """
 
 from bisect import bisect_right
@@ -10,7 +10,7 @@ from itertools import chain, groupby, islice
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
-from postroom.domain.mailbox.commands import Ack, Command, Send
+from postroom.domain.mailbox.commands import Ack, Command, Receive, Send
 from postroom.domain.mailbox.decide import sent
 from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.key_ring import FairShard
@@ -33,6 +33,8 @@ from postroom.domain.message import (
     evolve_all,
     new_message,
 )
+from postroom.domain.message_decisions import receive
+from postroom.domain.policy import check_visibility
 from postroom.domain.record import Event
 
 _shard_of = attrgetter("topic", "shard")
@@ -49,6 +51,59 @@ def decide_batch(commands: Sequence[Command], mailbox: Mailbox, now: int) -> Seq
     """
     decider = _DECIDE.get(type(commands[0]))
     return None if decider is None else decider(commands, mailbox, now)
+
+
+def decide_receives(
+    commands: Sequence[Receive], mailbox: Mailbox, now: int
+) -> list[list[MessageReceived]] | None:
+    """Return the events of each of several receives of a topic; None if they must be decided one by one.
+
+    A topic with one shard and without limits gives each receive what the one before it left.
+
+    Arguments:
+        commands: all of the same topics.
+        now: log time, µs.
+
+    Raises: InvalidRequest for a visibility timeout out of range.
+    """
+    limits, policy = mailbox.limits, mailbox.policy(commands[0].topics[0])
+    topic = mailbox.topics.get(commands[0].topics[0])
+    if (
+        topic is None
+        or len(commands[0].topics) > 1
+        or len(topic.shards) != 1
+        or topic.name in mailbox.stopped_topics
+        or topic.ring is not None
+        or topic.shared is not None
+        or policy.ordered_keys
+        or policy.max_in_flight
+        or policy.rate
+        or mailbox.in_flight + sum([each.max_messages for each in commands]) > limits.in_flight_ceiling
+        or any(
+            each.corrupt or each.erased or not 1 <= each.max_messages <= limits.max_messages
+            for each in commands
+        )
+    ):
+        return None
+    messages = topic.ready(now)
+    message, events = next(messages, None), []
+    for command in commands:
+        visibility_ms, size = policy.visibility_ms, 0
+        received: list[MessageReceived] = []
+        if command.visibility_ms is not None:
+            visibility_ms = check_visibility(command.visibility_ms)
+        consumer, principal, capability = command.consumer, command.principal, command.capability
+        while message is not None and len(received) < command.max_messages:
+            if message.expires_at > now:  # the next sweep dead-letters the others
+                if size and size + message.size > command.max_bytes:
+                    break
+                size += message.size or 1
+                received.append(
+                    receive(message, visibility_ms, consumer, now, principal=principal, capability=capability)
+                )
+            message = next(messages, None)
+        events.append(received)
+    return events
 
 
 def is_batch(events: Sequence[Event]) -> bool:

@@ -13,9 +13,21 @@ from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.local import protocol
 from postroom.adapters.local.protocol import FRAME_BYTES, Frames, MalformedFrame, Query, Receiving, frame
 from postroom.adapters.local.server import LocalServer, listening
+from postroom.application.mailbox.groups import Answers
+from postroom.application.messages import MessageDelivery
 from postroom.application.remote_errors import ProblemBrief
 from postroom.domain.errors import InternalError, PostroomError, Unavailable
-from postroom.domain.mailbox.commands import Ack, Extend, Nack, Purge, Receive, Redrive, Send, SetPolicy
+from postroom.domain.mailbox.commands import (
+    Ack,
+    Command,
+    Extend,
+    Nack,
+    Purge,
+    Receive,
+    Redrive,
+    Send,
+    SetPolicy,
+)
 from postroom.domain.message import Headers, Receipt
 from postroom.domain.policy import TopicPolicy
 from tests.fuzz.services import MAILBOX, MailboxCalls
@@ -71,6 +83,15 @@ class _Engine:
         self._mailbox = mailbox
         self._failures = failures
         self.engine = self
+
+    def start(self, commands: Sequence[Command], answers: Answers) -> bool:
+        return self._mailbox.engine.start(commands, answers)
+
+    def is_deliverable(self, topics: Sequence[str]) -> bool:
+        return self._mailbox.engine.is_deliverable(topics)
+
+    def release(self, deliveries: Sequence[MessageDelivery]) -> None:
+        self._mailbox.engine.release(deliveries)
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._mailbox.engine, name, None) or getattr(self._mailbox, name)

@@ -251,7 +251,7 @@ async def test_an_idle_owner_whose_file_was_removed_learns_it(store: str) -> Non
 async def test_an_answer_above_the_limit_is_refused_and_the_connection_stays(
     store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postroom.adapters.local.server.FRAME_BYTES", 10_000)
+    monkeypatch.setattr("postroom.adapters.local.server_connection.FRAME_BYTES", 10_000)
     async with open_mailbox(store), connect(store) as mailbox:
         await mailbox.send_batch([NewMessage(topic="orders", payload=bytes(2_000))] * 8)
         waiting = asyncio.create_task(mailbox.receive_messages("others", wait_ms=20_000))

@@ -33,6 +33,7 @@ from tests.simulation.choices import (
     topics,
     wild_skews_ms,
 )
+from tests.simulation.decisions import Decisions
 from tests.simulation.model import Model
 from tests.simulation.model_state import DEAD, EXPIRY_GRACE, IN_FLIGHT, READY, UNKNOWN
 from tests.simulation.operations import (
@@ -353,10 +354,12 @@ class MailboxMachine(RuleBasedStateMachine):
         self.is_sound = False
         end, before = self.disk.end, view(self.engine.mailbox, self.engine.now())
 
+        tasks: list[asyncio.Task[Any]] = []
+
         async def play() -> list[Any]:
-            tasks = [asyncio.create_task(self._ask(each)) for each in operations]
+            tasks.extend(asyncio.create_task(self._ask(each)) for each in operations)
             await _turns(turns)
-            tasks += [asyncio.create_task(self._ask(each)) for each in later or []]
+            tasks.extend(asyncio.create_task(self._ask(each)) for each in later or [])
             if give_up_after is not None:
                 await _turns(give_up_after)
                 for task in tasks:
@@ -371,7 +374,8 @@ class MailboxMachine(RuleBasedStateMachine):
         answers = self.loop.play(play())
         took_effect = self.handle.took_effect[:1] == [True]
         written = list(self.disk.read(end))
-        for operation, answer in zip([*operations, *(later or [])], answers, strict=True):
+        asked = list(zip(tasks, [*operations, *(later or [])], answers, strict=True))
+        for _, operation, answer in sorted(asked, key=lambda each: self.decisions.rank(each[0])):
             if isinstance(answer, Unavailable | asyncio.CancelledError):
                 assert is_carried_out is not None, f"{operation} failed: {answer!r}"
                 known = operation.look_up(self.model, self.receipts, written)
@@ -415,6 +419,7 @@ class MailboxMachine(RuleBasedStateMachine):
     def _open(self) -> None:
         self.handle = LogHandle(self.disk)
         self.engine = MailboxEngine(self.handle, self.clock)
+        self.decisions = Decisions(self.engine)
         self.room = Room(self.engine, self.clock.wall)
         self.boot = self.clock.boot()
         self.loop.play(self.engine.open("the simulation", settings=SettingsChanges.of(LIMITS, self.policy)))

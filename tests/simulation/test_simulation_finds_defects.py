@@ -8,7 +8,7 @@ import pytest
 from hypothesis import Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from postroom.application.mailbox import command_enricher, log_writer, stored_snapshots
+from postroom.application.mailbox import command_enricher, group_decider, log_writer, stored_snapshots
 from postroom.application.mailbox.codec import decode_runs
 from postroom.domain import message, message_decisions
 from postroom.domain.commit import Commit
@@ -235,6 +235,13 @@ def shards_without_bounds(patch: Patch) -> None:
     patch.setattr(Shard, "size", property(lambda self: 0))
 
 
+def _replace_deliverable(patch: Patch, deliverable: Callable[..., Any]) -> None:
+    """Have every receive deliver what a function returns; `test_merged_requests` has the others."""
+    patch.setattr(decide, "deliverable", deliverable)
+    patch.setattr(command_enricher, "deliverable", deliverable)
+    patch.setattr(group_decider, "decide_receives", lambda commands, mailbox, now: None)
+
+
 @defect
 def an_in_flight_ceiling_that_is_ignored(patch: Patch) -> None:
     deliverable = decide.deliverable
@@ -246,8 +253,7 @@ def an_in_flight_ceiling_that_is_ignored(patch: Patch) -> None:
         finally:
             mailbox.in_flight = in_flight
 
-    patch.setattr(decide, "deliverable", greedy)
-    patch.setattr(command_enricher, "deliverable", greedy)
+    _replace_deliverable(patch, greedy)
 
 
 @defect
@@ -387,8 +393,7 @@ def a_snapshot_that_forgets_pauses(patch: Patch) -> None:
 @defect
 def a_paused_topic_that_is_delivered(patch: Patch) -> None:
     deliverable = decide.deliverable
-    patch.setattr(decide, "deliverable", lambda command, mailbox, now: deliverable(command, mailbox, now, ()))
-    patch.setattr(command_enricher, "deliverable", decide.deliverable)
+    _replace_deliverable(patch, lambda command, mailbox, now: deliverable(command, mailbox, now, ()))
 
 
 @defect

@@ -76,10 +76,10 @@ async def test_a_batch_with_very_many_copies_waits_for_few_commands_of_another_t
     state, queue = LoadedMailbox(mailbox, GENESIS), PendingRequests("main@local", lambda: 0)
     answers: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
     other = Life("m", topic="others").send()
-    batch = Request([Life("m").send()] * 256, answers)
+    batch = Request([Life("m").send()] * 256, answers, 0.0)
     queue.add(batch, state)
     for _ in range(20_000):
-        queue.add(Request([other], answers), state)
+        queue.add(Request([other], answers, 0.0), state)
     before = 0
     while batch not in (group := queue.take()):
         before += len(group)
