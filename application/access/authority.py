@@ -199,6 +199,7 @@ class Authority:
             if unused >= UNUSED_POLLS:
                 self.expire()
                 await self._used.wait()  # by a call that reads them
+                unused = 0
                 continue
             try:
                 await self.refresh()

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from postroom import InvalidRequest, MailboxClosed, NewMessage, TopicPolicy, Wor
 from postroom.adapters.compose import OwnedMailbox
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.workers import consumer_run
+from postroom.application.workers import handler as handler_module
+from postroom.application.workers.handler import LoopWatch
 from postroom.domain.errors import Unavailable
 from tests.support.waiting import SECONDS, until
 from tests.support.worker_runs import running, send, unsettled
@@ -214,3 +217,22 @@ async def test_a_worker_can_run_again_and_many_messages_are_each_handled_once(ma
         await worker.run(mailbox, once=True)
     assert sorted(seen) == sorted(payloads)
     assert await unsettled(mailbox) == {}
+
+
+def test_a_loop_that_is_blocked_after_a_pause_without_messages_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(handler_module, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(handler_module, "IDLE_SECONDS", 3_600.0)
+
+    async def main() -> None:
+        watch = LoopWatch(lambda task: None)
+        with watch:
+            await until(lambda: watch.is_idle)
+            watch.note()
+            give_up_at = time.monotonic() + SECONDS
+            while not caplog.messages and time.monotonic() < give_up_at:
+                time.sleep(0.01)  # noqa: ASYNC251  # as a handler may do
+
+    asyncio.run(main())
+    assert any("worker.loop_blocked" in line for line in caplog.messages)

@@ -10,17 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postroom.application.access.authority import Revocations
+from postroom.adapters.keys.key_rings import MemoryKeyRing
+from postroom.application.access import authority as authority_module
+from postroom.application.access.authority import Authority, Revocations
 from postroom.application.access.guard import Deliveries
 from postroom.application.messages import ReceivedMessage
+from postroom.application.threads import background_task
 from postroom.domain.capability.rights import Expires, Topics
 from postroom.domain.capability.token import Token, attenuate
 from postroom.domain.errors import Unauthenticated, Unavailable
 from postroom.domain.message import Receipt
 from postroom.domain.policy import DAY_MS
 from tests.support.access import MemoryPlace, controlled_mailbox, mailbox_of, reason_of
+from tests.support.clocks import ManualClock
 from tests.support.examples import examples
 from tests.support.messages import message
+from tests.support.waiting import until
 
 A, B = "orders", "payments"
 
@@ -367,3 +372,24 @@ def test_the_oldest_deliveries_are_forgotten_first() -> None:
     assert [deliveries.get(each.receipt) is not None for each in messages] == [False, False, True, True, True]
     deliveries.add(b"n", [], 100)
     assert not deliveries.has_any(b"n")
+
+
+async def test_revocations_are_read_while_there_are_calls_and_by_the_first_one_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(authority_module, "POLL_MS", 1)
+    reads: list[None] = []
+
+    class Log:
+        def read_revocations(self, revocations: Revocations) -> None:
+            reads.append(None)
+
+    authority = Authority(MemoryKeyRing(), Log(), ManualClock(), 3_600_000)
+    async with background_task(authority.run()):
+        await until(lambda: len(reads) == authority_module.UNUSED_POLLS - 1)
+        await asyncio.sleep(0.1)
+        assert len(reads) == authority_module.UNUSED_POLLS - 1
+        assert authority.is_stale
+        await authority.ensure_fresh()
+        assert len(reads) >= authority_module.UNUSED_POLLS
+        await until(lambda: len(reads) > authority_module.UNUSED_POLLS)
