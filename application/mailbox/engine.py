@@ -233,15 +233,16 @@ class MailboxEngine:
 
         Returns: False, having done nothing, if keys may be needed; only `submit` executes such commands.
         """
-        if not is_plain and (self.protection is not None or may_be_encrypted(commands)):
-            return False
         try:
+            if not is_plain and (self.protection is not None or may_be_encrypted(commands)):
+                return False
             self.check_process()
             if self._lost is not None or self._closing:
                 raise self._lost or MailboxClosed(f"Mailbox {self.log.mailbox} is closed; open it again.")
             self._pending.add(Request(commands, answers, perf_counter()), self._state)
-        except PostroomError as error:
-            self.metrics.count_refusal(error)
+        except Exception as error:  # a defect in one call must not keep others from being queued
+            if isinstance(error, PostroomError):
+                self.metrics.count_refusal(error)
             answers.set_exception(error)
         else:
             self._wake.set()

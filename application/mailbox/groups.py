@@ -255,7 +255,7 @@ class Answers(Protocol):
     def set_result(self, result: list[Answer], /) -> None:
         """Take the answers; raises InvalidStateError if it is done."""
 
-    def set_exception(self, exception: PostroomError, /) -> None:
+    def set_exception(self, exception: Exception, /) -> None:
         """Take the error of all commands; raises InvalidStateError if it is done."""
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from threading import Event
 
+import msgspec
 import pytest
 
 from postroom.adapters.memory.event_log import MemoryEventLog
@@ -11,18 +12,22 @@ from postroom.application.mailbox import engine as engine_module
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.retention import Retention
 from postroom.application.mailbox.stored_snapshots import fold
+from postroom.application.ports.event_log import Answer, Head
 from postroom.domain.commit import Commit
 from postroom.domain.errors import DuplicateRecord, Fenced, InternalError, Unavailable, WrongPosition
-from postroom.domain.mailbox.commands import SetPolicy, TopicPolicySet
+from postroom.domain.mailbox.commands import Ack, Command, Send, SetPolicy, TopicPolicySet
+from postroom.domain.message import Headers, Receipt
 from postroom.domain.policy import TopicPolicy
 from tests.support.clocks import ManualClock
 from tests.support.commits import as_appended
 from tests.support.snapshots import take_snapshot
-from tests.support.stores import MAILBOX, Place, folded_whole, message, receive_one
+from tests.support.stores import MAILBOX, Place, folded_whole, memory_place, message, receive_one
 from tests.support.waiting import until
 
 TOPIC = "orders"
 HANG_SECONDS = 240
+SEND = Send(b"m" * 16, TOPIC, 1, bytes(32), bytes(32), Headers(0), b"x")
+RECEIPT = Receipt(b"r" * 16, 1, 1)
 
 
 class FailingLog(MemoryEventLog):
@@ -55,6 +60,48 @@ async def test_a_mailbox_whose_append_failed_ends_deliveries_without_being_asked
         async with asyncio.timeout(HANG_SECONDS):
             while all(record.type != "MessageRequeued" for record in log.read()):
                 await asyncio.sleep(0.001)
+
+
+async def test_a_failed_append_voids_the_state_also_behind_a_group_that_is_still_checked() -> None:
+    class Checked(FailingLog):
+        is_checked = Event()
+
+        def head(self) -> Head | None:
+            self.is_checked.wait(HANG_SECONDS)
+            return super().head()
+
+    log = Checked(MAILBOX)
+    log.is_checked.set()
+    async with Place(lambda: log).open() as mailbox:
+        await mailbox.send_message(message())
+        log.is_checked.clear()
+        nothing = asyncio.create_task(mailbox.receive_messages("others"))  # answered once nobody else owns it
+        await asyncio.sleep(0.01)
+        log.fails = "before"
+        sending = asyncio.create_task(mailbox.send_message(message()))
+        async with asyncio.timeout(HANG_SECONDS):
+            await until(lambda: log.fails is None)
+        log.is_checked.set()
+        assert await nothing == []
+        with pytest.raises(Unavailable):
+            await sending
+        await receive_one(mailbox)
+        assert await mailbox.receive_messages(TOPIC) == []
+        assert mailbox.engine.mailbox.position == folded_whole(log).position
+
+
+async def test_a_command_that_can_not_be_queued_fails_alone() -> None:
+    async with memory_place().open() as mailbox:
+        loop = asyncio.get_running_loop()
+        answers: list[asyncio.Future[list[Answer]]] = [loop.create_future() for _ in range(3)]
+        malformed = msgspec.structs.replace(SEND, envelope=None)
+        requests: list[list[Command]] = [[SEND], [malformed], [Ack(RECEIPT)]]
+        for commands, each in zip(requests, answers, strict=True):
+            assert mailbox.engine.start(commands, each)
+        sent, error, acked = await asyncio.gather(*answers, return_exceptions=True)
+        assert isinstance(sent, list)
+        assert isinstance(error, TypeError)
+        assert isinstance(acked, list)
 
 
 @pytest.mark.parametrize("failure", ["before", "after"])
