@@ -3,7 +3,6 @@
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -146,7 +145,9 @@ class OwnerThread:
         """Pass on the answers of one turn of the owner's event loop; make calls without any again."""
         answered = []
         for call in self._answered:
-            if call.task is not None or call.is_cancelled:
+            if call.is_cancelled:
+                self._give_up([call])
+            elif call.task is not None:
                 answered.append(call)
             elif isinstance(call.error, OWNER_LOST):
                 call.run(self._loop, call.work(is_lost=True))
@@ -156,8 +157,10 @@ class OwnerThread:
                 answered.append(call)
         self._answered.clear()
         if answered:
-            with suppress(RuntimeError):  # the callers' event loop has ended
+            try:
                 self._callers.call_soon_threadsafe(self._answer_all, answered)
+            except RuntimeError:  # the callers' event loop has ended
+                self._give_up(answered)
 
     def _answer_all(self, calls: "list[_Call]") -> None:
         for call in calls:
@@ -188,8 +191,8 @@ class _Call(QueuedAnswers, eq=False, kw_only=True):
     task: asyncio.Task[Any] | None = None
 
     def run(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> None:
-        """Make the call by its work, in a task."""
-        self.is_over = False
+        """Make the call by its work, in a task, which has its own time limit."""
+        self.is_over = True
         self.task = loop.create_task(work, context=self.context)
         self.task.add_done_callback(self._end)
 
@@ -200,11 +203,12 @@ class _Call(QueuedAnswers, eq=False, kw_only=True):
             self.task.cancel()
 
     def _end(self, task: "asyncio.Task[Any]") -> None:
-        if task.cancelled():
-            if not self.is_cancelled:  # the owner's event loop ends
-                self.set_exception(asyncio.CancelledError())
+        if task.cancelled() and self.is_cancelled:
+            return
+        self.is_over = self.is_cancelled = False  # a caller that has given up releases what it was delivered
+        if task.cancelled():  # the owner's event loop ends
+            self.set_exception(asyncio.CancelledError())
         elif (error := task.exception()) is not None:
-            if not self.is_cancelled:
-                self.set_exception(error)
-        elif not self.is_cancelled:
+            self.set_exception(error)
+        else:
             self.set_result(task.result())

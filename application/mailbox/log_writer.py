@@ -246,6 +246,9 @@ class Committer:
             ended.result()
         except PostroomError as error:
             entry.failure = error
+        except BaseException as error:  # a defect, or the event loop ends: nothing may count as durable
+            name = entry.group.state.mailbox.name
+            entry.failure = Unavailable(f"The log of mailbox {name} failed: {summarize(error)}.")
         else:
             if entry.count:
                 self._metrics.commit.observe(perf_counter() - entry.began)

@@ -104,6 +104,26 @@ async def test_a_command_that_can_not_be_queued_fails_alone() -> None:
         assert isinstance(acked, list)
 
 
+async def test_a_defect_of_the_log_fails_the_calls_that_need_it_and_no_others() -> None:
+    class DefectiveLog(FailingLog):
+        is_defective = False
+
+        def head(self) -> Head | None:
+            if self.is_defective:
+                raise OSError("The disk is gone.")
+            return super().head()
+
+    log = DefectiveLog(MAILBOX)
+    async with Place(lambda: log).open() as mailbox, asyncio.timeout(HANG_SECONDS):
+        log.is_defective = True
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="disk is gone"):
+                await mailbox.receive_messages(TOPIC)
+        await mailbox.send_message(message())
+        log.is_defective = False
+        assert [each.attempt for each in await mailbox.receive_messages(TOPIC)] == [1]
+
+
 @pytest.mark.parametrize("failure", ["before", "after"])
 async def test_after_a_failed_append_the_mailbox_is_what_its_log_says(failure: str) -> None:
     log = FailingLog(MAILBOX)

@@ -346,3 +346,16 @@ async def test_a_receive_that_is_cancelled_at_any_moment_leaves_its_message_to_t
             assert (message.payload, message.attempt) == (b"%d" % number, 1)
             await message.ack()
         assert cancelled > 0
+
+
+async def test_a_receive_whose_message_another_one_got_waits_for_as_long_as_it_may(store: str) -> None:
+    async with connect(store, timeout_ms=1_500) as mailbox:
+        await mailbox.send_message(MESSAGE)
+        receives = [
+            asyncio.create_task(mailbox.receive_messages("orders", max_messages=1, wait_ms=20_000))
+            for _ in range(2)
+        ]
+        await asyncio.wait(receives, return_when=asyncio.FIRST_COMPLETED, timeout=20)
+        await asyncio.sleep(2)  # longer than a call that waits for no message may take
+        await mailbox.send_message(MESSAGE)
+        assert [[each.attempt for each in await receive] for receive in receives] == [[1], [1]]
