@@ -214,9 +214,9 @@ _caller: ContextVar[TraceContext | None] = ContextVar("postroom_trace_context", 
 
 
 class _Continuation:
-    """Context in which the caller's trace context is passed on."""
+    """Context in which the caller's trace context is passed on, or none."""
 
-    def __init__(self, parent: TraceContext) -> None:
+    def __init__(self, parent: TraceContext | None) -> None:
         self._parent = parent
         self._token: Token[TraceContext | None] | None = None
 
@@ -258,7 +258,8 @@ class NullTracer:
 
     def serve(self, name: str, system: str, parent: TraceContext | None) -> AbstractContextManager[Span]:
         """Pass on the parent; see `Tracer.serve`."""
-        return _NO_CONTEXT if parent is None else _Continuation(parent)
+        # A request that waited for another one of its connection is begun in the context of that one.
+        return _NO_CONTEXT if parent is None and _caller.get() is None else _Continuation(parent)
 
     def current(self) -> TraceContext | None:
         """Return the caller's context; see `Tracer.current`."""

@@ -165,6 +165,24 @@ async def test_a_server_without_opentelemetry_passes_the_callers_trace_on_to_the
     assert tracer().current() is None
 
 
+async def test_the_next_request_of_a_connection_is_not_in_the_trace_of_the_one_before() -> None:
+    body = b'{"topic":"orders","payload_b64":""}'
+    head = b"POST /v1/send HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    end = b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    async with open_mailbox("memory:") as mailbox, served(mailbox, "http") as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        trace = b"traceparent: %b\r\nbaggage: tier=gold\r\n" % TRACEPARENT.encode()
+        writer.write(head + trace + end + head + end)
+        async with asyncio.timeout(30):
+            for _ in range(2):
+                await reader.readuntil(b'"duplicate":false')
+        writer.close()
+        await writer.wait_closed()
+        traced, untraced = await mailbox.receive_messages("orders")
+    assert traced.trace_context == TraceContext(TRACE, SPAN, 1, "", {"tier": "gold"})
+    assert untraced.trace_context is None
+
+
 async def test_baggage_reaches_the_handler_of_a_message() -> None:
     worker, seen = Worker(), []
 
