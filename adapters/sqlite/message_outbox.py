@@ -89,10 +89,11 @@ class SqliteMessageOutbox(MessageOutbox):
             if self._changes.descriptor >= 0:
                 asyncio.get_running_loop().add_reader(self._changes.descriptor, self._note_change)
         self._changed.clear()
+        file = self._path.resolve()  # beside which SQLite writes its log, if the path is a link
         if self._file() is None:
-            return self._changes.watch([self._path.parent])
+            return self._changes.watch([file.parent])
         is_open = self._version is not None
-        return is_open and self._changes.watch([self._path, self._path.with_name(f"{self._path.name}-wal")])
+        return is_open and self._changes.watch([file, file.with_name(f"{file.name}-wal")])
 
     def _note_change(self) -> None:
         if self._changes is not None:

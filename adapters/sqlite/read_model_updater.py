@@ -77,7 +77,8 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
         return True
 
     def _watch(self) -> None:
-        files = self._store, self._store.with_name(f"{self._store.name}-wal")
+        file = self._store.resolve()  # beside which SQLite writes its log, if the path is a link
+        files = file, file.with_name(f"{file.name}-wal")
         self._is_watching = self._changes is not None and self._changes.watch(files)
 
     @contextmanager

@@ -103,6 +103,27 @@ class TestSqlite(MessageOutboxConformance):
             await waiting
         assert [row.id for row in await outbox.find(1)] == [id_]
 
+    async def test_a_message_is_found_in_a_quiet_file_that_a_link_names(
+        self, path: Path, record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(message_outbox, "QUIET_SECONDS", 0)
+        monkeypatch.setattr(message_outbox, "LOST_SECONDS", 3_600)
+        record(NewMessage("other", b""), mailbox="acme@two")
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("PRAGMA journal_mode=WAL")
+        link = tmp_path / "links" / "outbox.db"
+        link.parent.mkdir()
+        link.symlink_to(path)
+        outbox = SqliteMessageOutbox(link, MAILBOX)
+        assert await outbox.find(1) == []
+        waiting = asyncio.create_task(outbox.wait())
+        await asyncio.sleep(0.1)  # in which it begins to wait
+        (id_,) = await asyncio.to_thread(record, NewMessage("orders", b"1"))
+        async with asyncio.timeout(WAIT_SECONDS):
+            await waiting
+        assert [row.id for row in await outbox.find(1)] == [id_]
+        await outbox.close()
+
     async def test_a_file_that_has_no_messages_is_not_searched_at_each_commit(
         self, outbox: MessageOutbox, path: Path
     ) -> None:

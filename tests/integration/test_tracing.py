@@ -37,6 +37,7 @@ from postroom import (
     transaction,
 )
 from postroom.adapters.compose.process import export_traces
+from postroom.application import tracing
 from postroom.application.ports.inbox import HandlerRequest
 from postroom.application.tracing import SAMPLED, NullTracer, TraceContext, tracer, use_tracer
 from tests.integration.inbox_world import opened_world
@@ -165,11 +166,14 @@ async def test_a_server_without_opentelemetry_passes_the_callers_trace_on_to_the
     assert tracer().current() is None
 
 
-async def test_the_next_request_of_a_connection_is_not_in_the_trace_of_the_one_before() -> None:
+async def test_the_next_request_of_a_connection_is_not_in_the_trace_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     body = b'{"topic":"orders","payload_b64":""}'
     head = b"POST /v1/send HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     end = b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
     async with open_mailbox("memory:") as mailbox, served(mailbox, "http") as url:
+        monkeypatch.setattr(tracing, "_tracer", NullTracer())  # as without OpenTelemetry
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         trace = b"traceparent: %b\r\nbaggage: tier=gold\r\n" % TRACEPARENT.encode()
         writer.write(head + trace + end + head + end)
