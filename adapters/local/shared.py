@@ -158,6 +158,7 @@ class OwnerConnection:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+            self._is_available.set()  # for calls that wait for an owner, of which there will be none
 
     # -- the port ---
 

@@ -15,6 +15,7 @@ from postroom import (
     Fenced,
     InvalidRequest,
     Mailbox,
+    MailboxClosed,
     MailboxOwned,
     NewMessage,
     TopicPolicy,
@@ -359,3 +360,18 @@ async def test_a_receive_whose_message_another_one_got_waits_for_as_long_as_it_m
         await asyncio.sleep(2)  # longer than a call that waits for no message may take
         await mailbox.send_message(MESSAGE)
         assert [[each.attempt for each in await receive] for receive in receives] == [[1], [1]]
+
+
+@pytest.mark.parametrize("pause", [0, 0.001, 0.005])
+async def test_a_connection_that_closes_ends_the_receives_that_wait(store: str, pause: float) -> None:
+    async with connect(store, timeout_ms=60_000) as mailbox:
+        await mailbox.send_message(MESSAGE)
+        receives = [
+            asyncio.create_task(mailbox.receive_messages("orders", max_messages=1, wait_ms=60_000))
+            for _ in range(4)
+        ]
+        await asyncio.sleep(pause)
+    async with asyncio.timeout(30):
+        received = await asyncio.gather(*receives, return_exceptions=True)
+    assert all(isinstance(each, MailboxClosed | list) for each in received)
+    assert any(isinstance(each, MailboxClosed) for each in received)
