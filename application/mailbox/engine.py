@@ -481,4 +481,10 @@ class MailboxEngine:
 
     async def _load(self) -> LoadedMailbox:
         self._decider.forget_messages()
-        return await load_mailbox(self.log)
+        try:
+            return await load_mailbox(self.log)
+        except PostroomError:
+            raise
+        except Exception as error:  # a defect of the adapter: callers still get an answer
+            logger().exception("mailbox.load_failed", mailbox=self.log.mailbox)
+            raise Unavailable(f"The log of mailbox {self.name} failed: {summarize(error)}.") from error

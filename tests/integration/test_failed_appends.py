@@ -120,6 +120,11 @@ async def test_a_defect_of_the_log_fails_the_calls_that_need_it_and_no_others() 
             with pytest.raises(Unavailable, match="disk is gone"):
                 await mailbox.receive_messages(TOPIC)
         await mailbox.send_message(message())
+        log.fails = "before"
+        with pytest.raises(Unavailable, match="disk is full"):
+            await mailbox.send_message(message())
+        with pytest.raises(Unavailable, match="disk is gone"):  # when the state is loaded again
+            await mailbox.send_message(message())
         log.is_defective = False
         assert [each.attempt for each in await mailbox.receive_messages(TOPIC)] == [1]
 
