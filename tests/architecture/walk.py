@@ -53,9 +53,9 @@ class Walk(NamedTuple):
 
 LIMITS = {
     "send": Walk(28, 116, 3),
-    "receive": Walk(27, 113, 2),
+    "receive": Walk(27, 109, 2),
     "nack": Walk(26, 112, 2),
-    "HTTP receive": Walk(40, 195, 3),
+    "HTTP receive": Walk(40, 191, 3),
     "gRPC ack over a proxy": Walk(39, 166, 4),
     "console search": Walk(40, 183, 4),
     "CLI send": Walk(78, 440, 19),
