@@ -6,15 +6,40 @@ from typing import Any
 import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from postroom.adapters.http_server.problems import refusal_of
 from postroom.adapters.http_server.requests import WholeRequests
-from postroom.adapters.http_server.settings import HttpSettings, State
+from postroom.adapters.http_server.settings import HttpSettings
 from postroom.adapters.sockets.address import is_trusted
+from postroom.adapters.sockets.connections import UnauthenticatedConnections
 from postroom.application.telemetry import logger
 
 MAX_BYTES = 64 << 10
 END_SECONDS = 1.0
+
+
+class State(ServerState):
+    """The connections of a server, each an `HttpConnection`.
+
+    `refused` are those above the limit, whose clients have not closed them yet. `head` has the fields of the
+    header of every answer.
+    """
+
+    def __init__(self, limits: HttpSettings) -> None:
+        super().__init__()
+        self.head = b""
+        self.refused: set[Any] = set()
+        self.unauthenticated = UnauthenticatedConnections[Any](
+            lambda connection: connection.make_way(),
+            limits.max_unauthenticated,
+            limits.max_unauthenticated_per_address,
+        )
+
+    def set_fields(self, fields: list[tuple[bytes, bytes]]) -> None:
+        """Set the fields of the header of every answer."""
+        self.default_headers = fields
+        self.head = b"".join(b"%b: %b\r\n" % field for field in fields)
 
 
 class WriteBuffer:

@@ -10,14 +10,14 @@ from uvicorn.config import Config
 
 from postroom.adapters.http_server.api import make_routes
 from postroom.adapters.http_server.app import App
-from postroom.adapters.http_server.connection import HttpConnection
+from postroom.adapters.http_server.connection import HttpConnection, State
 from postroom.adapters.http_server.handlers import MessageHandlers
 from postroom.adapters.http_server.mount import Mount, MountedApp
 from postroom.adapters.http_server.openapi import make_document
 from postroom.adapters.http_server.queries import QueryHandlers, StateHandlers
 from postroom.adapters.http_server.requests import Bodies, Site
 from postroom.adapters.http_server.routes import Router
-from postroom.adapters.http_server.settings import HttpSettings, State
+from postroom.adapters.http_server.settings import HttpSettings
 from postroom.adapters.sockets.address import (
     BACKLOG,
     Address,

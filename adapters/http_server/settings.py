@@ -1,10 +1,6 @@
-"""Limits of the HTTP server, and the connections to which they apply."""
+"""Limits of the HTTP server."""
 
-from typing import Any
-
-from uvicorn.server import ServerState
-
-from postroom.adapters.sockets.connections import ConnectionLimits, UnauthenticatedConnections
+from postroom.adapters.sockets.connections import ConnectionLimits
 
 
 class HttpSettings(ConnectionLimits, frozen=True, kw_only=True):
@@ -31,26 +27,3 @@ class HttpSettings(ConnectionLimits, frozen=True, kw_only=True):
     heartbeat_ms: int = 5_000
     stop_timeout_ms: int = 4_000
     open_metrics: bool = False
-
-
-class State(ServerState):
-    """The connections of a server, each an `HttpConnection`.
-
-    `refused` are those above the limit, whose clients have not closed them yet. `head` has the fields of the
-    header of every answer.
-    """
-
-    def __init__(self, limits: HttpSettings) -> None:
-        super().__init__()
-        self.head = b""
-        self.refused: set[Any] = set()
-        self.unauthenticated = UnauthenticatedConnections[Any](
-            lambda connection: connection.make_way(),
-            limits.max_unauthenticated,
-            limits.max_unauthenticated_per_address,
-        )
-
-    def set_fields(self, fields: list[tuple[bytes, bytes]]) -> None:
-        """Set the fields of the header of every answer."""
-        self.default_headers = fields
-        self.head = b"".join(b"%b: %b\r\n" % field for field in fields)

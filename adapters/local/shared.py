@@ -190,6 +190,7 @@ class OwnerConnection:
         Arguments:
             is_lost: whether `start` queued them, and the owner was lost.
         """
+        check_not_forked(self._process, self.name)
         answers: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
         if not is_lost and self.start(commands, answers):
             try:
@@ -211,6 +212,7 @@ class OwnerConnection:
         self, command: Receive, wait_ms: int, *, is_stream: bool = False
     ) -> list[MessageDelivery]:
         """Deliver ready messages; see `MailboxOwner.receive`."""
+        check_not_forked(self._process, self.name)
         now = asyncio.get_running_loop().time
         end = now() + wait_ms / 1_000
         answers: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()

@@ -239,7 +239,8 @@ def _run_of(commands: Sequence[Command]) -> tuple[type, str] | None:
     """Return the kind and the topic of commands that may be decided with others; None for other commands."""
     first = commands[0]
     if type(first) is Receive:
-        return (Receive, first.topics[0]) if len(commands) == len(first.topics) == 1 else None
+        is_usual = len(commands) == 1 and type(first.topics) is tuple and len(first.topics) == 1
+        return (Receive, first.topics[0]) if is_usual else None
     if type(first) is Send:
         topics = [each.topic for each in commands if type(each) is Send]
         return (Send, first.topic) if topics.count(first.topic) == len(commands) else None

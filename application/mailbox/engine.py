@@ -249,6 +249,7 @@ class MailboxEngine:
         return True
 
     async def _submit(self, commands: Sequence[Command]) -> list[Answer]:
+        self.check_process()  # in a forked process, no event loop runs
         answers: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
         self.start(commands, answers, is_plain=True)
         try:

@@ -115,7 +115,7 @@ class GroupDecider:
         mailbox = group.state.mailbox
         try:
             decisions = decide_receives(commands, mailbox, now)
-        except Rejected:  # one of them, which is refused again when it is decided alone
+        except Exception:  # of one of them, which fails again when it is decided alone
             return None
         if decisions is None:
             return None

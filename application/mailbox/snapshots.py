@@ -56,6 +56,8 @@ class Snapshots:
         self._given_up = 0
         self._size = 0
         self._is_saving = False
+        self._is_due = False
+        """Whether the next part became due while one was saved."""
         self._asked: list[asyncio.Future[Taken]] = []
         self._is_whole_asked = False
 
@@ -67,7 +69,7 @@ class Snapshots:
     @property
     def is_active(self) -> bool:
         """Return whether `advance` has something to do, also if nothing happens to the mailbox."""
-        return not self._is_saving and (self._collector is not None or bool(self._asked))
+        return not self._is_saving and (self._collector is not None or bool(self._asked) or self._is_due)
 
     def ask(self, *, whole: bool = False) -> "asyncio.Future[Taken]":
         """Ask for a snapshot of the mailbox as of now or later.
@@ -98,6 +100,7 @@ class Snapshots:
         """
         if self._is_saving:
             return
+        self._is_due = False
         if self._collector is None or (self._is_whole_asked and not self._collector.is_whole):
             if not self._asked and mailbox.position - self.position < PART_EVENTS:
                 return
@@ -145,6 +148,7 @@ class Snapshots:
             if error is None:
                 added = SavedPart(moment, collector.items, first, digest_of(saving.result().state))
                 self._parts, self._kept_from = [*remaining, added], kept_from
+                self._is_due = mailbox.position - moment.position >= PART_EVENTS
             else:
                 self._parts = []  # what this part holds is in none now: the next one is whole
             self._answer(asked, error)

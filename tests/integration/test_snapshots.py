@@ -289,9 +289,10 @@ async def test_after_a_snapshot_that_could_not_be_saved_the_next_one_is_whole() 
     log = RefusingLog(MAILBOX)
     async with Place(lambda: log).open() as mailbox:
         await live(mailbox, 200)
-        log.refused = 1
+        log.refused = 1_000
         with pytest.raises(Unavailable, match="The disk is full"):
             await mailbox.engine.take_snapshot()
+        log.refused = 0
         assert reached(log) == 0
         await batches(mailbox, 4)
         await until(lambda: reached(log) > 600)

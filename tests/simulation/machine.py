@@ -18,7 +18,7 @@ from postroom.application.queries.message_lists import ListDeadLetters
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.errors import PostroomError, Rejected, Unavailable
 from postroom.domain.mailbox.state import Mailbox
-from postroom.domain.message import Status
+from postroom.domain.message import MessageRequeued, Status
 from postroom.domain.settings import SettingsChanges
 from tests.simulation.choices import (
     LIMITS,
@@ -386,6 +386,18 @@ class MailboxMachine(RuleBasedStateMachine):
             else:
                 operation.tell(self.model, type(answer).__name__ if isinstance(answer, Rejected) else answer)
             self.model.forget_turns()
+        last = {str(UUID(bytes=record.event.stream)): record.event for record in written}
+        for id_, event in last.items():
+            message = self.model.messages.get(id_)
+            is_released = isinstance(event, MessageRequeued) and event.reason == "released"
+            if (
+                give_up_after is not None
+                and is_released
+                and message is not None
+                and message.state == IN_FLIGHT
+            ):
+                self.model.release(message)
+                self.model.forget_turns()
         if kill_after is None:
             self.model.end_what_ran_out()
         else:  # whether the process still got to it before it died, only the log knows

@@ -322,6 +322,13 @@ class Model(KeyRules):
         assert answer in (None, UNKNOWN), f"the ack of {message.id} was answered {answer}"
         message.state = ACKED
 
+    def release(self, message: Message, delay_ms: int = 0) -> None:
+        """Return a message in flight to the queue, as its receiver has given up."""
+        message.state, message.delivery, message.attempt = READY, None, message.attempt - 1
+        message.due = self.now + delay_ms * MS
+        message.hidden_until_true = 0
+        self._take_back(message)
+
     def nack(self, number: int, op: Any, answer: Any) -> None:
         message = self._current(number)
         if message is None:
@@ -337,10 +344,7 @@ class Model(KeyRules):
         if message.state == READY:
             return
         if op.action == "release":
-            message.state, message.delivery, message.attempt = READY, None, message.attempt - 1
-            message.due = self.now + (op.delay_ms or 0) * MS
-            message.hidden_until_true = 0
-            self._take_back(message)
+            self.release(message, op.delay_ms or 0)
             return
         policy = self.topics[message.topic].policy
         if message.attempt >= policy.max_attempts:

@@ -13,10 +13,10 @@ from uvicorn.config import Config
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.serve import make_service, unrestricted
 from postroom.adapters.http_server.app import WholeRequest
-from postroom.adapters.http_server.connection import HttpConnection
+from postroom.adapters.http_server.connection import HttpConnection, State
 from postroom.adapters.http_server.routes import Reply
 from postroom.adapters.http_server.server import make_app
-from postroom.adapters.http_server.settings import HttpSettings, State
+from postroom.adapters.http_server.settings import HttpSettings
 
 HEAD = b"POST /v1/send HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
 
