@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from time import perf_counter
 
 from postroom.application.erasure.protection import MessageEncryption, submit_without_keys
@@ -260,11 +261,16 @@ class MailboxEngine:
             raise
 
     def release(self, deliveries: Sequence[MessageDelivery]) -> None:
-        """Release deliveries whose receivers have given up; if that fails, their visibility timeout does."""
-        if deliveries and not self._closing:
+        """Release deliveries whose receivers have given up; if that fails, their visibility timeout does.
+
+        Also while the mailbox closes, as who stops working cancels its receives and closes.
+        """
+        if deliveries and self._lost is None and self._task is not None and not self._task.done():
             answers: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
             answers.add_done_callback(lambda each: each.cancelled() or each.exception())
-            self.start(releases_of(deliveries), answers, is_plain=True)
+            with suppress(PostroomError):
+                self._pending.add(Request(releases_of(deliveries), answers, perf_counter()), self._state)
+            self._wake.set()
 
     async def receive(
         self, command: Receive, wait_ms: int, *, is_stream: bool = False
@@ -344,7 +350,11 @@ class MailboxEngine:
             await self.long_polls.wait(topics, wait_ms)
 
     async def _run(self) -> None:
-        while not (self._closing and not self._pending):
+        while True:
+            if self._closing and not self._pending:
+                await self.committer.wait_until_durable()
+                if not self._pending:  # else the receivers of the last groups had given up
+                    return
             await self._wait_for_work()
             if not self._may_append():
                 self.metrics.refuse(self._pending.take_all(), lease_ended(self.name))
@@ -368,7 +378,6 @@ class MailboxEngine:
             self.committer.commit(group, commits)
             state.advance_snapshot(self._saver.save)
             self.long_polls.wake_for(self._deliverable, state.mailbox, self.now())
-        await self.committer.wait_until_durable()
 
     async def _decide(self, requests: list[Request], state: LoadedMailbox) -> tuple[Group, list[Commit]]:
         """Decide requests, with the receives that waited for what they send, and encode their events.

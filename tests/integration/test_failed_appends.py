@@ -13,6 +13,7 @@ from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.retention import Retention
 from postroom.application.mailbox.stored_snapshots import fold
 from postroom.application.ports.event_log import Answer, Head
+from postroom.application.threads import cancel_and_wait
 from postroom.domain.commit import Commit
 from postroom.domain.errors import DuplicateRecord, Fenced, InternalError, Unavailable, WrongPosition
 from postroom.domain.mailbox.commands import Ack, Command, Send, SetPolicy, TopicPolicySet
@@ -102,6 +103,31 @@ async def test_a_command_that_can_not_be_queued_fails_alone() -> None:
         assert isinstance(sent, list)
         assert isinstance(error, TypeError)
         assert isinstance(acked, list)
+
+
+async def test_a_receive_that_is_cancelled_before_its_mailbox_closes_leaves_its_message_ready() -> None:
+    class SlowLog(FailingLog):
+        is_appending, may_append = Event(), Event()
+
+        def append(self, commits: Sequence[Commit]) -> None:
+            self.is_appending.set()
+            self.may_append.wait(HANG_SECONDS)
+            super().append(commits)
+
+    log = SlowLog(MAILBOX)
+    log.may_append.set()
+    place = Place(lambda: log)
+    async with place.open() as mailbox:
+        await mailbox.send_message(message())
+        log.may_append.clear()
+        log.is_appending.clear()
+        receiving = asyncio.create_task(mailbox.receive_messages(TOPIC))
+        async with asyncio.timeout(HANG_SECONDS):
+            await until(log.is_appending.is_set)
+        await cancel_and_wait(receiving)
+        asyncio.get_running_loop().call_later(0.05, log.may_append.set)  # when it has begun to close
+    async with place.open() as mailbox:
+        assert (await receive_one(mailbox)).attempt == 1
 
 
 async def test_a_defect_of_the_log_fails_the_calls_that_need_it_and_no_others() -> None:
