@@ -146,7 +146,8 @@ async def test_snapshots_take_room_in_proportion_to_the_mailbox() -> None:
 
 
 @pytest.mark.usefixtures("small_steps")
-async def test_a_large_part_is_stored_in_rows_of_bounded_size() -> None:
+async def test_a_large_part_is_stored_in_rows_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "PART_EVENTS", 100_000)  # a part has as many rows as positions before it
     log = MemoryEventLog(MAILBOX)
     async with Place(lambda: log).open() as mailbox:
         await live(mailbox, 200)
@@ -288,8 +289,8 @@ class RefusingLog(MemoryEventLog):
 async def test_after_a_snapshot_that_could_not_be_saved_the_next_one_is_whole() -> None:
     log = RefusingLog(MAILBOX)
     async with Place(lambda: log).open() as mailbox:
+        log.refused = 1_000  # those that are taken without being asked for, too
         await live(mailbox, 200)
-        log.refused = 1_000
         with pytest.raises(Unavailable, match="The disk is full"):
             await mailbox.engine.take_snapshot()
         log.refused = 0
