@@ -309,6 +309,8 @@ class ServedConnection(asyncio.Protocol):
         """Make the unsettled messages of a departed client's streams ready."""
         now_us = _now_us()
         nacks = [Nack(each, 0.0, STREAM_ENDED, 0) for each, due in self._streamed.items() if due > now_us]
+        if not nacks:
+            return
         with suppress(PostroomError):  # the visibility timeout does it otherwise
             await (await self._server.mailbox()).engine.submit(nacks)
 
