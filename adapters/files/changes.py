@@ -33,7 +33,7 @@ class FileChanges:
             set_close_on_fork(self.descriptor, True)
 
     def watch(self, files: Iterable[Path]) -> bool:
-        """Tell the next change of each of these files; return whether all of those that exist are watched."""
+        """Watch these files for their next change; return whether every file that exists is watched."""
         watched = 0
         for file in files if self.descriptor >= 0 else ():
             if self._libc.inotify_add_watch(self.descriptor, os.fsencode(file), _EVENTS) >= 0:

@@ -66,7 +66,7 @@ OVERLOADED = frozenset({429, 503})
 
 
 class _Answer(msgspec.Struct):
-    """What a response to a batch says about one request, as a response to that request alone would."""
+    """Result of one request of a batch, in the form of a response to that request alone."""
 
     status: int
     body: str = ""

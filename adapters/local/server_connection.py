@@ -39,14 +39,14 @@ class ServedMailbox(Protocol):
 
 
 class Outboxes(Protocol):
-    """What relays the outboxes of other processes."""
+    """Relays of the outboxes of other processes."""
 
     def add(self, addresses: Sequence[str]) -> None:
         """Relay what is recorded at these addresses."""
 
 
 class ConnectionServer(Protocol):
-    """What a connection uses of its server."""
+    """The part of a server that its connections use."""
 
     hello: Hello
     is_closing: bool
@@ -360,7 +360,7 @@ class _Reply(QueuedAnswers, eq=False, kw_only=True):
     requests: dict[int, Any]
 
     def cancel(self) -> None:
-        """Have nothing delivered to a client that has given up."""
+        """Cancel the request of a client that has given up; nothing is delivered to it."""
         self.is_cancelled = True
         self.requests.pop(self.id, None)
 

@@ -244,7 +244,7 @@ async def load_mailbox(log: EventLogReader) -> LoadedMailbox:
 
 
 class Answers(Protocol):
-    """What the answers to a request are given to: a future, or `QueuedAnswers`, which cost less."""
+    """Receiver of the answers to a request: a future, or `QueuedAnswers`, which cost less."""
 
     def done(self) -> bool:
         """Return whether it has the answers or an error, or its caller has given up."""
@@ -260,7 +260,7 @@ class Answers(Protocol):
 
 
 class QueuedAnswers(msgspec.Struct, eq=False):
-    """Answers that are passed on together with others of the same turn of the event loop.
+    """Answers to a request, passed to the caller together with others of the same turn of the event loop.
 
     Arguments:
         queue: of those to be passed on.
@@ -329,7 +329,7 @@ class Deadlines:
 
 
 class Request(NamedTuple):
-    """Commands of one caller, and what their answers are given to.
+    """Commands of one caller, and the receiver of their answers.
 
     Arguments:
         began: when they were submitted, in seconds of `perf_counter`.
