@@ -7,8 +7,7 @@ from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
-from nats.aio.client import Client
-
+from postroom.adapters.nats.client import SupervisedClient
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.domain.errors import Unavailable
@@ -33,7 +32,7 @@ class ConnectionThread:
     def __init__(self, settings: NatsSettings, name: str) -> None:
         self._settings = settings
         self._name = name
-        self._opened: Future[tuple[asyncio.AbstractEventLoop, Client]] = Future()
+        self._opened: Future[tuple[asyncio.AbstractEventLoop, SupervisedClient]] = Future()
         self._end: asyncio.Event | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -49,20 +48,35 @@ class ConnectionThread:
         Raises: Unavailable when the connection is closed or the work is late; else what the work raises.
         """
         if self._closed.is_set():
-            raise Unavailable(f"The connection {self._name} to NATS is closed; open the store again.")
+            raise self._is_closed()
         future = asyncio.run_coroutine_threadsafe(work(), self._loop)
         try:
             return future.result(seconds + _MARGIN_SECONDS)
         except CancelledError:
-            raise Unavailable(f"The connection {self._name} to NATS was closed meanwhile.") from None
+            raise self._was_closed() from None
         except FutureTimeoutError:
             if future.done():
                 raise  # the work's own
             future.cancel()
-            raise Unavailable(
-                f"NATS at {self._settings.shown_url} did not answer within {seconds:g} s; check that its "
-                "servers run and that the stream has a leader."
-            ) from None
+            raise self._is_late(seconds) from None
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
+        """Do as `call`, from a coroutine of any event loop; cancelling it cancels the work."""
+        if self._closed.is_set():
+            raise self._is_closed()
+        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        limit = asyncio.timeout(seconds + _MARGIN_SECONDS)
+        try:
+            async with limit:
+                return await asyncio.wrap_future(future)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise self._is_late(seconds) from None
+        except asyncio.CancelledError:
+            if self._closed.is_set() and not _is_cancelling():
+                raise self._was_closed() from None
+            raise
 
     def close(self) -> None:
         """Close the connection, and end the thread; closing twice is fine."""
@@ -70,6 +84,18 @@ class ConnectionThread:
         if self._end is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(_CLOSE_SECONDS)
+
+    def _is_closed(self) -> Unavailable:
+        return Unavailable(f"The connection {self._name} to NATS is closed; open the store again.")
+
+    def _was_closed(self) -> Unavailable:
+        return Unavailable(f"The connection {self._name} to NATS was closed meanwhile.")
+
+    def _is_late(self, seconds: float) -> Unavailable:
+        return Unavailable(
+            f"NATS at {self._settings.shown_url} did not answer within {seconds:g} s; check that its servers "
+            "run and that the stream has a leader."
+        )
 
     def _run(self) -> None:
         try:
@@ -85,3 +111,8 @@ class ConnectionThread:
         async with connect(self._settings, self._name) as client:
             self._opened.set_result((asyncio.get_running_loop(), client))
             await self._end.wait()
+
+
+def _is_cancelling() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -3,22 +3,17 @@
 import asyncio
 import base64
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 import msgspec
 from eventsourcing.persistence import IntegrityError, OperationalError
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from postroom.adapters.jetstream.client import API, ATTEMPT_SECONDS, PAGE_MESSAGES, PAUSE_SECONDS, read_page
 from postroom.adapters.jetstream.stream import StreamMessage, decode
 
-ATTEMPT_SECONDS = 1.5
-PAUSE_SECONDS = 0.05
-PAGE = 500
-_API = "$JS.API"
 _WRONG_LAST_SEQUENCE = (10071, 10164)
 _DUPLICATE_IN_BATCH = 10201
 _NO_MESSAGE = 10037
@@ -114,7 +109,10 @@ class LeaseLog:
         while True:
             reason = "a replica lags behind its leader"
             try:
-                page = await self._read_page(first, min(limit - len(messages), PAGE), deadline)
+                count = min(limit - len(messages), PAGE_MESSAGES)
+                request = {"seq": first, "batch": count, "next_by_subj": self.all_subjects}
+                found = await read_page(self._client, self._stream, request, last, deadline)
+                page = [decode(*each) for each in found]
             except (NatsError, OSError, TimeoutError) as error:
                 page, reason = [], _describe(error)
             messages += [each for each in page if each.sequence <= last]
@@ -177,7 +175,7 @@ class LeaseLog:
         body = msgspec.json.encode(request)
         while True:
             try:
-                answer = await self._request(f"{_API}.STREAM.MSG.GET.{self._stream}", body, None, deadline)
+                answer = await self._request(f"{API}.STREAM.MSG.GET.{self._stream}", body, None, deadline)
                 message = answer["message"]
                 data = base64.b64decode(message.get("data") or "")
                 if message["seq"] >= at_least:
@@ -203,44 +201,12 @@ class LeaseLog:
             raise ApiError(error.get("err_code", 0), error.get("description", "no reason given"))
         return answer
 
-    async def _read_page(self, first: int, limit: int, deadline: float) -> list[StreamMessage]:
-        request = {"seq": first, "batch": limit, "next_by_subj": self.all_subjects}
-        inbox = self._client.new_inbox()
-        subscription = await self._client.subscribe(inbox)
-        page: list[StreamMessage] = []
-        try:
-            await self._client.publish(
-                f"{_API}.DIRECT.GET.{self._stream}", msgspec.json.encode(request), reply=inbox
-            )
-            while len(page) < limit:
-                seconds = min(ATTEMPT_SECONDS, deadline - _now())
-                message = await subscription.next_msg(timeout=max(seconds, 0.001))
-                headers = message.headers or {}
-                if "Status" in headers:
-                    break
-                page.append(_from_direct(message, headers))
-        except (NatsError, OSError, TimeoutError):
-            if not page:
-                raise
-        finally:
-            await _unsubscribe(subscription)
-        return page
-
     async def _pause(self, deadline: float, what: str, reason: str) -> None:
         if _now() + PAUSE_SECONDS >= deadline:
             raise OperationalError(
                 f"{what}: {reason}. Check that the servers run and that the stream has a leader."
             )
         await asyncio.sleep(PAUSE_SECONDS)
-
-
-def _from_direct(message: Msg, headers: Mapping[str, str]) -> StreamMessage:
-    return decode(headers["Nats-Subject"], int(headers["Nats-Sequence"]), message.data)
-
-
-async def _unsubscribe(subscription: Any) -> None:
-    with suppress(NatsError, OSError):  # it ended with its connection
-        await subscription.unsubscribe()
 
 
 def _conflict(message: Outgoing) -> IntegrityError:

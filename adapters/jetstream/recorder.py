@@ -17,8 +17,9 @@ from eventsourcing.persistence import (
     StoredEvent,
 )
 
+from postroom.adapters.jetstream.client import PAGE_MESSAGES
 from postroom.adapters.jetstream.connection import ConnectionThread
-from postroom.adapters.jetstream.log import PAGE, LeaseLog, Outgoing
+from postroom.adapters.jetstream.log import LeaseLog, Outgoing
 from postroom.adapters.jetstream.stream import StreamMessage, encode, subject_of
 from postroom.application.recorders import PollingRecorder, VersionRange, check_originator, conflict
 from postroom.domain.errors import Unavailable
@@ -114,7 +115,7 @@ class JetStreamRecorder(PollingRecorder):
         while first <= last and len(notifications) < limit:
             page = [newest]
             if first < newest.sequence:
-                size = PAGE if topics else limit - len(notifications)
+                size = PAGE_MESSAGES if topics else limit - len(notifications)
                 page = self._call(partial(self._log.read, first, last, size))
             if not page:
                 break

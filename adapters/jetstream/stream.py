@@ -1,6 +1,5 @@
 """The definition of the lease stream: created if it is missing, checked if it exists."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -9,18 +8,18 @@ import msgspec
 from blake3 import blake3
 from eventsourcing.persistence import Notification, StoredEvent
 from nats.aio.client import Client
-from nats.errors import Error as NatsError
 
+from postroom.adapters.jetstream.definitions import (
+    CLUSTER_REPLICAS,
+    find_or_create,
+    replica_count,
+    until,
+)
 from postroom.adapters.jetstream.settings import MIN_EVENTS_PER_AGGREGATE, LeaseStreamSettings
 from postroom.domain.errors import BrokenLog, InvalidRequest, Unavailable
 
-CLUSTER_REPLICAS = 3
 MIN_API_LEVEL = 2
 """Of NATS 2.12, the first with atomic batches."""
-_API = "$JS.API"
-_REQUEST_SECONDS = 5.0
-_PAUSE_SECONDS = 0.1
-_STREAM_NOT_FOUND, _NAME_IN_USE = 10059, 10058
 _DUPLICATE_WINDOW_NS = 120 * 1_000_000_000
 
 
@@ -43,43 +42,19 @@ async def ensure_stream(client: Client, settings: LeaseStreamSettings) -> Stream
         InvalidRequest: the stream could lose events, or the server is too old or refuses to create it.
         Unavailable: no server answered; a cluster may not have a leader yet.
     """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + settings.timeout_ms / 1_000
-    while True:
-        try:
-            return _check(settings, await _find_or_create(client, settings))
-        except Unavailable:
-            if loop.time() + _PAUSE_SECONDS >= deadline:
-                raise
-            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def find() -> StreamServers:
+        info = await find_or_create(client, settings.stream, lambda level: _config(client, settings, level))
+        return _check(settings, info)
+
+    return await until(settings.timeout_ms / 1_000, find)
 
 
-async def _find_or_create(client: Client, settings: LeaseStreamSettings) -> Mapping[str, Any]:
-    name = settings.stream
-    info = await _ask(client, f"STREAM.INFO.{name}", None)
-    if _error_number(info) == _STREAM_NOT_FOUND:
-        level = int((await _ask(client, "INFO", None)).get("api", {}).get("level", 0))
-        if level < MIN_API_LEVEL:
-            raise InvalidRequest(
-                "The lease store needs NATS 2.12 or newer, with atomic batches; upgrade the servers."
-            )
-        info = await _ask(client, f"STREAM.CREATE.{name}", _config(client, settings))
-        if _error_number(info) == _NAME_IN_USE:  # another admin created it meanwhile
-            info = await _ask(client, f"STREAM.INFO.{name}", None)
-    error = info.get("error")
-    if error is None:
-        return info
-    reason = f"{error.get('description', 'no reason given')} (NATS error {error.get('err_code', 0)})"
-    if error.get("code", 500) >= 500:
-        raise Unavailable(
-            f"Stream {name} can't be used: {reason}; check that the cluster has all its servers."
+def _config(client: Client, settings: LeaseStreamSettings, level: int) -> dict[str, Any]:
+    if level < MIN_API_LEVEL:
+        raise InvalidRequest(
+            "The lease store needs NATS 2.12 or newer, with atomic batches; upgrade the servers."
         )
-    raise InvalidRequest(
-        f"Stream {name} can't be created: {reason}; correct the settings of the lease store."
-    )
-
-
-def _config(client: Client, settings: LeaseStreamSettings) -> dict[str, Any]:
     name = settings.stream
     return {
         "name": name,
@@ -87,7 +62,7 @@ def _config(client: Client, settings: LeaseStreamSettings) -> dict[str, Any]:
         "subjects": [f"{name}.*"],
         "retention": "limits",
         "storage": "file",
-        "num_replicas": _replicas(client, settings),
+        "num_replicas": replica_count(client, settings),
         "discard": "new",
         # The stream removes an aggregate's oldest events by itself, so that nobody needs the right to delete.
         "max_msgs_per_subject": settings.events_per_aggregate,
@@ -137,30 +112,6 @@ def _check(settings: LeaseStreamSettings, info: Mapping[str, Any]) -> StreamServ
     if not cluster.get("leader"):
         raise Unavailable(f"Stream {name} has no leader; check that most of its servers run.")
     return StreamServers(frozenset(each for each in names if each), events)
-
-
-def _replicas(client: Client, settings: LeaseStreamSettings) -> int:
-    # nats-py has no accessor of what the server said about its cluster.
-    is_clustered = bool(client._server_info.get("cluster"))
-    return settings.replicas or (CLUSTER_REPLICAS if is_clustered else 1)
-
-
-async def _ask(client: Client, where: str, request: Mapping[str, Any] | None) -> dict[str, Any]:
-    body = b"" if request is None else msgspec.json.encode(request)
-    try:
-        reply = await client.request(f"{_API}.{where}", body, timeout=_REQUEST_SECONDS)
-    except (NatsError, OSError, TimeoutError) as error:
-        raise Unavailable(
-            f"JetStream did not reply to {where}: {str(error) or type(error).__name__}; check that the "
-            "servers run with JetStream on and that their cluster has a leader."
-        ) from error
-    answer: dict[str, Any] = msgspec.json.decode(reply.data)
-    return answer
-
-
-def _error_number(answer: Mapping[str, Any]) -> int:
-    number: int = (answer.get("error") or {}).get("err_code", 0)
-    return number
 
 
 _DIGEST_BYTES = 16

@@ -1,5 +1,6 @@
 """What every event log promises about finding and removing its commits: a part of its conformance suite."""
 
+from collections.abc import Iterable
 from random import Random
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from postroom.application.mailbox import records as reading
 from postroom.application.mailbox.codec import to_records
 from postroom.application.ports.event_log import EventLog, Head, Seal, StoredSnapshot
-from postroom.domain.commit import IndexEntry, LastEvent
+from postroom.domain.commit import Commit, IndexEntry, LastEvent
 from postroom.domain.message import MessageAcked
 from postroom.domain.names import mailbox_stream
 from postroom.domain.record import Event
@@ -88,6 +89,17 @@ class EventLogQueries:
             assert alone[each] == [record for record in whole if record.stream == each]
             assert replayed(together.get(each, ())) == replayed(alone[each])
 
+    def test_later_events_of_streams_are_searched_in_as_many_positions_as_the_caller_allows(
+        self, log: EventLog
+    ) -> None:
+        append(log, [sent(1)])
+        append(log, [received(1)])
+        for number in range(2, 8):
+            append(log, [sent(number)])
+        append(log, [MessageAcked(stream(1), 3, 1_000, 1)])
+        lengths = [len(log.read_streams([stream(1)], limit)[stream(1)]) for limit in (1, 4, 100, None)]
+        assert lengths == [2, 2, 3, 3]
+
     def test_the_last_event_of_a_message_may_be_in_the_append_that_sends_it(self, log: EventLog) -> None:
         one, two = commits_after(log, [[sent(1), sent(2)], [received(1)]])
         log.append([one, two._replace(last_events=[LastEvent(stream(1), 1, 3)])])
@@ -150,6 +162,28 @@ class EventLogQueries:
         records = append(log, mixed(12, ONE))
         assert log.at_positions([12, 3, 99, 0, 3]) == {3: records[2], 12: records[11]}
         assert log.at_positions([]) == {}
+
+    def test_of_large_commits_few_are_read_at_a_time(
+        self, log: EventLog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(reading, "BYTES_AT_ONCE", 2_500)
+        random = Random(1)
+        records = append_each(log, [sent(n, envelope=random.randbytes(500)) for n in range(1, 31)])
+        parts: list[int] = []
+        find = log.commits_of
+
+        def commits_of(positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
+            commits = find(positions, envelopes=envelopes)
+            parts.append(len(commits))
+            return commits
+
+        monkeypatch.setattr(log, "commits_of", commits_of)
+        assert log.at_positions(range(1, 31)) == {each.position: each for each in records}
+        assert parts[0] <= reading.FIRST_POSITIONS
+        assert max(parts[1:]) * 500 <= reading.BYTES_AT_ONCE
+        parts.clear()
+        log.at_positions(range(1, 31), envelopes=False)
+        assert parts == [30]
 
     @pytest.mark.parametrize(
         ("at", "position"), [(0, 0), (10, 0), (11, 1), (20, 1), (21, 3), (30, 3), (31, 4), (10**15, 4)]

@@ -25,8 +25,10 @@ from tests.conformance.mailbox_changes import MailboxChangeConformance
 from tests.conformance.mailbox_refusals import MailboxRefusalConformance
 from tests.conformance.mailbox_results import MailboxResultConformance
 from tests.conformance.mailbox_schedules import MailboxScheduleConformance
+from tests.conformance.mailbox_searches import MailboxSearchConformance
 from tests.conformance.mailbox_streams import MailboxStreamConformance
 from tests.conformance.mailbox_subscriptions import MailboxSubscriptionConformance
+from tests.conformance.mailbox_topics import MailboxTopicConformance
 from tests.conformance.redrives import check_redrive_jobs
 from tests.support.stores import MAILBOX, message, receive_one
 
@@ -40,6 +42,8 @@ class MailboxConformance(
     MailboxResultConformance,
     MailboxSubscriptionConformance,
     MailboxScheduleConformance,
+    MailboxSearchConformance,
+    MailboxTopicConformance,
 ):
     def test_a_mailbox_has_its_name(self, mailbox: Mailbox) -> None:
         assert mailbox.name == MAILBOX

@@ -37,6 +37,11 @@ class MailboxScheduleConformance:
         assert (received.attrs["kind"], received.attrs["schedule"]) == ("a", "daily")
         (listed,) = await mailbox.list_schedules()
         assert (listed.runs, listed.last_message_id) == (1, received.message_id)
+        assert (report.last_result, listed.last_result) == (None, "in_flight")
+        await received.reject("bad")
+        assert (await mailbox.list_schedules())[0].last_result == "dead"
+        await mailbox.purge_topic("reports")
+        assert (await mailbox.list_schedules())[0].last_result == "settled"
         assert listed.last_run is not None
         assert str(received.attrs["scheduled_at"]) <= listed.last_run < report.next_run
 

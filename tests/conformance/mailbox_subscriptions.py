@@ -9,7 +9,7 @@ import pytest
 
 from postroom.application.messages import ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.query_results import DeletionReport
+from postroom.application.reports import DeletionReport
 from postroom.domain.errors import InvalidRequest, NotFound, StaleReceipt
 from postroom.domain.subscription import SubscriptionFilter
 from tests.support.stores import message

@@ -57,6 +57,26 @@ class MessageOutboxConformance:
             name: getattr(new, name) for name in new.__struct_fields__ if name != "attrs"
         }
 
+    async def test_refused_messages_are_listed_with_their_errors_and_found_again_when_they_are_retried(
+        self, outbox: MessageOutbox, record: Record
+    ) -> None:
+        assert await outbox.find_refused(10) == []
+        record(message(b"1", message_id="foreign"), mailbox="other@local")
+        record(*(message(b"1", message_id=each) for each in ("one", "two", "'three\x01\"")))
+        rows = await outbox.find(10)
+        await outbox.settle([], [(row, f"no {row.id}") for row in rows])
+        refused = await outbox.find_refused(10)
+        assert [(each.id, each.topic, each.error) for each in refused] == [
+            (each, "orders", f"no {each}") for each in ("one", "two", "'three\x01\"")
+        ]
+        assert await outbox.find_refused(1) == refused[:1]
+        assert await outbox.retry(["two", "foreign", "\x00", "unknown"]) == 1
+        assert [row.id for row in await outbox.find(10)] == ["two"]
+        assert await outbox.retry([]) == 0
+        assert await outbox.retry(None) == 2
+        assert await outbox.find_refused(10) == []
+        assert len(await outbox.find(10)) == 3
+
     async def test_a_sent_message_is_gone_and_a_refused_one_is_not_found_again(
         self, outbox: MessageOutbox, record: Record
     ) -> None:

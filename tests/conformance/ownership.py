@@ -8,6 +8,7 @@ import pytest
 from postroom.application.ports.lease_store import Ownership
 from postroom.application.threads import background_task
 from postroom.domain.errors import MailboxOwned
+from tests.support.waiting import within
 
 ONE, TWO = "acme@one", "acme$eu west@two"
 PATIENT_MS = 60_000
@@ -84,7 +85,7 @@ class OwnershipConformance:
                 await asyncio.Event().wait()
 
         task = asyncio.create_task(first())
-        await owned.wait()
+        await within(owned.wait())
         task.cancel()
         await asyncio.wait([task])
         async with ownership.acquire(ONE, "second", 0):

@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from postroom.application.cloudevents.message import NATS
+from postroom.application.cloudevents import NATS
 from postroom.application.outbox.formats import FormatName, new_format
 from postroom.application.ports.outbox import Publisher
 from postroom.domain.errors import InvalidRequest, Unavailable

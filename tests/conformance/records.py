@@ -8,7 +8,7 @@ import msgspec
 from postroom.application.mailbox.codec import make_commit, to_records
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.commit import GENESIS, Commit
-from postroom.domain.mailbox.commands import LogTruncated, MailboxCreated, OwnershipTaken, TopicPolicySet
+from postroom.domain.mailbox.events import LogTruncated, MailboxCreated, OwnershipTaken, TopicPolicySet
 from postroom.domain.message import (
     Headers,
     MessageAcked,

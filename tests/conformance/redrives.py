@@ -7,7 +7,37 @@ from postroom.domain.errors import IdempotencyConflict, InvalidRequest, NotFound
 from postroom.domain.redrive.spec import RedriveSpec
 from tests.support.waiting import until_answer
 
+PREVIEWED = "01890a5d-ac96-774b-bcce-b302099a8059"
 JOB, OTHER = "01890a5d-ac96-774b-bcce-b302099a8057", "01890a5d-ac96-774b-bcce-b302099a8058"
+
+
+async def check_start_of_a_preview(mailbox: Mailbox, topic: str, dead: int) -> None:
+    """Start a job whose preview showed a dead letter that was redriven since."""
+    has_several = "@" not in mailbox.name  # of a namespace, each has its own cut-off
+    spec = RedriveSpec(topics=(topic,), limit=None)
+    preview = await mailbox.preview_redrive(spec)
+    assert preview.matched == dead
+    assert await mailbox.redrive_dead_letters(topic, limit=1) == 1
+    report = await mailbox.start_redrive(
+        spec, job_id=PREVIEWED, cutoff=preview.cutoff, previewed=preview.matched
+    )
+
+    async def is_over() -> bool:
+        return not (await mailbox.get_redrive(PREVIEWED)).is_active
+
+    await until_answer(is_over)
+    report = await mailbox.get_redrive(PREVIEWED)
+    assert (report.moved, report.matched - report.skipped) == (dead - 1, dead - 1)
+    skipped = (await mailbox.list_redrive_messages(PREVIEWED, outcome="skipped")).items
+    if not has_several:
+        assert [each.reason for each in skipped] == ["redriven"]
+        for cutoff, previewed in ((preview.cutoff + 1_000_000, None), (None, 1 << 62)):
+            with pytest.raises(InvalidRequest):
+                await mailbox.start_redrive(spec, cutoff=cutoff, previewed=previewed)
+    await mailbox.change_redrive(PREVIEWED, "undo")
+    await until_answer(is_over)
+    (received,) = await mailbox.receive_messages(topic)  # so that it is a dead letter again
+    await received.nack(reason="broken")
 
 
 async def check_redrive_jobs(mailbox: Mailbox, topic: str, dead: int) -> None:
@@ -15,6 +45,8 @@ async def check_redrive_jobs(mailbox: Mailbox, topic: str, dead: int) -> None:
     spec = RedriveSpec(topics=(topic,), reasons=("max_attempts",), headers={}, rate=1_000)
     preview = await mailbox.preview_redrive(spec)
     assert (preview.matched, len(preview.samples), preview.groups[0].count) == (dead, dead, dead)
+    assert preview.digest
+    assert (await mailbox.preview_redrive(spec)).digest == preview.digest
     report = await mailbox.start_redrive(spec, job_id=JOB)
     assert (report.job_id, report.mailbox, report.spec, report.matched) == (JOB, mailbox.name, spec, dead)
 
@@ -35,6 +67,8 @@ async def check_redrive_jobs(mailbox: Mailbox, topic: str, dead: int) -> None:
     (job,) = await mailbox.list_redrives()
     assert (job.status, job.moved, job.restored) == ("undone", dead, dead)
     assert len((await mailbox.list_dead_letters(topic)).items) == dead
+    # The same messages are dead again, by other events.
+    assert (await mailbox.preview_redrive(spec)).digest != preview.digest
     with pytest.raises(IdempotencyConflict):
         await mailbox.start_redrive(RedriveSpec(), job_id=JOB)
     with pytest.raises(NotFound):
@@ -47,6 +81,7 @@ async def check_redrive_jobs(mailbox: Mailbox, topic: str, dead: int) -> None:
         await mailbox.list_redrive_messages(OTHER)
     with pytest.raises(InvalidRequest):
         await mailbox.list_redrive_messages(JOB, cursor="wrong")
+    await check_start_of_a_preview(mailbox, topic, dead)
     edit = RedriveSpec(
         topics=(topic,),
         destination=f"{topic}.fixed",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from postroom.adapters.compose.access import open_key_ring
-from postroom.adapters.keys.key_rings import FileKeyRing, MemoryKeyRing
+from postroom.adapters.key_rings import FileKeyRing, MemoryKeyRing
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.conformance.key_ring import KeyRingConformance, key
 

@@ -17,12 +17,14 @@ from postroom.adapters.compose.serve import (
     serve_mailbox,
     unrestricted,
 )
+from postroom.adapters.compose.store_namespace import create_namespace
 from postroom.adapters.sync_mailbox import SyncMailbox, SyncMessageStream
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.messages import ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.subject import SubjectPolicy
+from postroom.domain.subscription import SubscriptionFilter
 from tests.conformance.mailbox import MailboxConformance
 from tests.conformance.mailbox_schedules import DAILY
 from tests.conformance.mailbox_search import MailboxSearchConformance
@@ -39,11 +41,13 @@ def store_of(request: pytest.FixtureRequest, folder: Path) -> str:
     """Return the address of a new store of the kind that the test is parametrized with."""
     if request.param == "postgres":
         return str(request.getfixturevalue("postgres_store"))
+    if request.param == "jetstream":
+        return str(request.getfixturevalue("jetstream_store"))
     return str(folder / "store.db") if request.param == "sqlite" else "memory:"
 
 
 class TestOwnedMailbox(MailboxConformance):
-    @pytest.fixture(params=["memory:", "sqlite", "postgres"])
+    @pytest.fixture(params=["memory:", "sqlite", "postgres", "jetstream"])
     async def mailbox(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[OwnedMailbox]:
         async with open_mailbox(store_of(request, tmp_path), MAILBOX, durability="relaxed") as opened:
             yield opened
@@ -102,7 +106,7 @@ class TestSharedMailboxOfItsOwner(MailboxConformance):
 
 
 class TestSharedMailboxOfAnother(MailboxConformance):
-    @pytest.fixture(params=["sqlite", "postgres"])
+    @pytest.fixture(params=["sqlite", "postgres", "jetstream"])
     async def mailbox(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Mailbox]:
         store = store_of(request, tmp_path)
         async with (
@@ -146,6 +150,37 @@ class TestNamespaceOfSeveralMailboxes(TestNamespaceOfOneMailbox):
             await mailbox.get_backlog(at=before.position)
         with pytest.raises(InvalidRequest, match="in the future"):
             await mailbox.get_backlog(at=datetime(2500, 1, 1, tzinfo=UTC))
+
+
+class TestNamespaceOfAStore(MailboxConformance):
+    """A namespace of three mailboxes: this client owns one, and calls the owners of the others."""
+
+    test_a_mailbox_has_its_name = TestNamespaceOfOneMailbox.test_a_mailbox_has_its_name
+    test_the_backlog_is_counted_now_and_as_it_was = (
+        TestNamespaceOfSeveralMailboxes.test_the_backlog_is_counted_now_and_as_it_was
+    )
+
+    @pytest.fixture(params=["sqlite", "postgres", "jetstream"])
+    async def mailbox(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Mailbox]:
+        store, namespace = store_of(request, tmp_path), MAILBOX.partition("@")[0]
+        first, second, _ = await create_namespace(store, namespace, 3, RELAXED)
+        async with (
+            open_mailbox(store, first, durability="relaxed"),
+            open_mailbox(store, second, durability="relaxed"),
+            connect(store, namespace, durability="relaxed") as connected,
+        ):
+            yield connected
+
+    async def test_a_subscription_gets_a_copy_of_each_message_that_matches(self, mailbox: Mailbox) -> None:
+        """Copies of topics that are in different mailboxes have no order."""
+        await mailbox.set_subscription("mail", SubscriptionFilter(("orders.*",), {"kind": "a"}))
+        a, b = {"kind": "a"}, {"kind": "b"}
+        sent = [message(b"1", topic="orders.eu", attrs=a), message(b"2", topic="orders.us", attrs=a)]
+        await mailbox.send_batch([*sent, message(b"no", topic="orders.us", attrs=b)])
+        received = [*await mailbox.receive_messages("mail"), *await mailbox.receive_messages("mail")]
+        assert {each.payload for each in received} == {b"1", b"2"}
+        await mailbox.ack_messages([each.receipt for each in received])
+        assert (await mailbox.get_backlog("mail")).shards == []
 
 
 class TestMailboxOverNetwork(MailboxConformance, MailboxSearchConformance):

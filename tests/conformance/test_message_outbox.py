@@ -2,14 +2,17 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
-from postroom.adapters.files.changes import FileChanges
+from postroom.adapters.files import FileChanges
+from postroom.adapters.postgres import hints
+from postroom.adapters.postgres.messaging import message_outbox as postgres_outbox
 from postroom.adapters.postgres.messaging.message_outbox import PostgresMessageOutbox
 from postroom.adapters.sql.mailbox_outbox import MailboxOutbox
 from postroom.adapters.sqlite import message_outbox
@@ -21,6 +24,42 @@ from postroom.application.threads import cancel_and_wait
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.conformance.message_outbox import WAIT_SECONDS, MessageOutboxConformance, Record
 from tests.support.stores import MAILBOX
+from tests.support.waiting import until, within
+
+
+def recorder(connect: Callable[[], AbstractContextManager[Any]], *, notify: bool = False) -> Record:
+    """Return a function that records messages, each time in a transaction of a new connection."""
+
+    def record(*messages: NewMessage, mailbox: str = MAILBOX) -> list[str]:
+        with connect() as connection:
+            return MailboxOutbox(mailbox, notify=notify).record(connection, *messages)
+
+    return record
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        yield connection
+
+
+async def find_while_it_waits(outbox: MessageOutbox, record: Record, begins: Awaitable[object]) -> None:
+    """Check that an outbox that waits finds a message that is recorded meanwhile.
+
+    Arguments:
+        begins: returns when it has begun to wait.
+    """
+    assert await outbox.find(1) == []
+    waiting = asyncio.create_task(wait_for_row(outbox))
+    await begins
+    (id_,) = await asyncio.to_thread(record, NewMessage("orders", b"1"))
+    assert await within(waiting) == id_
+
+
+async def wait_for_row(outbox: MessageOutbox) -> str:
+    while not (rows := await outbox.find(1)):
+        await outbox.wait()
+    return rows[0].id
 
 
 class TestSqlite(MessageOutboxConformance):
@@ -32,11 +71,7 @@ class TestSqlite(MessageOutboxConformance):
 
     @pytest.fixture
     def record(self, path: Path) -> Record:
-        def record(*messages: NewMessage, mailbox: str = MAILBOX) -> list[str]:
-            with closing(sqlite3.connect(path)) as connection, connection:
-                return MailboxOutbox(mailbox).record(connection, *messages)
-
-        return record
+        return recorder(lambda: open_file(path))
 
     @pytest.fixture
     async def outbox(self, path: Path) -> AsyncIterator[MessageOutbox]:
@@ -51,7 +86,7 @@ class TestSqlite(MessageOutboxConformance):
         assert not path.exists()
         with closing(sqlite3.connect(path)) as connection, connection:
             ids = MailboxOutbox(MAILBOX).record(connection, NewMessage(topic="a", payload=b""))
-        await outbox.wait()
+        await within(outbox.wait())
         assert [row.id for row in await outbox.find(1)] == ids
         await outbox.close()
 
@@ -95,13 +130,8 @@ class TestSqlite(MessageOutboxConformance):
         if told != "by the kernel":
             monkeypatch.setattr(FileChanges, "watch", lambda self, files: told == "of too little")
         record(NewMessage("other", b""), mailbox="acme@two")
-        assert await outbox.find(1) == []
-        waiting = asyncio.create_task(outbox.wait())
-        await asyncio.sleep(0.1)  # in which it begins to wait
-        (id_,) = await asyncio.to_thread(record, NewMessage("orders", b"1"))
-        async with asyncio.timeout(WAIT_SECONDS):
-            await waiting
-        assert [row.id for row in await outbox.find(1)] == [id_]
+        watched = count_calls(monkeypatch, SqliteMessageOutbox, "_watch")
+        await find_while_it_waits(outbox, record, until(lambda: watched))
 
     async def test_a_message_is_found_in_a_quiet_file_that_a_link_names(
         self, path: Path, record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -115,13 +145,8 @@ class TestSqlite(MessageOutboxConformance):
         link.parent.mkdir()
         link.symlink_to(path)
         outbox = SqliteMessageOutbox(link, MAILBOX)
-        assert await outbox.find(1) == []
-        waiting = asyncio.create_task(outbox.wait())
-        await asyncio.sleep(0.1)  # in which it begins to wait
-        (id_,) = await asyncio.to_thread(record, NewMessage("orders", b"1"))
-        async with asyncio.timeout(WAIT_SECONDS):
-            await waiting
-        assert [row.id for row in await outbox.find(1)] == [id_]
+        watched = count_calls(monkeypatch, SqliteMessageOutbox, "_watch")
+        await find_while_it_waits(outbox, record, until(lambda: watched))
         await outbox.close()
 
     async def test_a_file_that_has_no_messages_is_not_searched_at_each_commit(
@@ -145,17 +170,132 @@ class TestSqlite(MessageOutboxConformance):
         await outbox.close()
 
 
+def count_calls(patch: pytest.MonkeyPatch, owner: type, name: str) -> list[object]:
+    """Return a list that gets an item at each call of a method."""
+    calls: list[object] = []
+    method = getattr(owner, name)
+
+    def call(self: object) -> object:
+        calls.append(self)
+        return method(self)
+
+    patch.setattr(owner, name, call)
+    return calls
+
+
+WATCHED = """
+    SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database
+    WHERE datname = current_database() AND locktype = 'advisory' AND objid = 100 AND mode = 'ExclusiveLock'
+"""
+
+
 class TestPostgres(MessageOutboxConformance):
     @pytest.fixture(params=[True, False], ids=["notify", "poll"])
     def record(self, request: pytest.FixtureRequest, messaging_database: str) -> Record:
-        def record(*messages: NewMessage, mailbox: str = MAILBOX) -> list[str]:
-            with psycopg.connect(messaging_database) as connection:
-                return MailboxOutbox(mailbox, notify=request.param).record(connection, *messages)
-
-        return record
+        return recorder(lambda: psycopg.connect(messaging_database), notify=request.param)
 
     @pytest.fixture
     async def outbox(self, messaging_database: str) -> AsyncIterator[MessageOutbox]:
         outbox = PostgresMessageOutbox(messaging_database, MAILBOX)
         yield outbox
         await outbox.close()
+
+    @pytest.fixture
+    def is_quiet(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An outbox waits to be notified from the beginning, and does not look by itself."""
+        for module in (postgres_outbox, hints):
+            monkeypatch.setattr(module, "QUIET_SECONDS", 0.1)
+        monkeypatch.setattr(postgres_outbox, "MAX_POLL_SECONDS", 0.1)
+        monkeypatch.setattr(postgres_outbox, "LOST_SECONDS", 3_600)
+
+    @pytest.mark.usefixtures("is_quiet")
+    async def test_a_message_is_found_by_an_outbox_that_was_quiet(
+        self, outbox: MessageOutbox, messaging_database: str
+    ) -> None:
+        record = recorder(lambda: psycopg.connect(messaging_database))
+        for _ in range(3):
+            await find_while_it_waits(outbox, record, until(lambda: is_watched(messaging_database)))
+            await outbox.settle(await outbox.find(1), [])
+
+    @pytest.mark.usefixtures("is_quiet")
+    async def test_a_message_whose_notification_is_lost_is_found_later(
+        self, outbox: MessageOutbox, messaging_database: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(postgres_outbox, "LOST_SECONDS", 0.05)
+        with psycopg.connect(messaging_database) as connection:
+            connection.execute(
+                "CREATE OR REPLACE FUNCTION outbox_notify_listeners() RETURNS trigger LANGUAGE plpgsql"
+                " AS 'BEGIN RETURN NULL; END'"
+            )
+        record = recorder(lambda: psycopg.connect(messaging_database))
+        await find_while_it_waits(outbox, record, until(lambda: is_watched(messaging_database)))
+
+    @pytest.mark.usefixtures("is_quiet")
+    async def test_a_table_without_the_trigger_is_polled(
+        self, outbox: MessageOutbox, messaging_database: str
+    ) -> None:
+        with psycopg.connect(messaging_database) as connection:
+            connection.execute("ALTER TABLE outbox_messages DISABLE TRIGGER notify_listeners")
+        record = recorder(lambda: psycopg.connect(messaging_database))
+        await find_while_it_waits(outbox, record, asyncio.sleep(0))
+        assert not is_watched(messaging_database)
+
+    @pytest.mark.usefixtures("is_quiet")
+    async def test_a_message_of_a_transaction_that_began_before_its_outbox_waited_is_found(
+        self, outbox: MessageOutbox, messaging_database: str
+    ) -> None:
+        assert await outbox.find(1) == []
+        with psycopg.connect(messaging_database) as connection:
+            (id_,) = MailboxOutbox(MAILBOX).record(connection, NewMessage("orders", b"1"))
+            waiting = asyncio.create_task(wait_for_row(outbox))
+            await until(lambda: listens(messaging_database))
+            assert not is_watched(messaging_database)
+            connection.commit()
+        assert await within(waiting) == id_
+
+    @pytest.mark.usefixtures("is_quiet")
+    async def test_of_two_owners_that_wait_for_a_table_both_are_notified_and_one_waits_on(
+        self, outbox: MessageOutbox, messaging_database: str
+    ) -> None:
+        other = PostgresMessageOutbox(messaging_database, "acme@two")
+        record = recorder(lambda: psycopg.connect(messaging_database))
+        tasks = [asyncio.create_task(wait_for_row(each)) for each in (outbox, other)]
+        await until(lambda: is_watched(messaging_database))
+        record(NewMessage("orders", b"1"))
+        await within(tasks[0])
+        await outbox.close()
+        await until(lambda: is_watched(messaging_database))
+        record(NewMessage("orders", b"2"), mailbox="acme@two")
+        await within(tasks[1])
+        await other.close()
+
+    async def test_writers_notify_only_while_somebody_waits(self, messaging_database: str) -> None:
+        record = recorder(lambda: psycopg.connect(messaging_database))
+        waiting = hints.PostgresHints(
+            messaging_database, "test", "postroom_outbox_messages", "outbox_messages"
+        )
+        with psycopg.connect(messaging_database, autocommit=True) as listener:
+            listener.execute("LISTEN postroom_outbox_messages")
+            record(NewMessage("orders", b"1"))
+            assert [*listener.notifies(timeout=0.1)] == []
+            await until(waiting.watch)
+            record(NewMessage("orders", b"2"))
+            await until(lambda: not is_watched(messaging_database))
+            assert {each.payload for each in listener.notifies(timeout=0.1)} == {"public"}
+            record(NewMessage("orders", b"3"))
+            assert [*listener.notifies(timeout=0.1)] == []
+        await waiting.close()
+
+
+def is_watched(url: str) -> bool:
+    with psycopg.connect(url) as connection:
+        return connection.execute(WATCHED).fetchone() == (1,)
+
+
+def listens(url: str) -> bool:
+    with psycopg.connect(url) as connection:
+        query = (
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name = 'postroom message outbox hints'"
+        )
+        return connection.execute(query).fetchone() == (1,)

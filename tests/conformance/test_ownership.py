@@ -11,6 +11,7 @@ from typing import LiteralString, NamedTuple
 import psycopg
 import pytest
 
+from postroom.adapters.jetstream.store import JetStreamStore
 from postroom.adapters.memory.store import MemoryOwnership
 from postroom.adapters.postgres.ownership import PostgresOwnership
 from postroom.adapters.sqlite.ownership import FileOwnership
@@ -18,6 +19,7 @@ from postroom.application.ports.lease_store import OwnerAddress, Ownership
 from postroom.domain.errors import MailboxOwned
 from tests.conformance.ownership import ONE, PATIENT_MS, OwnershipConformance
 from tests.support.servers.postgres_proxy import Proxy
+from tests.support.waiting import within
 
 DEADLINE_SECONDS = 120
 
@@ -42,13 +44,18 @@ class TestPostgresOwnership(OwnershipConformance):
 
 OWN_UNTIL_KILLED = """
 import asyncio, sys
+from postroom.adapters.jetstream.store import JetStreamStore
 from postroom.adapters.postgres.ownership import PostgresOwnership
 from postroom.adapters.sqlite.ownership import FileOwnership
 
 kind, store = sys.argv[1:]
 
+def jetstream(store):
+    return JetStreamStore(store).ownership()
+
 async def own():
-    async with {"file": FileOwnership, "postgres": PostgresOwnership}[kind](store).acquire(
+    kinds = {"file": FileOwnership, "postgres": PostgresOwnership, "jetstream": jetstream}
+    async with kinds[kind](store).acquire(
         "acme@one", "the other process", 0
     ):
         print("owned", flush=True)
@@ -65,12 +72,15 @@ class Shared(NamedTuple):
     other_process: "subprocess.Popen[str]"
 
 
-@pytest.fixture(params=["file", "postgres"])
+@pytest.fixture(params=["file", "postgres", "jetstream"])
 def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shared]:
     ownership: Ownership
     if request.param == "file":
         store = str(tmp_path / "store.db")
         ownership = FileOwnership(store)
+    elif request.param == "jetstream":
+        store = request.getfixturevalue("jetstream_store")
+        ownership = JetStreamStore(store).ownership()
     else:
         store = request.getfixturevalue("empty_database")
         ownership = PostgresOwnership(store)
@@ -178,7 +188,7 @@ async def test_a_lock_that_somebody_else_took_meanwhile_is_left_to_them(
     async def take_over() -> None:
         async with ownership.acquire(ONE, "second", PATIENT_MS):
             taken.set()
-            await released.wait()
+            await within(released.wait())
 
     async with (
         asyncio.timeout(DEADLINE_SECONDS),

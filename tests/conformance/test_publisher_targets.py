@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from postroom import ReceivedMessage, connect
 from postroom.adapters.kafka.publisher import KafkaPublisher
 from postroom.adapters.kafka.settings import KafkaSettings
-from postroom.application.cloudevents.message import KAFKA, MAILBOX
+from postroom.application.cloudevents import KAFKA, MAILBOX
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.outbox.message_relay import JSON, MailboxPublisher
 from postroom.application.ports.outbox import Publisher

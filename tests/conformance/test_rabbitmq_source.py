@@ -20,7 +20,7 @@ from postroom.adapters.rabbitmq import source as adapter
 from postroom.adapters.rabbitmq.connection import RabbitmqPublisher
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.adapters.rabbitmq.source import QueueConsumer, RabbitmqQueueSource
-from postroom.application.cloudevents.message import AMQP, read_message
+from postroom.application.cloudevents import AMQP, read_message
 from postroom.application.ingest.namespace import IngestCounts, RabbitmqSource
 from postroom.application.ports.outbox import Publisher
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
@@ -30,6 +30,7 @@ from tests.integration.ingest_world import ingest, namespace, stored
 from tests.support.archived import ARCHIVED, archived, cloud_events
 from tests.support.servers.rabbitmq import RabbitmqServer
 from tests.support.stores import envelope
+from tests.support.waiting import within
 
 ID_HEADER = "Event-Id"
 
@@ -169,7 +170,7 @@ async def test_a_connection_that_opens_after_its_timeout_consumes_nothing(
         monkeypatch.setattr(adapter, "connect", connection.connect)
 
         async def connect() -> AbstractConnection:
-            await is_late.wait()
+            await within(is_late.wait())
             return await connection.connect(*arguments)
 
         late.append(asyncio.create_task(connect()))

@@ -36,6 +36,7 @@ from tests.integration.inbox_world import CONSUMER, SOON, Handler, World, opened
 from tests.support.fork_server import popen
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.postgres import PostgresServer, postgres_folder
+from tests.support.servers.process import pause
 
 FAILURES = 0.03
 DRILL_SECONDS = 3_000
@@ -148,7 +149,7 @@ class Crew:
         what = self._dice.choice(("kill", "pause", "pause", "stop"))
         self.happened[what] += 1
         if what == "pause":
-            process.send_signal(signal.SIGSTOP)
+            pause(process.pid)
             await asyncio.sleep(self._dice.uniform(0.1, PAUSE_SECONDS))
             process.send_signal(signal.SIGCONT)
         else:

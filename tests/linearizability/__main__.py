@@ -5,7 +5,6 @@ As root, and with `nft`, it starts itself again in a network of its own, where i
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -43,5 +42,5 @@ if __name__ == "__main__":
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"  # as in tests/conftest.py
     if has_network_tools() and OWN_NETWORK not in os.environ:
         command = in_own_network([sys.executable, "-m", "tests.linearizability", *sys.argv[1:]])
-        sys.exit(subprocess.run(command, env=os.environ | {OWN_NETWORK: "1"}, check=False).returncode)
+        os.execvpe(command[0], command, os.environ | {OWN_NETWORK: "1"})
     main(int(sys.argv[1]), sys.argv[2:] or list(STORES))

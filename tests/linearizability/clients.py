@@ -1,82 +1,106 @@
-"""Clients that send, receive and ack while a cluster fails, and note what they were answered."""
+"""Clients that send, receive and ack while a cluster fails, and note what they were answered.
+
+    python -m tests.linearizability.clients SETTINGS
+
+SETTINGS is a JSON object; see `Settings`.
+"""
 
 import asyncio
-import threading
+import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
+
 from postroom.adapters.grpc.client import connect_grpc
 from postroom.application.messages import NewMessage
 from postroom.domain.errors import PostroomError, StaleReceipt, WrongOwner
 from tests.linearizability.history import Recorder
 from tests.linearizability.models import REFUSED
-from tests.linearizability.node import TOPIC
+from tests.linearizability.node import TOPIC, join_group
 
 CALL_MS = 1_500
+PATIENT_MS = 20_000
+"""Time for a call of the sender that waits also for owners that are paused."""
 PAUSE_SECONDS = 0.03
 
 
-class Clients:
-    """Clients of some mailboxes in a thread; each asks one runner after the other until one answers.
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the clients of some mailboxes are.
 
     Arguments:
-        runners: addresses of their servers.
+        runners: addresses of their servers; each client asks one after the other until one answers.
         folder: of the journals.
+        start: number of this start; each has journals and messages of its own.
+        group: see `join_group`.
     """
 
-    def __init__(self, runners: Sequence[str], mailboxes: Sequence[str], folder: Path) -> None:
-        self._runners = runners
-        self._mailboxes = mailboxes
-        self._folder = folder
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
-        self.answers = 0
+    name: str
+    runners: tuple[str, ...]
+    mailboxes: tuple[str, ...]
+    folder: str
+    start: int = 1
+    group: int = 0
 
-    def __enter__(self) -> "Clients":
-        self._thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._ending.set()
-        self._thread.join()
+class Clients:
+    """Two senders and a receiver of each mailbox."""
 
-    async def _run(self) -> None:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    async def run(self) -> None:
+        """Use the mailboxes until the process is ended."""
         async with asyncio.TaskGroup() as tasks:
-            for mailbox in self._mailboxes:
-                tasks.create_task(self._send(mailbox))
+            for mailbox in self._settings.mailboxes:
+                tasks.create_task(self._send(mailbox, "send", CALL_MS))
+                tasks.create_task(self._send(mailbox, "patient", PATIENT_MS))
                 tasks.create_task(self._receive(mailbox))
 
-    async def _send(self, mailbox: str) -> None:
+    def _recorder(self, kind: str, mailbox: str) -> Recorder:
+        start = self._settings.start
+        path = Path(self._settings.folder, f"{kind}-{start}-{mailbox}.journal")
+        return Recorder(path, f"{kind}-{start}")
+
+    async def _send(self, mailbox: str, kind: str, timeout_ms: int) -> None:
+        """Send messages, every other one with an idempotency key, and these until there is an answer."""
         async with AsyncExitStack() as opened:
-            recorder = opened.enter_context(Recorder(self._folder / f"send-{mailbox}.journal", "sender"))
-            runners = _Runners(self._runners, mailbox, opened)
+            recorder = opened.enter_context(self._recorder(kind, mailbox))
+            runners = _Runners(self._settings.runners, mailbox, opened, timeout_ms)
             number = 0
-            while not self._ending.is_set():
+            while True:
                 number += 1
-                payload = f"{mailbox} {number}"
+                payload = f"{mailbox} {kind} {self._settings.start}.{number}"
+                message = NewMessage(
+                    topic=TOPIC,
+                    payload=payload.encode(),
+                    sticky_key=str(number % 4),
+                    idem_key=payload if number % 2 else None,
+                )
                 call = recorder.call(payload, "send", [])
-                try:
-                    await (await runners.present()).send_message(
-                        NewMessage(topic=TOPIC, payload=payload.encode(), sticky_key=str(number % 4))
-                    )
-                except PostroomError as error:
-                    if isinstance(error, WrongOwner):
-                        recorder.answer(call, REFUSED)
-                    runners.advance()
-                else:
-                    recorder.answer(call, True)
-                    self.answers += 1
+                while True:
+                    try:
+                        await (await runners.present()).send_message(message)
+                        recorder.answer(call, True)
+                        break
+                    except PostroomError as error:
+                        runners.advance()
+                        if message.idem_key is None:
+                            if isinstance(error, WrongOwner):
+                                recorder.answer(call, REFUSED)
+                            break
+                    await asyncio.sleep(PAUSE_SECONDS)
                 await asyncio.sleep(PAUSE_SECONDS)
 
     async def _receive(self, mailbox: str) -> None:
         async with AsyncExitStack() as opened:
-            recorder = opened.enter_context(Recorder(self._folder / f"receive-{mailbox}.journal", "receiver"))
-            runners = _Runners(self._runners, mailbox, opened)
+            recorder = opened.enter_context(self._recorder("receive", mailbox))
+            runners = _Runners(self._settings.runners, mailbox, opened, CALL_MS)
             random = Random(mailbox)
-            while not self._ending.is_set():
+            while True:
                 call = recorder.call("", "receive", [])
                 try:
                     received = await (await runners.present()).receive_messages(
@@ -101,13 +125,15 @@ class Clients:
             return
         else:
             recorder.answer(call, True)
-            self.answers += 1
 
 
 class _Runners:
     """Connections of one client."""
 
-    def __init__(self, addresses: Sequence[str], mailbox: str, opened: AsyncExitStack) -> None:
+    def __init__(
+        self, addresses: Sequence[str], mailbox: str, opened: AsyncExitStack, timeout_ms: int
+    ) -> None:
+        self._timeout_ms = timeout_ms
         self._addresses = addresses
         self._mailbox = mailbox
         self._opened = opened
@@ -118,9 +144,15 @@ class _Runners:
         address = self._addresses[self._number % len(self._addresses)]
         if address not in self._clients:
             self._clients[address] = await self._opened.enter_async_context(
-                connect_grpc(address, timeout_ms=CALL_MS, mailbox=self._mailbox)
+                connect_grpc(address, timeout_ms=self._timeout_ms, mailbox=self._mailbox)
             )
         return self._clients[address]
 
     def advance(self) -> None:
         self._number += 1
+
+
+if __name__ == "__main__":
+    settings = msgspec.json.decode(sys.argv[1], type=Settings)
+    join_group(settings.group)
+    asyncio.run(Clients(settings).run())

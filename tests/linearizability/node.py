@@ -6,13 +6,14 @@ SETTINGS is a JSON object; see `Settings`.
 """
 
 import asyncio
+import os
 import signal
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -38,8 +39,10 @@ from postroom.application.ports.lease_store import LeaseStore
 from postroom.domain.errors import LeaseHeld, LeaseLost
 from postroom.domain.lease.lease import LeasePolicy
 from postroom.domain.settings import SettingsChanges
+from tests.linearizability.defects import DEFECTS
 from tests.linearizability.history import Recorder
 from tests.linearizability.models import REFUSED
+from tests.support.servers.process import end_with_parent
 
 TOPIC = "orders"
 SECTION = {"max_attempts": 1_000, "visibility_ms": 1_000}
@@ -54,9 +57,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Arguments:
         listen: `host:port` of its gRPC server.
         leases: of an admin: the lease store; with `monitoring`, the URLs of NATS servers.
+        monitoring: addresses of the servers' monitoring, if they have the stores of the process.
         admins: of a runner: their addresses.
         store: of a runner: its messages.
         journal: of a runner: file for its history.
+        start: number of this start; each has a journal of its own.
+        group: see `join_group`.
+        defect: of a runner: name of a defect that is put into it; see `defects`.
     """
 
     name: str
@@ -67,6 +74,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     store: str = ""
     mailboxes: tuple[str, ...] = ()
     journal: str = ""
+    start: int = 1
+    group: int = 0
+    defect: str = ""
+
+
+def join_group(group: int) -> None:
+    """Have the sockets of this process belong to a group, by which a packet filter can tell them."""
+    if group:
+        os.setegid(group)
+        end_with_parent()  # the change of the group has cleared that
 
 
 def open_leases(settings: Settings) -> LeaseStore:
@@ -165,16 +182,19 @@ def note_ownership(open_: Any, runner: str, recorder: Recorder) -> Any:
 async def runner(settings: Settings) -> AsyncIterator[None]:
     """Be a runner while the context lasts."""
     async with AsyncExitStack() as opened:
-        recorder = opened.enter_context(Recorder(Path(settings.journal), settings.name))
+        journal = Path(f"{settings.journal}-{settings.start}.journal")
+        recorder = opened.enter_context(Recorder(journal, settings.name))
         client = await opened.enter_async_context(
             connect_admins(settings.admins, NodeAccess(TOKEN), attempt_ms=600)
         )
+        # Killed processes lose nothing that was written; only servers are asked whether they sync it.
+        durability: Literal["full", "relaxed"] = "full" if settings.monitoring else "relaxed"
         identity = RunnerSettings(
             runner=settings.name,
             proxy="p",
             mailboxes=settings.mailboxes,
             listen=settings.listen,
-            owner=OwnerSettings(durability="relaxed", settings=SettingsChanges(topics={TOPIC: SECTION})),
+            owner=OwnerSettings(durability=durability, settings=SettingsChanges(topics={TOPIC: SECTION})),
         )
         running: Any = await opened.enter_async_context(
             open_runner(settings.store, identity, unrestricted, RecordedAdmin(client, recorder))
@@ -189,6 +209,9 @@ async def runner(settings: Settings) -> AsyncIterator[None]:
 
 
 async def main(settings: Settings) -> None:
+    join_group(settings.group)
+    if settings.defect:
+        DEFECTS[settings.defect]()
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     async with admin(settings) if settings.leases else runner(settings):

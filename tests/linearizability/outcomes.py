@@ -6,44 +6,69 @@ from pathlib import Path
 from typing import NamedTuple
 
 from postroom.domain.envelope.build import open_envelope
-from postroom.domain.mailbox.commands import MailboxCreated, OwnershipTaken
-from postroom.domain.message import MessageAcked, MessageSent
+from postroom.domain.mailbox.events import MailboxCreated, OwnershipTaken
+from postroom.domain.message import MessageAcked, MessageReceived, MessageSent
 from postroom.domain.record import Record
 from tests.linearizability.history import Operation, read_histories
+
+
+class TakeOver(NamedTuple):
+    """The first record of an epoch; `uptime` is of the machine, in µs."""
+
+    uptime: int
+    owner: str
+    epoch: int
 
 
 class Outcome(NamedTuple):
     """What a log says.
 
     Arguments:
-        epochs: how many it has.
+        take_overs: one for each epoch.
         statuses: `acked` or `unsettled`, by payload.
+        doubled: payloads that were stored twice.
+        overlaps: records of an epoch other than the one that was last taken over.
+        late: payloads that were delivered after their ack.
     """
 
-    epochs: int
+    take_overs: list[TakeOver]
     statuses: dict[str, str]
+    doubled: list[str]
+    overlaps: list[str]
+    late: list[str]
+
+    @property
+    def epochs(self) -> int:
+        """Return how many epochs the log has."""
+        return len(self.take_overs)
 
 
 def read_outcome(records: Iterable[Record]) -> Outcome:
-    """Return what a log says.
-
-    Raises: AssertionError when an epoch does not grow, or a payload was stored twice.
-    """
-    epoch = epochs = 0
-    statuses: dict[str, str] = {}
+    """Return what a log says."""
+    outcome = Outcome([], {}, [], [], [])
+    epoch = 0
     payloads: dict[bytes, str] = {}
     for record in records:
+        event = record.event
         if record.epoch != epoch:
-            assert record.epoch > epoch, f"after epoch {epoch}: {record}"
-            assert isinstance(record.event, MailboxCreated | OwnershipTaken), record
-            epoch, epochs = record.epoch, epochs + 1
-        if isinstance(record.event, MessageSent):
-            payload = open_envelope(record.event.envelope).payload.decode()
-            assert payload not in statuses, f"{payload} was stored twice"
-            statuses[payload], payloads[record.stream] = "unsettled", payload
-        elif isinstance(record.event, MessageAcked):
-            statuses[payloads[record.stream]] = "acked"
-    return Outcome(epochs, statuses)
+            if record.epoch > epoch and isinstance(event, MailboxCreated | OwnershipTaken):
+                epoch = record.epoch
+            else:
+                outcome.overlaps.append(f"after epoch {epoch}: {record}")
+        if isinstance(event, OwnershipTaken):
+            outcome.take_overs.append(TakeOver(event.uptime, event.owner, event.epoch))
+        elif isinstance(event, MessageSent):
+            payload = open_envelope(event.envelope).payload.decode()
+            if payload in outcome.statuses:
+                outcome.doubled.append(payload)
+            outcome.statuses[payload], payloads[record.stream] = "unsettled", payload
+        elif isinstance(event, MessageAcked):
+            outcome.statuses[payloads[record.stream]] = "acked"
+        elif isinstance(event, MessageReceived):
+            payload = payloads[record.stream]
+            if outcome.statuses[payload] == "acked":
+                outcome.late.append(payload)
+    return outcome
 
 
 def message_histories(journals: Iterable[Path], statuses: dict[str, str]) -> dict[str, list[Operation]]:

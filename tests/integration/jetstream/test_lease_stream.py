@@ -37,7 +37,7 @@ from tests.support.servers.nats import NatsServer
 from tests.support.servers.postgres_proxy import Proxy
 from tests.support.servers.process import LOOPBACK, free_port
 from tests.support.system_calls import STRACE
-from tests.support.waiting import wait_until
+from tests.support.waiting import SECONDS, wait_until
 
 
 def stored(aggregate: UUID, version: int, state: bytes = b"{}") -> StoredEvent:
@@ -374,7 +374,7 @@ def test_each_write_is_synced_by_a_server_that_syncs_always(
         wait_until(lambda: trace.read_text().count("sync(") >= before + 10)
     finally:
         tracer.terminate()
-        tracer.wait()
+        tracer.wait(SECONDS)
 
 
 def test_leases_outlive_the_kill_of_the_server(tmp_path: Path, open_store: OpenLeaseStore) -> None:

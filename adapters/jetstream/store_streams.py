@@ -1,0 +1,274 @@
+"""The two streams of a store: its logs, and what is not appended (ADR 0147)."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
+
+from nats.aio.client import Client
+
+from postroom.adapters.jetstream.client import StreamClient, StreamMissing
+from postroom.adapters.jetstream.connection import ConnectionThread
+from postroom.adapters.jetstream.definitions import (
+    CLUSTER_REPLICAS,
+    find_or_create,
+    find_stream,
+    replica_count,
+    until,
+)
+from postroom.adapters.jetstream.durability import verify_sync
+from postroom.adapters.jetstream.settings import LogStreamSettings
+from postroom.adapters.nats.client import SupervisedClient
+from postroom.application.telemetry import logger
+from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
+
+T = TypeVar("T")
+
+READ_SECONDS = 10.0
+"""Deadline of a read, longer than a stream needs to find another leader."""
+WRITE_SECONDS = 15.0
+OPEN_SECONDS = 10.0
+MIN_API_LEVEL, ATOMIC_API_LEVEL = 1, 2
+"""API levels of NATS 2.11, which reads several messages at once, and of 2.12, which has atomic batches."""
+CLIENT_NAME = "postroom store"
+
+
+def token_of(mailbox: str) -> str:
+    """Return the token of a mailbox in subjects: its name, with escapes where a token can't have it."""
+    return quote(mailbox, safe="@$").replace(".", "%2E")
+
+
+class OpenStreams(NamedTuple):
+    """The streams of a store, as long as their connection is open.
+
+    Arguments:
+        servers: names of those that have a replica of the logs.
+    """
+
+    connection: ConnectionThread
+    settings: LogStreamSettings
+    log: StreamClient
+    state: StreamClient
+    servers: frozenset[str]
+
+    @property
+    def client(self) -> SupervisedClient:
+        """Return the connection's client, to be used in its thread."""
+        return self.connection.client
+
+    def call(self, work: Callable[[float], Coroutine[Any, Any, T]], seconds: float = READ_SECONDS) -> T:
+        """Return the result of a coroutine, which runs in the connection's thread and gets its deadline.
+
+        Raises: Unavailable when the deadline passes; else what the work raises.
+        """
+        try:
+            return self.connection.call(partial(_with_deadline, work, seconds), seconds)
+        except StreamMissing as error:
+            raise self._missing() from error
+
+    async def run(self, work: Callable[[float], Coroutine[Any, Any, T]], seconds: float = READ_SECONDS) -> T:
+        """Do as `call`, from a coroutine of any event loop."""
+        try:
+            return await self.connection.run(partial(_with_deadline, work, seconds), seconds)
+        except StreamMissing as error:
+            raise self._missing() from error
+
+    def _missing(self) -> Unavailable:
+        return Unavailable(
+            f"The store {self.settings.where} lacks one of its streams; restore it from a backup, or name "
+            "another store."
+        )
+
+    def is_synced(self) -> bool:
+        """Return whether the servers are known to sync every write; a warning is logged if not.
+
+        Raises: InvalidRequest when one is known not to, Unavailable when their monitoring does not answer.
+        """
+        settings = self.settings
+        if not settings.monitoring and not settings.assume_sync_always:
+            logger().warning(
+                "store.sync_unknown",
+                store=settings.where,
+                servers=sorted(self.servers),
+                advice="Set sync_interval: always in the servers' section jetstream, and name their "
+                "monitoring with ?monitoring=http://HOST:8222,... or state it with ?sync=always; without it, "
+                "a power failure of most servers loses messages.",
+            )
+            return False
+        verify_sync(
+            self.servers,
+            settings.monitoring,
+            assume_sync_always=settings.assume_sync_always,
+            content="messages",
+        )
+        return True
+
+
+async def _with_deadline(work: Callable[[float], Coroutine[Any, Any, T]], seconds: float) -> T:
+    return await work(asyncio.get_running_loop().time() + seconds)
+
+
+class StoreStreams:
+    """Connection to the streams of a store, which its users in a process share and the last one closes.
+
+    Arguments:
+        settings: of the streams.
+    """
+
+    def __init__(self, settings: LogStreamSettings) -> None:
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._users = 0
+        self._open: OpenStreams | None = None
+
+    @contextmanager
+    def opened(self, *, create: bool = False) -> Iterator[OpenStreams]:
+        """Open the streams while the context lasts; see `open`."""
+        streams = self.open(create=create)
+        try:
+            yield streams
+        finally:
+            self.close()
+
+    def open(self, *, create: bool = False) -> OpenStreams:
+        """Return the streams, until `close` is called as often.
+
+        Arguments:
+            create: create missing ones.
+
+        Raises: NotFound when they are missing, InvalidRequest when they could lose messages, Unavailable when
+            no server answers.
+        """
+        with self._lock:
+            if self._process != os.getpid():  # the thread of the connection is in the parent
+                self._process, self._users, self._open = os.getpid(), 0, None
+            if self._open is None:
+                self._open = open_streams(self.settings, create=create)
+            self._users += 1
+            return self._open
+
+    def close(self) -> None:
+        """Close the connection if nobody else uses it."""
+        with self._lock:
+            self._users -= 1
+            if self._users > 0 or self._open is None:
+                return
+            streams, self._open = self._open, None
+        streams.connection.close()
+
+
+def open_streams(settings: LogStreamSettings, *, create: bool) -> OpenStreams:
+    """Connect, and return the streams of a store; see `StoreStreams.open`."""
+    connection = ConnectionThread(settings.nats, CLIENT_NAME)
+    try:
+        find = partial(until, OPEN_SECONDS, partial(_find, connection.client, settings, create=create))
+        log, state = connection.call(find, 2 * OPEN_SECONDS)
+        _check(settings, settings.stream, log, _config(connection.client, settings, ATOMIC_API_LEVEL))
+        expected = _state_config(connection.client, settings, ATOMIC_API_LEVEL)
+        _check(settings, settings.state_stream, state, expected)
+        return OpenStreams(
+            connection,
+            settings,
+            StreamClient(connection.client, settings.stream, is_atomic=_is_atomic(log)),
+            StreamClient(connection.client, settings.state_stream, is_atomic=_is_atomic(state)),
+            _servers(log),
+        )
+    except BaseException:
+        connection.close()
+        raise
+
+
+Infos = tuple[Mapping[str, Any], Mapping[str, Any]]
+
+
+async def _find(client: Client, settings: LogStreamSettings, *, create: bool) -> Infos:
+    names = settings.stream, settings.state_stream
+    if create:
+        configs = partial(_config, client, settings), partial(_state_config, client, settings)
+        await find_or_create(client, names[1], configs[1])  # first: without it there is no store
+        await find_or_create(client, names[0], configs[0])
+    log, state = await find_stream(client, names[0]), await find_stream(client, names[1])
+    if log is None or state is None:
+        raise NotFound(
+            f"There is no store {settings.stream} at {settings.nats.shown_url}; send a message to create it."
+        )
+    for name, info in zip(names, (log, state), strict=True):
+        if not (info.get("cluster") or {}).get("leader"):
+            raise Unavailable(f"Stream {name} has no leader; check that most of its servers run.")
+    return log, state
+
+
+def _config(client: Client, settings: LogStreamSettings, level: int) -> dict[str, Any]:
+    """Return the configuration of a new stream of logs on servers of an API level."""
+    if level < MIN_API_LEVEL:
+        raise InvalidRequest("A store on JetStream needs NATS 2.11 or newer; upgrade the servers.")
+    return {
+        "name": settings.stream,
+        "description": "Logs of Postroom mailboxes; do not publish here",
+        "subjects": [f"{settings.stream}.*"],
+        "retention": "limits",
+        "storage": "file",
+        "num_replicas": replica_count(client, settings),
+        "discard": "new",
+        "allow_direct": True,
+    } | ({"allow_atomic": True} if level >= ATOMIC_API_LEVEL else {})
+
+
+def _state_config(client: Client, settings: LogStreamSettings, level: int) -> dict[str, Any]:
+    return _config(client, settings, level) | {
+        "name": settings.state_stream,
+        "description": "Owners, snapshots and indexes of Postroom mailboxes; do not publish here",
+        "subjects": [f"{settings.state_stream}.>"],
+        "max_msgs_per_subject": 1,
+    }
+
+
+def _is_atomic(info: Mapping[str, Any]) -> bool:
+    return info["config"].get("allow_atomic") is True
+
+
+def _servers(info: Mapping[str, Any]) -> frozenset[str]:
+    cluster = info["cluster"]
+    return frozenset([cluster["leader"], *(each["name"] for each in cluster.get("replicas") or [])])
+
+
+def _check(
+    settings: LogStreamSettings, name: str, info: Mapping[str, Any], expected: Mapping[str, Any]
+) -> None:
+    """Check that an existing stream does not lose what was acknowledged; raise InvalidRequest."""
+    config = info["config"]
+    limit = expected.get("max_msgs_per_subject", -1)
+    demands = {
+        f"subjects must be {expected['subjects'][0]}": config.get("subjects") == expected["subjects"],
+        "retention must be limits": config.get("retention") == "limits",
+        "storage must be file": config.get("storage") == "file",
+        "discard must be new": config.get("discard") == "new",
+        "persist_mode must be default": config.get("persist_mode", "default") in ("", "default"),
+        "allow_direct must be on": config.get("allow_direct") is True,
+        "allow_rollup_hdrs must be off": not config.get("allow_rollup_hdrs"),
+        "allow_msg_ttl must be off": not config.get("allow_msg_ttl"),
+        "max_age must be unlimited": (config.get("max_age") or 0) <= 0,
+        "max_msgs must be unlimited": (config.get("max_msgs") or -1) < 0,
+        f"max_msgs_per_subject must be {limit}": (config.get("max_msgs_per_subject") or -1) == limit,
+        "it must not be a mirror, have sources or transform subjects": not (
+            config.get("mirror") or config.get("sources") or config.get("subject_transform")
+        ),
+        "max_msg_size must be unlimited": (config.get("max_msg_size") or -1) < 0,
+        "deny_purge must be off": not config.get("deny_purge"),
+        "no_ack must be off": not config.get("no_ack"),
+        "it must not be sealed": not config.get("sealed"),
+    }
+    if settings.replicas is not None or (info.get("cluster") or {}).get("name"):
+        needed = settings.replicas or CLUSTER_REPLICAS
+        demands[f"num_replicas must be at least {needed}"] = config.get("num_replicas", 1) >= needed
+    problems = [demand for demand, is_met in demands.items() if not is_met]
+    if problems:
+        raise InvalidRequest(
+            f"Stream {name} exists, but can't hold a store: {'; '.join(problems)}. Change it with nats "
+            "stream edit, or name another store."
+        )

@@ -1,0 +1,44 @@
+"""Defects that a drill puts into the runners of a store in JetStream, each of which it has to find."""
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+from nats.errors import Error as NatsError
+
+from postroom.adapters.jetstream.client import StreamClient
+
+
+def omit_fence() -> None:
+    """Publish without the sequence that the subject's last message must have."""
+    publish = StreamClient._publish
+
+    @wraps(publish)
+    async def unfenced(
+        self: StreamClient, subject: str, parts: Sequence[bytes], expected: int | None, deadline: float
+    ) -> int:
+        return await publish(self, subject, parts, None, deadline)
+
+    StreamClient._publish = unfenced  # type: ignore[method-assign]  # the defect
+
+
+def believe_unknown_outcomes() -> None:
+    """Take a publish without an answer for one that was stored."""
+    publish = StreamClient._publish
+
+    @wraps(publish)
+    async def believing(
+        self: StreamClient, subject: str, parts: Sequence[bytes], expected: int | None, deadline: float
+    ) -> int:
+        try:
+            return await publish(self, subject, parts, expected, deadline)
+        except (NatsError, OSError, TimeoutError):
+            return (expected or 0) + len(parts)
+
+    StreamClient._publish = believing  # type: ignore[method-assign]  # the defect
+
+
+DEFECTS: dict[str, Callable[[], Any]] = {
+    "fence-omitted": omit_fence,
+    "unknown-outcome-believed": believe_unknown_outcomes,
+}
