@@ -3,9 +3,10 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from starlette.applications import Starlette
 from starlette.datastructures import FormData
@@ -15,52 +16,50 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from postroom.adapters.console import pages
-from postroom.adapters.console.page import Handler, NavEntry, Page
+from postroom.adapters.console.page import Handler, NavEntry, NavGroup, Page
 from postroom.adapters.console.samples import Samples
 from postroom.adapters.console.security import (
-    StartLink,
+    REFUSAL,
+    ROUTE,
+    Shell,
     client_address,
     cookie_name,
     delete_cookie,
     protect,
-    public_prefix,
+    read_form,
     return_path,
     set_cookie,
 )
 from postroom.adapters.console.sessions import BrowserSession, OneTimeCode, Sessions, SignInThrottle, same
 from postroom.adapters.console.settings import ConsoleData, ConsoleSettings
-from postroom.adapters.console.templating import StaticFiles, Templates
 from postroom.application.service import Service
 from postroom.application.telemetry import logger
-from postroom.application.tracing import current_corr_id
 from postroom.domain.capability.access import Access
 from postroom.domain.capability.token import Token
 from postroom.domain.errors import (
     Forbidden,
     InternalError,
     InvalidRequest,
-    NotFound,
     PostroomError,
     Saturated,
     Unauthenticated,
 )
 
-MAX_FIELDS: Final = 1_000
 MAX_TOKEN_CHARS: Final = 16_384
-REFUSAL: Final = "postroom.refusal"
-ROUTE: Final = "postroom.route"
 RESUME: Final = "resume."
 """Prefix of the hidden fields in which the sign-in page carries the fields of an interrupted form."""
 NO_SESSION: Final = "Your session has ended; sign in again."
 
 
-class Console:
+class Console(Shell):
     """The console of a service.
 
     Arguments:
-        is_secure: whether clients use TLS, here or at a proxy.
-        trusts_proxy: whether `X-Forwarded-Prefix` is trusted.
-        code: starts a session of the local user without a token; None if users sign in with tokens.
+        options: of `Shell`.
+        sessions: of browsers; None starts without any.
+
+    Attributes:
+        siblings: paths of all instances by their names, this one among them; empty if there is one.
     """
 
     def __init__(
@@ -70,23 +69,18 @@ class Console:
         settings: ConsoleSettings,
         samples: Samples,
         *,
-        is_secure: bool,
-        trusts_proxy: bool,
-        code: OneTimeCode | None,
+        sessions: Sessions | None = None,
+        **options: Any,
     ) -> None:
+        super().__init__(settings, service.metrics, **options)
         self.service = service
         self.data = data
-        self.settings = settings.validate()
-        self.static = StaticFiles()
-        self.templates = Templates(self.static)
         self.samples = samples
         self.nav: Sequence[NavEntry] = ()
+        self.siblings: Mapping[str, str] = {}
         self.streams: Counter[str] = Counter()
-        self._sessions = Sessions(time.monotonic, settings.idle_timeout_ms / 1_000)
+        self._sessions = new_sessions(settings) if sessions is None else sessions
         self._throttle = SignInThrottle(time.monotonic, settings.max_failed_sign_ins)
-        self._code = code
-        self.is_secure = is_secure
-        self._trusts_proxy = trusts_proxy
 
     @property
     def sessions(self) -> Sessions:
@@ -102,11 +96,12 @@ class Console:
         browser: BrowserSession | None = None
         form: FormData | None = None
         cookie: str | None = None
+        page: Page | None = None
         try:
             if REFUSAL in request.scope:
                 raise request.scope[REFUSAL]
             browser = self.find(request)
-            form = await _read_form(request)
+            form = await read_form(request)
             if browser is None and self.service.is_dev and self._code is None:
                 cookie, browser = self._sessions.start(None)
             if browser is None:
@@ -116,18 +111,19 @@ class Console:
             access = session.grant.access
             if access is not None:
                 browser.principal, browser.capability = access.principal, access.nonce.hex()
+            page = Page(self, request, browser, session, base, form)
             if request.method == "POST":
                 if self.settings.read_only:
                     raise Forbidden("This console is read-only: it refuses all changes.")
                 if not same(browser.csrf, form.get("csrf")):
                     return self._answer(self._resume(request, browser, base, form, 403), request, cookie)
-            response = await handler(Page(self, request, browser, session, base, form))
+            response = await handler(page)
         except Unauthenticated as error:
             response = await self._ask_to_sign_in(request, base, error, form)
         except PostroomError as error:
-            response = self.error_page(request, error)
+            response = self.error_page(request, error, page)
         except HTTPException as error:
-            response = self.error_page(request, InvalidRequest(str(error.detail)))
+            response = self.error_page(request, InvalidRequest(str(error.detail)), page)
         except Exception:
             logger().exception("http.request_failed")
             response = self.error_page(
@@ -135,21 +131,18 @@ class Console:
                 InternalError(
                     "The request failed because of a defect; its traceback is in the server's log."
                 ),
+                page,
             )
         return self._answer(response, request, cookie)
 
     def find(self, request: Request, *, touch: bool = True) -> BrowserSession | None:
         """Return the session of a request's cookie; see `Sessions.find`."""
-        return self._sessions.find(request.cookies.get(cookie_name(request)), touch=touch)
-
-    def base(self, request: Request) -> str:
-        """Return the prefix of all links."""
-        return public_prefix(request, self.settings.proxy_prefix, trusts_proxy=self._trusts_proxy)
+        return self._sessions.find(request.cookies.get(cookie_name(request, self.name)), touch=touch)
 
     def _answer(self, response: Response, request: Request, cookie: str | None) -> Response:
         if cookie is not None:
-            set_cookie(response, request, self.base(request), cookie, is_secure=self.is_secure)
-        return protect(response)
+            set_cookie(response, request, self.root(request), cookie, self.name, is_secure=self.is_secure)
+        return protect(response, request)
 
     # -- sign-in ---
 
@@ -187,7 +180,7 @@ class Console:
             if isinstance(error, Saturated):
                 response.headers["retry-after"] = str(-(-error.retry_after_ms // 1_000))
             return protect(response)
-        self._sessions.end(request.cookies.get(cookie_name(request)))
+        self._sessions.end(self.cookie(request))
         names = () if access is None else (access.principal, access.nonce.hex())
         cookie, browser = self._sessions.start(text, *names)
         base = self.base(request)
@@ -196,19 +189,6 @@ class Console:
         else:
             response = RedirectResponse(base + path, 303)
         return self._answer(response, request, cookie)
-
-    async def read_public_form(self, request: Request, route: str) -> FormData:
-        """Return a form that needs no session.
-
-        Raises: InvalidRequest, or the error for which the server refused the request.
-        """
-        request.scope[ROUTE] = route
-        if REFUSAL in request.scope:
-            raise request.scope[REFUSAL]
-        try:
-            return await _read_form(request)
-        except HTTPException as error:
-            raise InvalidRequest(str(error.detail)) from None
 
     async def _open_session(self, token: str, request: Request) -> Access | None:
         """Return the access that a token permits; raise Saturated after too many failures."""
@@ -232,21 +212,21 @@ class Console:
         if browser is not None:
             try:
                 is_own = REFUSAL not in request.scope and same(
-                    browser.csrf, (await _read_form(request)).get("csrf")
+                    browser.csrf, (await read_form(request)).get("csrf")
                 )
             except HTTPException:
                 is_own = False
             if not is_own:
                 return protect(RedirectResponse(base + "/", 303))
-        self._sessions.end(request.cookies.get(cookie_name(request)))
+        self._sessions.end(self.cookie(request))
         response = RedirectResponse(base + "/sign-in", 303)
-        delete_cookie(response, request, base, is_secure=self.is_secure)
+        delete_cookie(response, request, self.root(request), self.name, is_secure=self.is_secure)
         return protect(response)
 
     async def _ask_to_sign_in(
         self, request: Request, base: str, error: Unauthenticated, form: FormData | None
     ) -> Response:
-        self._sessions.end(request.cookies.get(cookie_name(request)))
+        self._sessions.end(self.cookie(request))
         self.service.metrics.refused(error)
         path = _path(request)
         if request.method == "POST":
@@ -258,7 +238,7 @@ class Console:
         else:
             query = request.url.query
             target = return_path(f"{path}?{query}" if query else path)
-            is_first = request.cookies.get(cookie_name(request)) is None
+            is_first = self.cookie(request) is None
             response = self.sign_in_page(request, 401, None if is_first else str(error), target)
         if "hx-request" in request.headers:
             response.headers["hx-retarget"] = "body"
@@ -284,44 +264,20 @@ class Console:
         facts = {"action": base + path, "path": path, "fields": fields, "csrf": browser.csrf}
         return HTMLResponse(self.render("session/resume", request, **facts), status)
 
-    def sign_in_page(
-        self,
-        request: Request,
-        status: int,
-        error: str | None = None,
-        path: str = "/",
-        fields: Sequence[tuple[str, str]] | None = None,
-    ) -> Response:
-        """Return the page without a session; `fields` are of a form to submit again after signing in."""
-        facts = {"error": error, "path": path, "fields": fields, "is_local": self._code is not None}
-        return HTMLResponse(self.render("session/sign_in", request, **facts), status)
+    async def find_page(self, request: Request) -> Page | None:
+        """Return the request of a browser that is signed in, for an unknown path."""
+        browser = self.find(request)
+        if browser is None:
+            return None
+        with suppress(PostroomError):
+            session = await self.service.open_session(browser.token)
+            return Page(self, request, browser, session, self.base(request))
+        return None
 
-    # -- errors ---
 
-    def error_page(self, request: Request, error: PostroomError) -> Response:
-        """Return the page of an error."""
-        self.service.metrics.refused(error)
-        facts: Mapping[str, Any] = {"error": error, "corr_id": current_corr_id()}
-        template = "error/part" if "hx-request" in request.headers else "error/page"
-        return HTMLResponse(self.render(template, request, **facts), error.status)
-
-    async def show_routing_error(self, request: Request, error: Exception) -> Response:
-        """Return the page for an unknown path or a method that the page does not accept."""
-        status = error.status_code if isinstance(error, HTTPException) else 404
-        text = "This page does not exist." if status == 404 else "The page does not accept this method."
-        return protect(self.error_page(request, NotFound(text) if status == 404 else InvalidRequest(text)))
-
-    async def serve_static(self, request: Request) -> Response:
-        """Return a style sheet or script."""
-        request.scope[ROUTE] = "/static"
-        return protect(self.static.serve(request), is_cacheable=True)
-
-    def render(self, template: str, request: Request, **facts: Any) -> str:
-        """Render a page without a session."""
-        base = self.base(request)
-        return self.templates.render(
-            template, **{"base": base, "page": None, "notices": [], "nav": []} | facts
-        )
+def new_sessions(settings: ConsoleSettings) -> Sessions:
+    """Return an empty store of browser sessions."""
+    return Sessions(time.monotonic, settings.idle_timeout_ms / 1_000)
 
 
 def make_console(
@@ -333,6 +289,8 @@ def make_console(
     is_secure: bool = False,
     trusts_proxy: bool = False,
     code: OneTimeCode | None = None,
+    place: str = "",
+    sessions: Sessions | None = None,
 ) -> Starlette:
     """Return the ASGI application of the console; see `Console`.
 
@@ -346,24 +304,24 @@ def make_console(
         is_secure=is_secure,
         trusts_proxy=trusts_proxy,
         code=code,
+        place=place,
+        sessions=sessions,
     )
-    static = Route("/static/{name}", console.serve_static, methods=["GET"])
     routes: list[BaseRoute] = [
         Route("/sign-in", console.show_sign_in, methods=["GET"]),
         Route("/sign-in", console.sign_in, methods=["POST"]),
         Route("/sign-out", console.sign_out, methods=["POST"]),
-        static,
+        Route("/refresh", console.choose_refresh, methods=["POST"]),
+        Route("/static/{name}", console.serve_static, methods=["GET"]),
     ]
     nav: list[NavEntry] = []
     for module in iter_modules(pages.__path__):
         each = import_module(f"{pages.__name__}.{module.name}")
         routes += getattr(each, "ROUTES", ())
         nav += [each.NAV] if hasattr(each, "NAV") else []
-    console.nav = sorted(nav, key=lambda entry: entry.order)
-    if code is not None:
-        routes = StartLink(console, code).routes(routes, static)
-    app = Starlette(routes=routes, exception_handlers=dict.fromkeys((404, 405), console.show_routing_error))
-    app.router.redirect_slashes = False
+    groups = get_args(NavGroup)
+    console.nav = sorted(nav, key=lambda entry: (groups.index(entry.group), entry.order))
+    app = console.make_app(routes)
     app.state.console = console
     return app
 
@@ -372,12 +330,6 @@ def _path(request: Request) -> str:
     """Return the path within the console, still escaped: an id may contain an escaped slash."""
     path: bytes = request.scope["raw_path"]
     return path.decode("latin-1").removeprefix(request.scope["root_path"])
-
-
-async def _read_form(request: Request) -> FormData:
-    if request.method != "POST":
-        return FormData()
-    return await request.form(max_files=0, max_fields=MAX_FIELDS)
 
 
 def _fields(form: FormData | None) -> list[tuple[str, str]]:

@@ -1,21 +1,35 @@
 """Filters of messages in the URLs of the console."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from postroom.application.masking import NO_MASK, Mask
-from postroom.application.text import from_rfc3339
+from postroom.adapters.console.values import MS as US_PER_MS
+from postroom.adapters.console.values import read_time
 from postroom.domain.arguments import check_text
-from postroom.domain.errors import Forbidden, InvalidRequest
-from postroom.domain.search import EventFilter, Order, parse_status
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.search import EventFilter, FoundMessage, Order, parse_status
 
 LISTS: Final = ("topics", "principals", "statuses")
 TEXTS: Final = ("message_id", "correlation_id", "trace_id", "namespace", "text", "match")
 TIMES: Final = ("start_time", "end_time")
+CRITERIA: Final = {
+    "topics": "Topic",
+    "principals": "Principal",
+    "statuses": "Status",
+    "start_time": "From",
+    "end_time": "To",
+    "message_id": "Message id",
+    "correlation_id": "Correlation id",
+    "trace_id": "Trace id",
+    "namespace": "Namespace",
+    "text": "Text in headers",
+    "match": "Words",
+}
+"""Labels of criteria."""
 PAGING: Final = ("order", "limit", "cursor")
 HEADER: Final = "header"
 """Parameter of a custom header, as `name=value`; a backslash escapes = and \\ in the name."""
@@ -93,22 +107,6 @@ def criteria(filter_: EventFilter) -> Mapping[str, Any]:
     return {name: value for name in names if (value := getattr(filter_, name)) not in (None, (), {})}
 
 
-def check_mask(filter_: EventFilter, mask: Mask) -> None:
-    """Raise Forbidden for a criterion whose matches would disclose hidden values."""
-    names = [name for name in ("correlation_id", "trace_id", "namespace") if getattr(filter_, name)]
-    names += [*["principal"] * bool(filter_.principals), *filter_.headers]
-    hidden = [name for name in names if mask.covers_header(name)]
-    if filter_.text is not None and mask.headers:
-        hidden.append("text")
-    if filter_.match is not None and mask != NO_MASK:
-        hidden.append("words")
-    if hidden:
-        raise Forbidden(
-            f"A search by {hidden[0]} would disclose values that are hidden here; it needs a token with the "
-            "right admin."
-        )
-
-
 def write_header(name: str, value: str) -> str:
     """Return a custom header as text."""
     escaped = name.replace("\\", "\\\\").replace("=", "\\=")
@@ -128,18 +126,14 @@ def parse_time(name: str, text: str) -> int:
     """Return a time in ms since 1970 UTC.
 
     Arguments:
-        text: RFC 3339, in UTC without an offset; a date alone is its midnight; digits are ms.
+        text: RFC 3339, in UTC without an offset; a date alone is its midnight; an age such as `2h`; digits
+            are ms.
 
     Raises: InvalidRequest for anything else.
     """
     if _INTEGER.match(text):
         return int(text)
-    try:
-        return (from_rfc3339(text) - EPOCH) // MS
-    except (OverflowError, ValueError):
-        raise InvalidRequest(
-            f"The {name} {text[:80]!r} is not a time; write it as 2026-01-31T08:00:00Z, or in ms since 1970."
-        ) from None
+    return read_time(f"The {name}", text, datetime.now(UTC)) // US_PER_MS
 
 
 def _parse_header(text: str) -> tuple[str, str]:
@@ -164,3 +158,87 @@ def _parse_value(name: str, value: str) -> Any:
             return int(value)
         case _:
             return value
+
+
+COLUMN: Final = "columns"
+"""Parameter of a column; one of `COLUMNS`, or `header:NAME` of a custom header."""
+AT: Final = "at"
+OF_HEADER: Final = "header:"
+MAX_COLUMNS: Final = 20
+KEPT: Final = (COLUMN, AT)
+"""Parameters of the page that links to other results keep."""
+COLUMNS: Final[Mapping[str, tuple[str, Callable[[FoundMessage], object]]]] = {
+    "time": ("Time (UTC)", lambda each: each.timestamp),
+    "topic": ("Topic", lambda each: each.topic),
+    "status": ("Status", lambda each: each.status.name.lower()),
+    "attempts": ("Attempts", lambda each: each.attempts),
+    "principal": ("Principal", lambda each: each.principal),
+    "content_type": ("Content type", lambda each: each.content_type),
+    "correlation_id": ("Correlation id", lambda each: each.correlation_id),
+    "trace_id": ("Trace id", lambda each: each.trace_id),
+    "namespace": ("Namespace", lambda each: each.namespace),
+    "schema_url": ("Schema", lambda each: each.schema_url),
+    "position": ("Position", lambda each: each.position),
+    "shard": ("Shard", lambda each: each.shard),
+}
+"""Heading and value of each column besides that of the message."""
+NUMBERS: Final = ("attempts", "position", "shard")
+
+
+class Columns(NamedTuple):
+    """The columns of the table, after that of the message.
+
+    Arguments:
+        names: as in `COLUMN`; none for the usual ones, some of which share a cell.
+        headings: by `names`.
+    """
+
+    names: tuple[str, ...] = ()
+
+    @property
+    def headings(self) -> list[str]:
+        """Return the headings."""
+        return [
+            name.removeprefix(OF_HEADER) if name.startswith(OF_HEADER) else COLUMNS[name][0]
+            for name in self.names
+        ]
+
+    @property
+    def numbers(self) -> list[int]:
+        """Return the indexes of columns of numbers, counting that of the message."""
+        return [index for index, name in enumerate(self.names, 1) if name in NUMBERS]
+
+    def cells(self, message: FoundMessage) -> list[tuple[str, Any]]:
+        """Return the name and the value of each column."""
+        return [
+            (name, message.custom_headers.get(name.removeprefix(OF_HEADER)))
+            if name.startswith(OF_HEADER)
+            else (name, COLUMNS[name][1](message))
+            for name in self.names
+        ]
+
+
+def parse_columns(values: Iterable[str]) -> Columns:
+    """Return columns, the usual order first, then those of custom headers.
+
+    Raises: InvalidRequest for an unknown column, and for too many.
+    """
+    typed = [*dict.fromkeys(each for each in values if each)]
+    headers = [each for each in typed if each.startswith(OF_HEADER)]
+    unknown = [each for each in typed if each not in COLUMNS and each not in headers]
+    if unknown or OF_HEADER in headers:
+        raise InvalidRequest(
+            f"There is no column {(unknown or headers)[0][:80]!r}; choose from {', '.join(COLUMNS)}, or "
+            "header:NAME for a custom header."
+        )
+    if len(typed) > MAX_COLUMNS:
+        raise InvalidRequest(f"{len(typed)} columns are too many; choose up to {MAX_COLUMNS}.")
+    return Columns((*(each for each in COLUMNS if each in typed), *headers))
+
+
+def group_values(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the values of each parameter of a URL."""
+    grouped: dict[str, list[str]] = {}
+    for name, value in pairs:
+        grouped.setdefault(name, []).append(value)
+    return grouped

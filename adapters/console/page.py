@@ -2,9 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
 from starlette.datastructures import FormData, QueryParams
@@ -14,11 +14,13 @@ from starlette.routing import Route
 
 from postroom.adapters.console.event_filter import EPOCH, MS, parse_time
 from postroom.adapters.console.samples import Samples
+from postroom.adapters.console.security import Refresh, read_choice
 from postroom.adapters.console.sessions import BrowserSession, Sessions
 from postroom.adapters.console.settings import ConsoleData, ConsoleSettings
 from postroom.adapters.console.templating import Templates
 from postroom.application.masking import NO_MASK, Mask
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.ports.read_models import SearchQueries
 from postroom.application.query_results import Moment
 from postroom.application.service import Grant, Service, Session
 from postroom.application.threads import in_query_thread
@@ -31,6 +33,8 @@ T = TypeVar("T")
 
 _CHANGED_IN_PATHS = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x20\x7f\\]")
 """Path segments that browsers remove, and characters that they replace or servers refuse."""
+INSTANCES: Final = "/instances"
+"""Path of the page of all instances; the consoles are below it, except that of the process's own mailbox."""
 READS = frozenset((Right.READ_HEADERS, Right.READ_PAYLOAD))
 
 
@@ -38,8 +42,10 @@ class Frame(Protocol):
     """The console of a service, as pages use it.
 
     Arguments:
+        siblings: paths of all instances by their names, this one among them; empty if there is one.
         streams: number of open event streams by `BrowserSession.bearer`.
         is_secure: whether clients use TLS, here or at a proxy.
+        place: path of this console among them; empty for that of the mailbox that the process serves.
     """
 
     service: Service
@@ -48,8 +54,13 @@ class Frame(Protocol):
     templates: Templates
     samples: Samples
     nav: Sequence["NavEntry"]
+    siblings: Mapping[str, str]
     streams: Counter[str]
     is_secure: bool
+    place: str
+
+    def root(self, request: Request) -> str:
+        """Return the prefix of the links of all instances."""
 
     @property
     def sessions(self) -> Sessions:
@@ -62,20 +73,29 @@ class Frame(Protocol):
         """Answer a request by a handler; see `route`."""
 
 
+NavGroup = Literal["Now", "History", "Operations"]
+"""Groups of pages: the state of the mailbox, its past, and its changes and configuration."""
+
+
 class NavEntry(NamedTuple):
     """An entry of the navigation.
 
     Arguments:
         label: text of the entry.
         path: path within the console, such as `/search`.
-        order: sort key of the entries.
+        order: sort key of the entries of a group.
         operation: the entry is shown only to callers who may do this.
+        key: letter that, typed after `g`, opens the page.
+        all_topics: a token that is limited to topics may not see the page.
     """
 
     label: str
     path: str
     order: int
     operation: Right = Right.READ_HEADERS
+    group: NavGroup = "Now"
+    key: str = ""
+    all_topics: bool = False
 
 
 class Page:
@@ -121,6 +141,12 @@ class Page:
         return self.session.mailbox
 
     @property
+    def search_queries(self) -> SearchQueries | None:
+        """Return the queries of the read models as the caller may make them; None if the store has none."""
+        raw = self.data.search_queries
+        return None if raw is None else self.session.search_queries(raw)
+
+    @property
     def grant(self) -> Grant:
         """Return the caller's rights."""
         return self.session.grant
@@ -163,13 +189,54 @@ class Page:
         return [each for each in Right if self.may(each)]
 
     @property
+    def nav(self) -> list[NavEntry]:
+        """Return the entries of the navigation that the caller may see."""
+        sees_all = self.grant.covers_all_topics
+        return [
+            each
+            for each in self.console.nav
+            if self.may(each.operation) and (sees_all or not each.all_topics)
+        ]
+
+    @property
+    def instances(self) -> list[tuple[str, str]]:
+        """Return the names and links of the instances of the console; empty if it has only one."""
+        root = self.console.root(self.request)
+        return [(name, f"{root}{place}/") for name, place in self.console.siblings.items()]
+
+    @property
+    def instance(self) -> str:
+        """Return the name of the instance in a console of several."""
+        names = {place: name for name, place in self.console.siblings.items()}
+        return names[self.console.place]
+
+    @property
+    def all_instances(self) -> str:
+        """Return the link to the page of all instances."""
+        return self.console.root(self.request) + INSTANCES + "/"
+
+    @property
+    def refresh(self) -> Refresh:
+        """Return how often the browser wants its live pages to be updated."""
+        return read_choice(self.request)
+
+    @property
+    def here_and_query(self) -> str:
+        """Return the path of this page with its query, still escaped."""
+        query = self.request.url.query
+        path = self.request.scope["path"].removeprefix(self.request.scope["root_path"])
+        return quote(path or "/") + (f"?{query}" if query else "")
+
+    @property
     def role(self) -> str:
         """Return the role that the caller's widest operation stands for."""
         if self.may(Right.ADMIN):
             return "Administrator"
         if self.may(Right.REDRIVE):
             return "Operator"
-        return "Payload reader" if self.may(Right.READ_PAYLOAD) else "Reader"
+        if self.may(Right.READ_PAYLOAD):
+            return "Payload reader"
+        return "Sender" if self.operations == [Right.SEND] else "Reader"
 
     async def check(self, operation: Right) -> None:
         """Raise Forbidden or Unauthenticated unless the token permits an operation now, on some topics."""
@@ -179,14 +246,22 @@ class Page:
         """Raise unless the token permits an operation on all topics of the mailbox."""
         self.session.require(operation)
 
+    def own_topics(self) -> list[str]:
+        """Return the topics and globs that the token is limited to, which its searches must name."""
+        access = self.grant.access
+        if access is None or self.grant.covers_all_topics:
+            return []
+        return [each for patterns in access.topics for each in patterns if self.grant.covers(each)]
+
     async def blocking(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the result of a call that blocks, made in a thread."""
         return await in_query_thread(call, *args, **kwargs)
 
     def url(self, path: str, /, **query: Any) -> str:
         """Return the link to a path of the console, without parameters that are None or empty."""
-        pairs = [(name, each) for name, value in query.items() for each in _values(value)]
-        return self.base + quote(path, safe="/:@!$&'()*+,;=-._~") + (f"?{urlencode(pairs)}" if pairs else "")
+        values = {name: value for name, value in query.items() if value not in (None, "")}
+        text = urlencode(values, doseq=True)
+        return self.base + quote(path, safe="/:@!$&'()*+,;=-._~") + (f"?{text}" if text else "")
 
     def message_url(self, id_: str) -> str:
         """Return the link to a message, with the id in the query if browsers would change it in a path."""
@@ -205,7 +280,7 @@ class Page:
             "page": self,
             "url": self.url,
             "csrf": self.browser.csrf,
-            "nav": [each for each in self.console.nav if self.may(each.operation)],
+            "nav": self.nav,
             "here": self.request.scope["path"].removeprefix(self.request.scope["root_path"]) or "/",
             "notices": [],
         }
@@ -221,7 +296,15 @@ class Page:
 Handler = Callable[[Page], Awaitable[Response]]
 
 
-def route(path: str, handler: Handler, *, method: str = "GET", name: str | None = None) -> Route:
+def route(
+    path: str,
+    handler: Handler,
+    *,
+    method: str = "GET",
+    name: str | None = None,
+    query: Collection[str] = (),
+    lists: Collection[str] = (),
+) -> Route:
     """Return the route of a handler.
 
     A request without a session leads to sign-in and back, and keeps the fields of its form. Errors are shown
@@ -230,19 +313,30 @@ def route(path: str, handler: Handler, *, method: str = "GET", name: str | None 
     Arguments:
         path: path within the console, with Starlette's placeholders.
         method: `GET`, or `POST` for an action, whose form must contain the session's CSRF token.
+        query: parameters of the URL that the page has; it refuses others, as a misspelt one filters nothing.
+        lists: parameters that may occur more than once; it refuses others, as it would ignore a value.
     """
-    return Route(path, partial(_serve, path, handler), methods=[method], name=name or f"{method} {path}")
+    serve = partial(_serve, path, handler, query, lists)
+    return Route(path, serve, methods=[method], name=name or f"{method} {path}")
 
 
-async def _serve(path: str, handler: Handler, request: Request) -> Response:
+async def _serve(
+    path: str, handler: Handler, query: Collection[str], lists: Collection[str], request: Request
+) -> Response:
     console: Frame = request.app.state.console
+    if request.method != "POST":
+        for name, count in Counter(name for name, _ in request.query_params.multi_items()).items():
+            if name not in query or (count > 1 and name not in lists):
+                handler = partial(_refuse, query, name)
     return await console.serve(path, handler, request)
 
 
-def _values(value: Any) -> list[str]:
-    if value is None or value == "":
-        return []
-    return [str(each) for each in value] if isinstance(value, list | tuple) else [str(value)]
+async def _refuse(names: Collection[str], name: str, _page: Page) -> Response:
+    """Raise InvalidRequest for a parameter of a URL that the page does not have, or has once only."""
+    if name in names:
+        raise InvalidRequest(f"The parameter {name} occurs twice; give one value.")
+    others = f"it has {', '.join(sorted(names))}" if names else "it has none"
+    raise InvalidRequest(f"This page has no parameter {name[:80]!r}; {others}.")
 
 
 MAX_DEAD_LETTERS: Final = 100

@@ -1,16 +1,18 @@
-"""The form for editing the payload and headers of a message and sending them as a new message."""
+"""The form of a new message, which may begin with the payload and headers of another one."""
 
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from postroom.adapters.console.values import read_duration
 from postroom.application.messages import NewMessage
 from postroom.application.text import printable
 from postroom.domain.envelope.build import OpenedEnvelope
 from postroom.domain.envelope.content import decompress
 from postroom.domain.envelope.headers import BINARY_PREFIX, extension_bytes, extension_text
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
-from postroom.domain.errors import FrameTooLarge, InvalidRequest
+from postroom.domain.errors import FrameTooLarge, InvalidRequest, PostroomError
 from postroom.domain.message import DEFAULT_PRIORITY, MAX_PRIORITY
 
 MAX_EDIT_BYTES = 256 << 10
@@ -20,6 +22,18 @@ _NOT_IN_FIELDS = frozenset("\r\n\0")
 EMPTY_ROWS = 3
 """Number of rows for new headers."""
 TEXT, BASE64 = "text", "base64"
+_LABELS = {
+    "deliver_after_ms": "Delay",
+    "ttl_seconds": "Time to live in seconds",
+    "sticky_key": "Key",
+    "content_type": "Content type",
+    "correlation_id": "Correlation id",
+    "schema_url": "Schema",
+    "schema_version": "Schema version",
+    "attrs": "Custom headers",
+}
+"""Labels of the form, by the names of the fields in errors of the mailbox."""
+_NAME = re.compile(rf"\b({'|'.join(_LABELS)})\b")
 
 
 class Draft(NamedTuple):
@@ -28,6 +42,8 @@ class Draft(NamedTuple):
     Arguments:
         encoding: encoding of the payload, `text` or `base64`.
         headers: names and values of custom headers.
+        sticky_key: empty for a copy of another message, as is `delay`.
+        delay: a duration such as `2h`, or empty.
     """
 
     topic: str
@@ -40,11 +56,18 @@ class Draft(NamedTuple):
     ttl_seconds: str = "0"
     schema_url: str = ""
     schema_version: str = ""
+    sticky_key: str = ""
+    delay: str = ""
 
     @property
     def rows(self) -> tuple[tuple[str, str], ...]:
         """Return the headers, followed by empty rows."""
         return self.headers + (("", ""),) * EMPTY_ROWS
+
+
+def explain(error: PostroomError) -> str:
+    """Return an error as text that names the fields as the form does."""
+    return _NAME.sub(lambda name: f'"{_LABELS[name[0]]}"', str(error))
 
 
 def draft_of(envelope: PrismEnvelope, id_: str, topic: str) -> Draft:
@@ -149,11 +172,17 @@ def read_draft(form: Mapping[str, str]) -> Draft:
         form.get("ttl_seconds", "").strip(),
         form.get("schema_url", "").strip(),
         form.get("schema_version", "").strip(),
+        form.get("sticky_key", ""),
+        form.get("delay", "").strip(),
     )
 
 
 def to_message(
-    draft: Draft, original: PrismEnvelope, original_id: str, new_id: str | None, principal: str | None
+    draft: Draft,
+    original: PrismEnvelope | None,
+    original_id: str | None,
+    new_id: str | None,
+    principal: str | None,
 ) -> NewMessage:
     """Return the message of a draft, with the original as its causality parent.
 
@@ -161,6 +190,7 @@ def to_message(
     gets LF, unless all line ends of the original are CR LF.
 
     Arguments:
+        original, original_id: None for a message that is no copy of another one.
         new_id: UUID of the message, so that a form that is submitted twice sends one message; None generates
             one.
 
@@ -168,8 +198,8 @@ def to_message(
     """
     return NewMessage(
         topic=draft.topic,
-        payload=_payload(draft, plain_payload(original)),
-        attrs=_attrs(draft, OpenedEnvelope(original).extensions),
+        payload=_payload(draft, b"" if original is None else plain_payload(original)),
+        attrs=_attrs(draft, {} if original is None else OpenedEnvelope(original).extensions),
         message_id=new_id,
         ttl_seconds=_number("The time to live", draft.ttl_seconds),
         content_type=draft.content_type or None,
@@ -179,6 +209,8 @@ def to_message(
         priority=_number("The priority", draft.priority, str(DEFAULT_PRIORITY)),
         schema_url=draft.schema_url or None,
         schema_version=draft.schema_version or None,
+        sticky_key=draft.sticky_key or None,
+        deliver_after_ms=read_duration("The delay", draft.delay) if draft.delay else 0,
     )
 
 

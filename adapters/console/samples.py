@@ -4,7 +4,9 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from heapq import nlargest
 from itertools import pairwise
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from postroom.application.metrics import Histogram, Metric
@@ -12,11 +14,13 @@ from postroom.application.operations.mailbox import Mailbox
 from postroom.application.query_results import Backlog
 from postroom.application.threads import wait_at_most
 from postroom.domain.errors import PostroomError
+from postroom.domain.mailbox.counts import TopicSummary
 
 EVERY_SECONDS: Final = 5.0
 SAMPLES: Final = 120
 """Number of samples in memory: ten minutes."""
 MAX_TOPICS: Final = 100
+"""Number of topics, the largest, whose numbers of messages a sample keeps."""
 BACKLOG_SECONDS: Final = 2.0
 COST_SHARE: Final = 0.02
 """Share of the time that counting may take, as it visits each unsettled message."""
@@ -24,10 +28,23 @@ MAX_PARTS: Final = 16
 EVENTS: Final = ("sent", "delivered", "acked", "nacked")
 
 
+class Counts(NamedTuple):
+    """The topics of a mailbox with the numbers of their messages.
+
+    Arguments:
+        backlog: facts about the mailbox, counted with the topics; its shards are those of one topic at most.
+        topics: all topics, also those without messages, sorted by name.
+    """
+
+    backlog: Backlog
+    topics: list[TopicSummary]
+
+
 class _Sample(NamedTuple):
     at: float
     counters: dict[str, float]
     depths: dict[str, float]
+    others: float | None
     topics: dict[tuple[str, str], float]
 
 
@@ -44,10 +61,12 @@ class Samples:
         self._measure = measure
         self._ring: deque[_Sample | None] = deque(maxlen=SAMPLES)
         self._previous: _Sample | None = None
-        self._backlog: Backlog | None = None
+        self._counts: Counts | None = None
         self._counted_until = 0.0
         self._lock = asyncio.Lock()
         self._parts: dict[Hashable, str] = {}
+        self.taken = 0
+        """Number of the samples that were tried."""
 
     @property
     def has_rates(self) -> bool:
@@ -65,22 +84,25 @@ class Samples:
                 self._ring.append(sample)
             except (PostroomError, TimeoutError):
                 self._ring.append(None)
+            self.taken += 1
             self._parts.clear()
             await wait_at_most(EVERY_SECONDS, stopping.wait())
 
-    async def count(self) -> Backlog:
-        """Return the backlog, counted at most a few seconds ago.
+    async def count(self) -> Counts:
+        """Return the topics, counted at most a few seconds ago.
 
         Raises: Unavailable when the mailbox can't be used.
         """
         async with self._lock:
             began = time.monotonic()
-            if self._backlog is None or began >= self._counted_until:
-                self._backlog = await self._mailbox.get_backlog()
+            if self._counts is None or began >= self._counted_until:
+                topics = await self._mailbox.list_topics()
+                backlog = await self._mailbox.get_backlog(topics[0].topic if topics else None)
+                self._counts = Counts(backlog, topics)
                 end = time.monotonic()
                 self._counted_until = end + max(BACKLOG_SECONDS, (end - began) / COST_SHARE)
                 self._parts.clear()
-            return self._backlog
+            return self._counts
 
     def forget(self) -> None:
         """Count again at the next request."""
@@ -109,8 +131,11 @@ class Samples:
         return increase / max(0.001, after.at - before.at) if increase >= 0 else None
 
     def depths(self, topic: str) -> list[float | None]:
-        """Return the numbers of a topic's unsettled messages without dead letters, oldest sample first."""
-        return [None if each is None else each.depths.get(topic, 0.0) for each in self._ring]
+        """Return the numbers of a topic's unsettled messages without dead letters, oldest sample first.
+
+        A sample has the topics with the most messages; its number of other topics is None.
+        """
+        return [None if each is None else each.depths.get(topic, each.others) for each in self._ring]
 
 
 def _sample(metrics: Sequence[Metric]) -> _Sample:
@@ -127,9 +152,10 @@ def _sample(metrics: Sequence[Metric]) -> _Sample:
                 topics[labels["event"], labels["topic"]] = value
             elif metric.name in ("postroom_queue_depth", "postroom_inflight"):
                 topic = labels["topic"]
-                if topic in depths or len(depths) <= MAX_TOPICS:
-                    depths[topic] = depths.get(topic, 0.0) + value
-    return _Sample(time.monotonic(), counters, depths, topics)
+                depths[topic] = depths.get(topic, 0.0) + value
+    others = 0.0 if len(depths) <= MAX_TOPICS else None
+    largest = nlargest(MAX_TOPICS, depths.items(), key=itemgetter(1))
+    return _Sample(time.monotonic(), counters, dict(largest), others, topics)
 
 
 def _rate(before: _Sample | None, after: _Sample | None, event: str) -> float | None:

@@ -11,6 +11,7 @@ from postroom.application.masking import NO_MASK, Mask
 from postroom.application.metrics import Metric
 from postroom.application.ports.control_plane import LeaseAdmin, LeaseSummary
 from postroom.application.ports.event_log import EventLogReader
+from postroom.application.ports.failed_work import FailedWork
 from postroom.application.ports.read_models import ReadModels, SearchQueries
 from postroom.domain.arguments import check_int
 from postroom.domain.envelope.content import DecodedPayload
@@ -19,9 +20,10 @@ from postroom.domain.errors import InvalidRequest
 
 DEFAULT_PREFIX = "/console"
 _PREFIX = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+\Z")
+_INSTANCE = re.compile(r"[a-z0-9][a-z0-9-]{0,39}\Z")
 MINUTE_MS = 60_000
 DAY_MS = 24 * 60 * MINUTE_MS
-RESERVED = frozenset(("healthz", "metrics", "openapi.json", "readyz", "v1"))
+RESERVED = frozenset(("healthz", "mcp", "metrics", "openapi.json", "readyz", "v1"))
 """First segments of the paths of the HTTP interface."""
 
 
@@ -37,6 +39,8 @@ class ConsoleSettings(msgspec.Struct, frozen=True, kw_only=True):
         mask_headers: names of headers whose values are hidden from callers without the right `admin`.
         mask_payload_fields: JSON pointers to payload fields that are hidden from them; see `Mask`.
         namespaces: YAML file of namespaces (see docs/namespaces.md) whose schemas decode payloads.
+        instances: other mailboxes that the console shows, by name; each is a mailbox of the store, the
+            address of a store, or a settings file that ends in `.toml`.
     """
 
     prefix: str = DEFAULT_PREFIX
@@ -47,6 +51,7 @@ class ConsoleSettings(msgspec.Struct, frozen=True, kw_only=True):
     mask_headers: tuple[str, ...] = ()
     mask_payload_fields: tuple[str, ...] = ()
     namespaces: str | None = None
+    instances: dict[str, str] = {}
 
     def validate(self) -> "ConsoleSettings":
         """Return the settings, or raise InvalidRequest."""
@@ -61,12 +66,24 @@ class ConsoleSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
         check_int("[console]: idle_timeout_ms", self.idle_timeout_ms, MINUTE_MS, DAY_MS)
         check_int("[console]: max_failed_sign_ins", self.max_failed_sign_ins, 1, 1_000_000)
+        for name in self.instances:
+            check_instance(name)
         self.mask()
         return self
 
     def mask(self) -> Mask:
         """Return the mask for callers without the right `admin`, or raise InvalidRequest."""
         return Mask(self.mask_headers, self.mask_payload_fields).validate()
+
+
+def check_instance(name: str) -> str:
+    """Return the name of an instance, which is part of paths and cookies, or raise InvalidRequest."""
+    if not _INSTANCE.match(name) or name in ("refresh", "static"):
+        raise InvalidRequest(
+            f"The name of an instance is {name[:80]!r}; expected up to 40 characters of a-z, 0-9 and -, "
+            "beginning with a letter or digit, and neither refresh nor static."
+        )
+    return name
 
 
 def is_prefix(text: str) -> bool:
@@ -99,8 +116,8 @@ class PartState(NamedTuple):
 class ConsoleData(msgspec.Struct, frozen=True, kw_only=True):
     """Data sources of the console; for one that is None, the pages say how to provide it.
 
-    All of them block, except `measure` and `leases`. Their results are not restricted by a capability: a page
-    checks the right first (`Page.require_all`, `Page.check`).
+    All of them block, except `measure`, `leases` and `failed_work`. Their results are not restricted by a
+    capability: a page checks the right first (`Page.require_all`, `Page.check`).
 
     Arguments:
         store: name of the store, without a password.
@@ -117,6 +134,7 @@ class ConsoleData(msgspec.Struct, frozen=True, kw_only=True):
         mask: headers and fields that are hidden from callers without the right `admin`.
         serves_calls: whether the HTTP interface is served at the same address.
         parts: returns the parts of this process, if it starts them again when they fail.
+        failed_work: failures of the outbox, inbox and ingestions that the settings of this process name.
     """
 
     store: str = ""
@@ -132,3 +150,4 @@ class ConsoleData(msgspec.Struct, frozen=True, kw_only=True):
     mask: Mask = NO_MASK
     serves_calls: bool = True
     parts: Callable[[], Sequence[PartState]] | None = None
+    failed_work: Sequence[FailedWork] = ()

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
+from postroom.adapters.console.page import Page
 from postroom.application.messages import NewMessage
 from postroom.application.text import printable
 from postroom.domain.envelope.headers import BINARY_PREFIX
@@ -25,6 +26,7 @@ _CURL = "curl -sS --fail-with-body --globoff --path-as-is"
 _AUTHORIZATION = '-H "Authorization: Bearer $POSTROOM_TOKEN"'
 _DEFAULTS = NewMessage(topic="", payload=b"")
 _OPTIONS = (
+    ("sticky_key", "--key"),
     ("content_type", "--content-type"),
     ("correlation_id", "--correlation-id"),
     ("causality_parent", "--causality-parent"),
@@ -58,6 +60,17 @@ class Endpoint(NamedTuple):
         if not self.url:
             return NOT_SERVED
         return BELOW_PATH if urlsplit(self.url).path else ""
+
+
+def endpoint_of(page: Page) -> Endpoint:
+    """Return the HTTP interface that code on a page calls."""
+    if not page.data.serves_calls:
+        return Endpoint("", page.mailbox.name)
+    host = page.request.headers.get("host", "")
+    prefix = page.base.removesuffix(page.request.scope["root_path"])
+    # A proxy in front uses TLS, and tokens must not be sent in clear text.
+    scheme = "https" if page.console.is_secure else "http"
+    return Endpoint(f"{scheme}://{host}{prefix}", page.mailbox.name, not page.service.is_dev)
 
 
 class Snippet(NamedTuple):
@@ -169,6 +182,8 @@ def _send_command(endpoint: Endpoint, message: NewMessage) -> tuple[str | None, 
     words += [f"{option}={shell_quote(fields[name])}" for name, option in _OPTIONS if name in fields]
     if "priority" in fields:
         words.append(f"--priority={fields['priority']}")
+    if "deliver_after_ms" in fields:
+        words.append(f"--delay={fields['deliver_after_ms']}ms")
     if "ttl_seconds" in fields:
         words.append(f"--ttl={fields['ttl_seconds']}s")
     payload, pipe = "-", f"printf %s {shell_quote(b64encode(message.payload).decode())} | base64 -d | "

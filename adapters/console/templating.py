@@ -1,5 +1,6 @@
 """Templates and static files of the console, loaded once."""
 
+import gzip
 import re
 from hashlib import sha256
 from pathlib import Path
@@ -9,7 +10,7 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import Response
 
-from postroom.adapters.console.charts import CHARTS
+from postroom.adapters.console.sparklines import CHARTS
 from postroom.adapters.console.values import FILTERS, finalize
 
 ROOT: Final = Path(__file__).parent
@@ -43,9 +44,13 @@ def read_templates(folder: Path) -> dict[str, str]:
 
 
 class Templates:
-    """The templates, which escape all text, including control and bidirectional characters."""
+    """The templates, which escape all text, including control and bidirectional characters.
 
-    def __init__(self, static: "StaticFiles") -> None:
+    Arguments:
+        facts: variables of all templates.
+    """
+
+    def __init__(self, static: "StaticFiles", **facts: Any) -> None:
         self._environment = Environment(
             loader=DictLoader(read_templates(ROOT / "templates")),
             autoescape=True,
@@ -58,6 +63,7 @@ class Templates:
         self._environment.filters.update(FILTERS)
         self._environment.globals.update(CHARTS)
         self._environment.globals["static"] = static.name
+        self._environment.globals.update(facts)
         self._environment.globals["ui"] = self._environment.get_template("macros.html").module
 
     def render(self, template: str, /, **facts: Any) -> str:
@@ -72,6 +78,7 @@ class StaticFiles:
         self._files = {
             each.name: each.read_bytes() for each in (ROOT / "static").iterdir() if each.suffix in TYPES
         }
+        self._compressed = {name: gzip.compress(data, mtime=0) for name, data in self._files.items()}
         self._hashes = {name: sha256(data).hexdigest()[:16] for name, data in self._files.items()}
 
     def name(self, name: str) -> str:
@@ -85,7 +92,9 @@ class StaticFiles:
         if data is None:
             headers = {"cache-control": "no-store"}
             return Response("This file does not exist.", 404, headers, "text/plain")
-        headers = {"cache-control": "no-cache"}
+        headers = {"cache-control": "no-cache", "vary": "accept-encoding"}
         if request.query_params.get("v") == self._hashes[name]:
             headers["cache-control"] = "public, max-age=31536000, immutable"
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            data, headers["content-encoding"] = self._compressed[name], "gzip"
         return Response(data, headers=headers | {"content-type": TYPES[Path(name).suffix]})

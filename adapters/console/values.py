@@ -1,7 +1,7 @@
 """Values as pages write and read them: filters of templates, fields of forms, and times."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol, TypedDict
 
@@ -10,11 +10,14 @@ from markupsafe import Markup, escape
 from postroom.application.queries.mailbox_past import to_us
 from postroom.application.text import from_rfc3339, printable
 from postroom.domain.errors import InvalidRequest
+from postroom.domain.policy import DAY_MS, MAX_DURATION_MS
 
 US: Final = 1_000_000
 SPACE: Final = "\N{NO-BREAK SPACE}"
 DASH: Final = "\N{EN DASH}"
 _AGES: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
+_CELL: Final = re.compile(r"<(tr|td|th)(?=[ >])")
+"""Tags of rows and cells; text of users contains none, as templates escape it."""
 _SIZES: Final = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -89,12 +92,52 @@ def ident(text: str) -> Markup:
     return Markup('<code class="ident">{}</code>').format(shown)
 
 
+def short(text: str, length: int) -> Markup:
+    """Return the beginning of a text, with the whole of it in the title."""
+    shown = printable(text, multiline=False)
+    if len(shown) <= length:
+        return escape(shown)
+    return Markup('<span title="{}">{}…</span>').format(printable(text), shown[: length - 1])
+
+
+def label_cells(rows: str, headings: Sequence[Any]) -> Markup:
+    """Return the rows of a table whose cells have their headings as labels, for windows with one column.
+
+    Arguments:
+        rows: HTML without nested tables.
+        headings: of the columns; see the macro `table`.
+    """
+    parts = _CELL.split(rows)
+    column = 0
+    for index in range(1, len(parts), 2):
+        tag = parts[index]
+        if tag == "td":  # a th is the title of the row's card
+            heading = headings[column] if column < len(headings) else ""
+            parts[index] = f'td data-label="{escape(getattr(heading, "text", heading))}"'
+        parts[index] = "<" + parts[index]
+        column = 0 if tag == "tr" else column + 1
+    return Markup("".join(parts))
+
+
+def span(ms: float | None) -> str:
+    """Return a duration in ms in its largest unit."""
+    if ms is None:
+        return DASH
+    for length, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")):
+        if ms >= length:
+            return f"{ms / length:.3g}{SPACE}{unit}"
+    return f"{ms:.3g}{SPACE}ms"
+
+
 FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "age": age,
     "ident": ident,
+    "label_cells": label_cells,
     "moment": moment,
     "number": number,
+    "short": short,
     "size": size,
+    "span": span,
     "utc": utc,
     "verbatim": verbatim,
 }
@@ -152,7 +195,13 @@ def read_duration(name: str, text: str) -> int:
             f"{name} is {text[:40]!r}, which is not a duration; write a number and a unit, such as 30s, 5m, "
             "2h or 7d."
         )
-    return timedelta(**{_UNITS[match[2]]: int(match[1])}) // timedelta(milliseconds=1)
+    duration = timedelta(**{_UNITS[match[2]]: int(match[1])}) // timedelta(milliseconds=1)
+    if duration > MAX_DURATION_MS:
+        raise InvalidRequest(
+            f"{name} is {text.strip()}, which is longer than {MAX_DURATION_MS // DAY_MS:,} days; write a "
+            "shorter one."
+        )
+    return duration
 
 
 MS: Final = 1_000

@@ -2,11 +2,15 @@ import gzip
 import json
 import os
 import re
+import secrets
 import shlex
+import signal
+import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, NamedTuple
@@ -14,6 +18,7 @@ from typing import IO, Any, NamedTuple
 import pytest
 
 from postroom.adapters.sqlite.event_log import mailbox_names
+from tests.support.console import Session, read_files, read_steps
 from tests.support.fork_server import popen, shared_server
 
 SCRIPT = Path(sys.executable).with_name("postroom")
@@ -24,6 +29,8 @@ PLAIN = re.compile(
     r"(?:> (?P<file>[a-z]+))?"
 )
 """Shell commands that run one program, at most with its output in a file."""
+ASSIGNMENT = re.compile(r"\w+=")
+OPERATOR = re.compile(r"[|;&\n]|^(cd|export|for) ")
 TIMEOUT_SECONDS = 900
 """A command that hangs fails, also on a machine that is sixteen times as slow."""
 
@@ -54,8 +61,11 @@ class Postroom:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.store = folder / "postroom.db"
+        self._running: list[tuple[str, subprocess.Popen[bytes], socket.socket]] = []
         # What the developer has set must not reach the tests; Spark needs the rest.
-        self.environment = {k: v for k, v in os.environ.items() if not k.startswith("POSTROOM_")}
+        self.environment = {
+            k: v for k, v in os.environ.items() if not k.startswith(("POSTROOM_", "PYTEST_ADDOPTS"))
+        }
 
     def __call__(self, *arguments: str, stdin: bytes = b"", **environment: str) -> Done:
         variables = self.environment | environment
@@ -70,22 +80,95 @@ class Postroom:
 
     def shell(self, command: str) -> str:
         """Run a shell command; return what it prints on a terminal of 80 columns."""
+        with TemporaryFile() as printed, ExitStack() as stack:
+            out: IO[bytes] = printed
+            if (match := PLAIN.fullmatch(command)) and match["file"]:
+                out = stack.enter_context((self.folder / match["file"]).open("wb"))
+            self._popen(command, out, printed).wait(TIMEOUT_SECONDS)
+            printed.seek(0)
+            return printed.read().decode()
+
+    def _popen(
+        self, command: str, stdout: IO[bytes], stderr: IO[bytes], **variables: str
+    ) -> "subprocess.Popen[bytes]":
         environment = self.environment | {
             "PATH": f"{SCRIPT.parent}:{self.environment['PATH']}",
             # Unbuffered, both reach one pipe in the order in which they reach a terminal.
             "PYTHONUNBUFFERED": "1",
             "COLUMNS": "80",
+            **variables,
         }
-        arguments = ["sh", "-c", command]
         if match := PLAIN.fullmatch(command):  # a fork takes a tenth of the time
             arguments = [str(PROGRAMS[match["program"]]), *shlex.split(match["arguments"])]
-        with TemporaryFile() as printed, ExitStack() as stack:
-            out: IO[bytes] = printed
-            if match and match["file"]:
-                out = stack.enter_context((self.folder / match["file"]).open("wb"))
-            popen(arguments, self.folder, environment, stdout=out, stderr=printed).wait(TIMEOUT_SECONDS)
-            printed.seek(0)
-            return printed.read().decode()
+        else:
+            arguments = ["sh", "-c", command]
+        return popen(arguments, self.folder, environment, stdout=stdout, stderr=stderr)
+
+    def run_on(self, command: str, is_shown: Callable[[str], bool]) -> str:
+        """Run a shell command until it ends, or is ready; then it runs until `close`.
+
+        Arguments:
+            is_shown: whether it has printed enough. A command is ready that has printed something expected,
+                or that tells its service manager so.
+
+        Returns: what it printed so far. It must succeed.
+        """
+        manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        address = f"\0postroom-test-{os.getpid()}-{secrets.token_hex(8)}"
+        manager.bind(address)
+        file = self.folder / f".output-{len(self._running)}"
+        is_ready, is_notified = False, not is_shown("")
+        # Of a command without operators, no shell is left that would get its signals.
+        script = command if PLAIN.fullmatch(command) or OPERATOR.search(command) else f"exec env {command}"
+        with file.open("wb") as out:
+            process = self._popen(script, out, out, NOTIFY_SOCKET=f"@{address[1:]}")
+        self._running.append((command, process, manager))
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while process.poll() is None and not is_ready:
+            assert time.monotonic() < deadline, f"{command} was not ready in time: {file.read_text()}"
+            with suppress(BlockingIOError):
+                is_notified |= b"READY=1" in manager.recv(4_096)
+            is_ready = is_notified and "--once" not in command and is_shown(file.read_text())
+            time.sleep(0.005)
+        printed = file.read_text("utf-8", "replace")
+        if process.poll():
+            self._running.pop()
+            manager.close()
+            pytest.fail(f"$ {command} ended with {process.returncode}\n{printed}")
+        assert "start.unavailable" not in printed, f"$ {command}\n{printed}"
+        return printed
+
+    def run_page(self, page: str, languages: Sequence[str] = ("console",)) -> list[str]:
+        """Write the files that a page shows, run its commands, and compare what they print.
+
+        Arguments:
+            languages: of the blocks whose commands run: `console`, `sh`, or both.
+
+        Returns: the commands.
+        """
+        for name, content in read_files(page).items():
+            file = self.folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content)
+        session = Session(self.shell, self.run_on)
+        steps = list(read_steps(page, languages))
+        for step in steps:
+            words = shlex.split(step.command.removeprefix("export "))
+            if all(ASSIGNMENT.match(word) for word in words):
+                self.environment |= dict(word.split("=", 1) for word in words)
+            else:
+                session(step)
+        return [step.command for step in steps]
+
+    def close(self) -> None:
+        """End the commands that run on."""
+        codes = {}
+        while self._running:
+            command, process, manager = self._running.pop()
+            process.terminate()
+            codes[command] = process.wait(TIMEOUT_SECONDS)
+            manager.close()
+        assert {command: code for command, code in codes.items() if code not in (0, -signal.SIGTERM)} == {}
 
     def start(self, *arguments: str, piped: bool = False) -> "subprocess.Popen[bytes]":
         stdin = subprocess.PIPE if piped else subprocess.DEVNULL
@@ -105,8 +188,10 @@ class Postroom:
 
 
 @pytest.fixture
-def postroom(tmp_path: Path) -> Postroom:
-    return Postroom(tmp_path)
+def postroom(tmp_path: Path) -> Iterator[Postroom]:
+    running = Postroom(tmp_path)
+    yield running
+    running.close()
 
 
 WEBHOOKS = {

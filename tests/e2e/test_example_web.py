@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager
 from itertools import islice
@@ -18,7 +18,7 @@ import pytest
 
 from postroom import connect, read_mailbox
 from tests.e2e.conftest import ROOT
-from tests.support.servers.process import LOOPBACK, ServerProcess, free_port
+from tests.support.servers.process import LOOPBACK, ServerProcess, free_port, pause
 from tests.support.waiting import wait_until
 
 README = ROOT / "docs" / "examples" / "web" / "README.md"
@@ -83,13 +83,13 @@ class Shop:
 
     def kill_owner(self) -> int:
         """Kill the worker that owns the mailbox, and return its process id."""
-        return self.signal_owner(signal.SIGKILL)
+        return self.signal_owner(lambda owner: os.kill(owner, signal.SIGKILL))
 
-    def signal_owner(self, number: signal.Signals) -> int:
+    def signal_owner(self, send: Callable[[int], None]) -> int:
         """Send a signal to the worker that owns the mailbox, and return its process id."""
         wait_until(lambda: self.owner() in self._workers(), WITHIN_SECONDS)  # not the script, or nobody
         owner = self.owner()
-        os.kill(owner, number)
+        send(owner)
         return owner
 
     def owner(self) -> int:
@@ -159,7 +159,7 @@ def test_a_worker_that_hangs_while_it_owns_the_mailbox_is_replaced_and_serves_ag
 ) -> None:
     shop = Shop("django", tmp_path, monkeypatch)
     with shop.run(), ThreadPoolExecutor(CLIENTS) as clients:
-        paused = shop.signal_owner(signal.SIGSTOP)
+        paused = shop.signal_owner(pause)
         # One may go to the worker that hangs, which answers when it wakes.
         placing = [clients.submit(shop.insist, f"order-{number}") for number in range(4)]
         done = wait(placing, WITHIN_SECONDS, FIRST_COMPLETED).done

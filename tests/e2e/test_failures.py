@@ -8,6 +8,7 @@ import pytest
 
 from tests.e2e.conftest import TIMEOUT_SECONDS
 from tests.support.altered_commits import alter
+from tests.support.servers.process import pause
 
 
 def test_wrong_usage_is_one_line_and_exit_code_2(postroom):
@@ -25,6 +26,29 @@ def test_an_unknown_command_names_the_closest_one(postroom):
     assert postroom("dlq", "relist").err == (
         "postroom: Unknown command 'relist'; did you mean list? See postroom dlq --help.\n"
     )
+
+
+def test_a_code_is_explained_also_with_an_invalid_settings_file(postroom):
+    (postroom.folder / "postroom.toml").write_text("stroe = 'orders.db'\n")
+    done = postroom("backlog", "--json")
+    assert (done.code, done.error["code"]) == (2, "E_SCHEMA")
+
+    text = " ".join(postroom.ok("explain", done.error["code"].lower()).out.split())
+    assert text.startswith("E_SCHEMA: The request is malformed or out of bounds Cause: ")
+    assert " Example: " in text
+    assert " Remedy: Correct what the text names" in text
+    entry = postroom.ok("explain", "store", "--json").json
+    assert (entry["code"], entry["see"]) == ("E_STORE", ["operations.md#files", "operations.md#upgrade"])
+    listed = postroom.ok("explain", "--json").json
+    assert {"E_STORE", "E_USAGE", "INVALID_OUTBOX"} < listed.keys()
+
+
+def test_a_code_that_does_not_exist_names_the_closest_one(postroom):
+    done = postroom("explain", "E_STROE", "--json")
+    assert (done.code, done.error["code"]) == (3, "E_NOT_FOUND")
+    assert done.error["message"].startswith("There is no error code E_STROE; did you mean E_STORE")
+    hostile = postroom("explain", "\x1b[2J\u202e" * 100)
+    assert (hostile.code, "\x1b" in hostile.err) == (3, False)
 
 
 def test_the_version_and_the_exit_codes_are_told(postroom):
@@ -112,7 +136,7 @@ def test_an_owner_that_does_not_answer_in_time_is_a_temporary_failure(postroom):
     holder = postroom.start("recv", "orders", "--wait", "60s")
     try:
         postroom.wait_for_owner(holder)
-        holder.send_signal(signal.SIGSTOP)
+        pause(holder.pid)
         refused = postroom("send", "orders", "y", "--json", POSTROOM_TIMEOUT_MS="1000")
     finally:
         holder.send_signal(signal.SIGCONT)
@@ -207,10 +231,20 @@ except SystemExit as end:
     _, code, *loaded = listing.stdout.split()
     own = {name.removeprefix("postroom.") for name in loaded if name.startswith("postroom.")}
     packages = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names
+    packages -= {name for name in packages if "cython" in name}  # made by uvloop
 
     assert code == "0"
     typer = {"annotated_doc", "shellingham", "typer", "typing_extensions"}
-    assert packages <= {"blake3", "google", "msgspec", "postroom", "uuid_utils", "zstandard", *typer}
+    assert packages <= {
+        "blake3",
+        "google",
+        "msgspec",
+        "postroom",
+        "uuid_utils",
+        "uvloop",
+        "zstandard",
+        *typer,
+    }
     assert not {*loaded} & {"importlib.resources", "tomllib"}
     assert {name for name in own if name.startswith("adapters.cli.")} == {
         f"adapters.cli.{name}"

@@ -201,6 +201,7 @@ COMMANDS = {
     "inbox dlq list": "inbox dlq list",
     "inbox dlq redrive": "inbox dlq redrive",
     "inbox dlq discard": "inbox dlq discard 0196a1b2-0000-7000-8000-000000000000",
+    "explain": "explain E_STORE",
     "streams apply": "streams apply --yes",
     "streams diff": "streams diff",
     "streams list": "streams list",
@@ -226,6 +227,9 @@ COMMANDS = {
     "apply": "apply --dry-run",
     "import-store": "import-store old.db new.db",
     "topic list": "topic list",
+    "topic show": "topic show orders",
+    "topic consumers": "topic consumers",
+    "topic workers": "topic workers",
     "topic pause": "topic pause orders",
     "topic resume": "topic resume orders",
     "topic purge": "topic purge other --yes",
@@ -241,6 +245,10 @@ COMMANDS = {
     "subscription show": "subscription show audit",
     "subscription rewind": "subscription rewind audit --to beginning --yes",
     "subscription delete": "subscription delete audit --yes",
+    "searches save": "searches save Orders topics=orders",
+    "searches list": "searches list",
+    "searches run": "searches run Orders",
+    "searches delete": "searches delete Orders",
     "export": "export json out --payload",
     "views roll-back": "views roll-back",
     "segments build": "segments build",
@@ -272,6 +280,7 @@ COMMANDS = {
     "backup verify": "backup verify backup",
     "restore": "restore backup --into restored.db",
     "doctor": "doctor",
+    "mcp": "mcp",
     "lease list": "lease list --admin 127.0.0.1:1",
     "lease release": "lease release main@local --force --admin 127.0.0.1:1",
     "route list": "route list --admin 127.0.0.1:1",
@@ -290,7 +299,7 @@ def command_names(entries: Entries = TREE, path: tuple[str, ...] = ()) -> Iterat
 def test_no_command_prints_a_token_or_logs_a_payload_or_principal(postroom: Postroom) -> None:
     missing = set(command_names()) - set(COMMANDS) - {"demo", "bench"}  # which send messages of their own
     # Those that run until a signal have the next test.
-    missing -= {"admin", "console", "proxy", "runner", "serve", "schedule", "up"}
+    missing -= {"admin", "console", "own", "proxy", "runner", "serve", "schedule", "up"}
     assert missing == set(), "a command is not covered"
     (postroom.folder / "archive").mkdir()
     (postroom.folder / "postroom.toml").write_text(SETTINGS)
@@ -326,6 +335,7 @@ def test_no_service_prints_a_token_or_logs_a_payload_or_principal(postroom: Post
         "schedule": b"schedule.sent",
         f"serve --dev --http unix:{address}": b"Serving",
         "console": b"The console",
+        "own": b"Owning",
         "up tasks:worker --http 127.0.0.1:0": b"Console",
         "admin --standalone --listen 127.0.0.1:0": b"Admin at",
         "proxy --admin 127.0.0.1:1 --proxy-id one --listen 127.0.0.1:0": b"Proxy one at",

@@ -1,10 +1,10 @@
 import signal
-import time
 
 import pytest
 
 from tests.e2e.conftest import TIMEOUT_SECONDS
 from tests.projections.histories import build_without_spark
+from tests.support.waiting import wait_until
 
 
 def events(postroom, message_id):
@@ -242,11 +242,12 @@ def test_receiving_from_an_empty_topic_ends_what_ran_out_of_time(postroom):
     postroom.ok("topic", "policy", "jobs", "max_attempts=1")
     message_id = postroom.ok("send", "jobs", "x").out.strip()
     postroom.ok("recv", "jobs", "--visibility", "250ms")
-    time.sleep(0.3)
 
-    assert postroom("recv", "other").code == 3
+    def has_ended() -> bool:
+        assert postroom("recv", "other").code == 3
+        return bool(events(postroom, message_id)[-1] == "MessageDeadLettered")
 
-    assert events(postroom, message_id)[-1] == "MessageDeadLettered"
+    wait_until(has_ended)
 
 
 def test_peek_shows_the_next_messages_in_the_order_they_are_received(postroom):
@@ -266,8 +267,8 @@ def test_peek_shows_the_next_messages_in_the_order_they_are_received(postroom):
 def test_peek_shows_what_is_ready_again_because_its_visibility_ended(postroom):
     postroom.ok("send", "jobs", "x")
     postroom.ok("recv", "jobs", "--visibility", "250ms")
-    time.sleep(0.3)
 
+    wait_until(lambda: postroom("peek", "jobs").code == 0)
     (peeked,) = postroom.ok("peek", "jobs", "--json").lines
 
     assert (peeked["payload"], peeked["attempts"]) == ("x", 1)

@@ -15,9 +15,10 @@ import pytest
 from aiohttp import ClientSession, CookieJar
 
 from tests.e2e.conftest import SCRIPT, TIMEOUT_SECONDS, Postroom
+from tests.support.mcp import call, http_agent
 from tests.support.servers.console import Browser
 from tests.support.servers.process import free_port
-from tests.support.waiting import wait_until
+from tests.support.waiting import until_answer, wait_until
 
 HANDLERS = """
 import time
@@ -83,7 +84,8 @@ class Up:
             self.process = subprocess.Popen(
                 [SCRIPT, "up", "--http", "127.0.0.1:0", *arguments],
                 cwd=self.folder,
-                env=postroom.environment,
+                # A log is no terminal, but has lines as soon as they are printed.
+                env={k: v for k, v in postroom.environment.items() if k != "PYTHONUNBUFFERED"},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -96,10 +98,19 @@ class Up:
 
         wait_until(is_shown)
 
+    @property
+    def link(self) -> str:
+        """Return the latest link to the console."""
+        return [line for line in self.log.read_text().splitlines() if line.startswith("Console: ")][-1]
+
+    @property
+    def address(self) -> str:
+        """Return the address of the server."""
+        return self.link.removeprefix("Console: ").partition("/console/")[0]
+
     async def open_console(self) -> str:
         """Return the overview of the console."""
-        link = next(line for line in self.log.read_text().splitlines() if line.startswith("Console: "))
-        url, _, code = link.removeprefix("Console: ").partition("/start?code=")
+        url, _, code = self.link.removeprefix("Console: ").partition("/start?code=")
         async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as client:
             return (await Browser(client, url).open_link(code)).text
 
@@ -264,3 +275,38 @@ def test_threads_of_the_application_do_not_keep_a_process_whose_command_has_ende
     assert (done.returncode, "0 handled, 1 failed" in done.stdout) == (0, True), done
     assert '"event": "process.threads_left"' in done.stderr
     assert "poller" in done.stderr
+
+
+async def test_agents_and_clients_of_up_need_a_capability_of_the_store(postroom: Postroom, up: Any) -> None:
+    postroom.ok("token", "rotate")
+    token = postroom.ok("token", "mint", "agent", "--operation", "read-headers").out.strip()
+    postroom.ok("send", "orders", "1")
+    running = up()
+    running.wait_for("Console: ")
+    async with http_agent(running.address, token) as agent:
+        assert [each["topic"] for each in (await call(agent, "list_topics"))["topics"]] == ["orders"]
+
+    async def status(path: str, token: str) -> int:
+        headers = {"Authorization": f"Bearer {token}"}
+        async with ClientSession(headers=headers) as client, client.get(f"{running.address}{path}") as answer:
+            return answer.status
+
+    assert await status("/v1/backlog", token) == 200
+    assert await status("/v1/backlog", "junk") == 401
+    assert await status("/mcp", "junk") == 401
+    postroom.ok("token", "revoke", "--all", "--yes")
+
+    async def is_refused() -> bool:
+        return await status("/v1/backlog", token) == 401
+
+    await until_answer(is_refused)
+    assert "orders" in await running.open_console()  # the link of the process's user outlasts a revocation
+    assert running.stop() == 0
+
+
+async def test_up_has_no_tools_for_agents_if_serve_has_none(postroom: Postroom, up: Any) -> None:
+    (postroom.folder / "postroom.toml").write_text("[serve]\nmcp = false\n")
+    running = up()
+    running.wait_for("Console: ")
+    async with ClientSession() as client, client.post(f"{running.address}/mcp") as answer:
+        assert answer.status == 404

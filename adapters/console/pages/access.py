@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from starlette.responses import Response
 
-from postroom.adapters.console.page import NavEntry, Page, route
+from postroom.adapters.console.page import Page, route
 from postroom.adapters.console.sessions import BrowserSession
 from postroom.domain.capability.rights import Quota, Right
 
@@ -99,4 +99,3 @@ ROUTES = [
     route("/access", show_access),
     route("/access/end", end_session, method="POST"),
 ]
-NAV = NavEntry("Access", "/access", 90)

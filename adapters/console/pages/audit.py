@@ -7,7 +7,7 @@ from typing import Any
 from starlette.responses import Response
 
 from postroom.adapters.console.page import NavEntry, Page, route
-from postroom.adapters.console.pages.log import verify_part
+from postroom.adapters.console.pages.log import RANGE, verify_part
 from postroom.adapters.console.values import read_time
 from postroom.application.access.audit import AuditEntry
 from postroom.application.access.audit_log import AuditFilter, removals
@@ -70,5 +70,8 @@ def read_filter(fields: Mapping[str, str], now: datetime) -> AuditFilter:
     return AuditFilter(**values)
 
 
-ROUTES = [route("/audit", show_audit), route("/audit/verify", show_verification)]
-NAV = NavEntry("Audit", "/audit", 80, Right.ADMIN)
+ROUTES = [
+    route("/audit", show_audit, query=(*FIELDS, "cursor")),
+    route("/audit/verify", show_verification, query=RANGE),
+]
+NAV = NavEntry("Audit", "/audit", 80, Right.ADMIN, group="History", key="a", all_topics=True)

@@ -60,4 +60,4 @@ async def _contexts(page: Page) -> Sequence[ContextBacklog]:
 
 
 ROUTES = [route("/cluster", show_cluster)]
-NAV = NavEntry("Cluster", "/cluster", 70, Right.ADMIN)
+NAV = NavEntry("Cluster", "/cluster", 70, Right.ADMIN, group="Operations", key="k", all_topics=True)

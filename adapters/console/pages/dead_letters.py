@@ -5,6 +5,7 @@ from typing import Any, Final, TypeVar, cast
 
 from starlette.responses import Response
 
+from postroom.adapters.console.held_dead_letters import MAX_READ, group, page_of, read_held
 from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.adapters.console.values import MS, parse_time, split_lines, text_of, write_time
 from postroom.application.access.search import read_dead_letters
@@ -25,7 +26,7 @@ from postroom.application.ports.read_models import ReadModels
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import InvalidRequest, NotFound
 
-NAV: Final = NavEntry("Dead letters", "/dead-letters", 40)
+NAV: Final = NavEntry("Dead letters", "/dead-letters", 40, key="d")
 PAGE_SIZE: Final = 50
 FIELDS: Final = ("topics", "reason", "fingerprint", "since", "until", "text")
 BY: Final[Mapping[str, tuple[GroupField, ...]]] = {
@@ -59,17 +60,7 @@ async def groups(page: Page) -> Response:
         limit=PAGE_SIZE,
         cursor=page.query.get("cursor") or None,
     )
-    try:
-        result, lag = await _read(
-            page,
-            filter_,
-            lambda models: models.dead_letter_groups,
-            DeadLetterGroupPage(()),
-            lambda result: result.letters,
-            "dead_letter_groups",
-        )
-    except NotFound as error:
-        return await _show_without_read_models(page, values, error)
+    result, lag, hint = await _read_groups(page, filter_)
     return await page.render(
         "dead_letters/groups",
         values=values,
@@ -79,6 +70,7 @@ async def groups(page: Page) -> Response:
             for each in result.items
         ],
         lag=lag,
+        hint=hint,
         groupings=GROUPINGS,
         orders=ORDERS,
         most=MAX_GROUPED,
@@ -90,6 +82,7 @@ async def letters(page: Page) -> Response:
     """Show dead letters one by one, latest first."""
     values = _values(page)
     filter_ = DeadLetterFilter(**_criteria(values), limit=PAGE_SIZE, cursor=page.query.get("cursor") or None)
+    lag, hint = 0, ""
     try:
         result, lag = await _read(
             page,
@@ -99,30 +92,53 @@ async def letters(page: Page) -> Response:
             lambda result: len(result.items),
             "dead_letters",
         )
-    except NotFound as error:
-        return await _show_without_read_models(page, values, error)
+    except NotFound:
+        held, hint = await _read_held(page, filter_)
+        result = page_of(held, filter_.limit, filter_.cursor)
     return await page.render(
         "dead_letters/letters",
         values=values,
         letters=[(each, _redrive_one(page, each)) for each in result.items],
         redrive=_redrive_link(page, values),
         lag=lag,
+        hint=hint,
         next_page=_next(page, "/dead-letters/letters", values, result.next_cursor),
     )
 
 
-async def _show_without_read_models(page: Page, values: dict[str, str], error: NotFound) -> Response:
-    """Show the current dead letters of the mailbox itself."""
-    topics = split_lines(values["topics"])
-    topic = topics[0] if len(topics) == 1 and "*" not in topics[0] else None
-    return await page.render(
-        "dead_letters/without_read_models",
-        error=error,
-        topic=topic or "",
-        letters=(
-            await page.mailbox.list_dead_letters(topic, reason=values["reason"] or None, limit=PAGE_SIZE)
-        ).items,
-        size=PAGE_SIZE,
+async def read_groups_of(page: Page, topic: str, limit: int) -> list[tuple[DeadLetterGroup, str]]:
+    """Return the largest groups of the dead letters of a topic, each with its link."""
+    values = dict.fromkeys(FIELDS, "") | {"topics": topic}
+    result, _, _ = await _read_groups(
+        page, DeadLetterGroupFilter(**_criteria(values), order="largest", bars=0, limit=limit)
+    )
+    return [(each, _letters_link(page, values, each)) for each in result.items]
+
+
+async def _read_groups(page: Page, filter_: DeadLetterGroupFilter) -> tuple[DeadLetterGroupPage, int, str]:
+    """Return groups, the number of log records that they lack, and a note on dead letters that they lack."""
+    try:
+        result, lag = await _read(
+            page,
+            filter_,
+            lambda models: models.dead_letter_groups,
+            DeadLetterGroupPage(()),
+            lambda result: result.letters,
+            "dead_letter_groups",
+        )
+    except NotFound:
+        held, hint = await _read_held(page, filter_)
+        return group(held, filter_), 0, hint
+    return result, lag, ""
+
+
+async def _read_held(page: Page, filter_: DeadLetterFilter) -> tuple[list[DeadLetter], str]:
+    """Return the dead letters that the mailbox itself holds, and a note on those that they lack."""
+    held, is_whole = await read_held(page.mailbox, filter_)
+    which = "" if is_whole else f" of the oldest {MAX_READ:,} messages"
+    return (
+        held,
+        f"These are the dead letters{which} that the mailbox holds now, without those that it removed.",
     )
 
 
@@ -181,7 +197,7 @@ def _letters_link(page: Page, values: Mapping[str, str], group: DeadLetterGroup)
 
 
 def _redrive_link(page: Page, values: Mapping[str, str], group: DeadLetterGroup | None = None) -> str | None:
-    """Return the link to the form of a redrive job for the same dead letters, or None if no job can be."""
+    """Return the link to the preview of a redrive job for these dead letters; None if no job selects them."""
     if not page.may(Right.REDRIVE):
         return None
     fingerprint = (group.fingerprint if group is not None else None) or values["fingerprint"].strip()
@@ -189,7 +205,7 @@ def _redrive_link(page: Page, values: Mapping[str, str], group: DeadLetterGroup 
         return None
     until = parse_time("Until", values["until"])
     return page.url(
-        "/redrives/new",
+        "/redrives/preview",
         topics=(group.topic if group is not None else None) or split_lines(values["topics"]),
         reasons=(group.reason if group is not None else None) or values["reason"].strip(),
         fingerprints=fingerprint,
@@ -201,7 +217,10 @@ def _redrive_link(page: Page, values: Mapping[str, str], group: DeadLetterGroup 
 def _redrive_one(page: Page, letter: DeadLetter) -> str | None:
     if not page.may(Right.REDRIVE):
         return None
-    return page.url("/redrives/new", topics=letter.topic, message_ids=letter.message_id)
+    return page.url("/redrives/preview", topics=letter.topic, message_ids=letter.message_id)
 
 
-ROUTES: Final = [route("/dead-letters", groups), route("/dead-letters/letters", letters)]
+ROUTES: Final = [
+    route("/dead-letters", groups, query=(*FIELDS, "by", "order", "cursor"), lists=FIELDS),
+    route("/dead-letters/letters", letters, query=(*FIELDS, "cursor"), lists=FIELDS),
+]

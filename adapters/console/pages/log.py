@@ -21,6 +21,9 @@ from postroom.domain.names import describe_choices
 from postroom.domain.record import StoredEvent
 
 ROWS = 50
+FIELDS = ("event", "topic", "message", "since", "until", "position")
+RANGE = ("from", "through", "begin", "chain")
+"""Parameters of a verification."""
 EVENTS_PER_PART = 20_000
 """Number of events that are verified for one page."""
 RETRY_MS = 2_000
@@ -78,10 +81,8 @@ async def show_events(page: Page) -> Response:
         target=query.criteria.message_id or "",
         criteria=query.names,
     )
-    bounds = await page.blocking(BrowseLog(_log(page)).bounds)
-    fields = {
-        name: page.query.get(name, "") for name in ("event", "topic", "message", "since", "until", "position")
-    }
+    bounds = await page.blocking(BrowseLog(log_of(page)).bounds)
+    fields = {name: page.query.get(name, "") for name in FIELDS}
     return await page.render(
         "log/events",
         events=[(each, list(details(each))) for each in events.items],
@@ -145,7 +146,7 @@ async def show_verification(page: Page) -> Response:
     through = optional_position("The last position", page.query.get("through", ""))
     facts: dict[str, Any] = {"bounds": None, "part": None, "failure": None, "failure_url": None}
     if page.query.get("from", "").strip() or page.query.get("through"):
-        facts |= await verify_part(page, _log(page), Right.READ_HEADERS, through)
+        facts |= await verify_part(page, log_of(page), Right.READ_HEADERS, through)
         if facts["failure"] is not None:
             facts["failure_url"] = page.url(f"/log/commits/{facts['failure'].position}")
     else:
@@ -297,7 +298,7 @@ async def _read(
     criteria: Sequence[str] = (),
 ) -> T:
     """Run a query of the log in a thread, audited; it needs the right to the headers of all topics."""
-    log = _log(page)
+    log = log_of(page)
 
     async def read() -> T:
         page.require_all(Right.READ_HEADERS)
@@ -306,7 +307,8 @@ async def _read(
     return await page.session.audit(Right.READ_HEADERS, read, count, target=target, criteria=criteria)
 
 
-def _log(page: Page) -> EventLogReader:
+def log_of(page: Page) -> EventLogReader:
+    """Return the log of the mailbox; raise NotFound if this process can't read it."""
     if page.data.log is None:
         raise NotFound(
             f"The log of {page.mailbox.name} is not readable from this process; run `postroom log show` on "
@@ -316,10 +318,10 @@ def _log(page: Page) -> EventLogReader:
 
 
 ROUTES = [
-    route("/log", show_events),
-    route("/log/commits", show_commits),
+    route("/log", show_events, query=(*FIELDS, "cursor", "before"), lists=("event",)),
+    route("/log/commits", show_commits, query=("position", "cursor", "before")),
     route("/log/commits/{position}", show_commit),
     route("/log/events/{position}", show_event),
-    route("/log/verify", show_verification),
+    route("/log/verify", show_verification, query=RANGE),
 ]
-NAV = NavEntry("Log", "/log", 60)
+NAV = NavEntry("Log", "/log", 60, group="History", key="l", all_topics=True)

@@ -11,32 +11,34 @@ import uuid_utils
 from starlette.responses import Response, StreamingResponse
 
 from postroom.adapters.console.message_view import (
-    Decode,
     MessageView,
-    PayloadPreview,
-    decode_bounded,
     file_suffix,
     hides_headers,
     make_view,
+)
+from postroom.adapters.console.page import Page, route
+from postroom.adapters.console.resend import Draft, draft_of, explain, message_like, read_draft, to_message
+from postroom.adapters.console.snippets import Snippet, endpoint_of, read_snippets, send_snippets
+from postroom.adapters.console.values import read_due
+from postroom.application.masking import NO_MASK
+from postroom.application.payload_preview import (
+    Decode,
+    PayloadPreview,
+    decode_bounded,
     preview_payload,
     read_envelope,
     wrap_result,
 )
-from postroom.adapters.console.page import NavEntry, Page, route
-from postroom.adapters.console.resend import Draft, draft_of, message_like, read_draft, to_message
-from postroom.adapters.console.snippets import Endpoint, Snippet, read_snippets, send_snippets
-from postroom.adapters.console.values import read_due
-from postroom.application.masking import NO_MASK
 from postroom.application.queries.get_message import MessageVerification, VerifyMessage
-from postroom.application.query_results import LEFT_ALONE, MessageChange, MessageDetail, RedriveReport
+from postroom.application.query_results import LEFT_ALONE, MessageChange, MessageDetail
+from postroom.application.reports import RedriveReport
 from postroom.domain.capability.rights import Right
 from postroom.domain.envelope.content import DecodedPayload, PayloadFormat, decode_payload
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import Forbidden, IdempotencyConflict, NotFound, PostroomError
+from postroom.domain.integrity import fingerprint
 from postroom.domain.names import check_uuid
 from postroom.domain.redrive.spec import RedriveSpec
-
-NAV = NavEntry("Message", "/messages", 30)
 
 CHUNK_BYTES = 64 << 10
 JOB_POLLS, JOB_SECONDS = 20, 0.05
@@ -72,15 +74,15 @@ async def show(page: Page) -> Response:
 
 
 async def _show(page: Page, id_: str) -> Response:
-    detail = await _read(page, id_)
+    detail = await read_message(page, id_)
     view = make_view(detail, await page.mailbox.explain_message(id_), page.mask)
     verification: MessageVerification | PostroomError | None = None
     preview: PayloadPreview | None = None
     result: PayloadPreview | None = None
     snippets: list[Snippet] = []
-    if _reads_payloads(page):
+    if reads_payloads(page):
         if view.envelope is not None:
-            decode = partial(_decode, page, view.mailbox)
+            decode = partial(decode_message, page, view.mailbox)
             preview = await page.blocking(preview_payload, view.envelope, decode, page.mask)
             snippets = await page.blocking(_send_snippets, page, view, view.envelope, preview)
         if detail.result is not None:
@@ -98,7 +100,7 @@ async def _show(page: Page, id_: str) -> Response:
         actions=[
             name for name, each in _ACTIONS.items() if view.status in each.statuses and page.may(each.right)
         ],
-        can_read_payload=_reads_payloads(page),
+        can_read_payload=reads_payloads(page),
         can_resend=_may_resend(page) and view.envelope is not None,
         preview=preview,
         result=result,
@@ -109,7 +111,8 @@ async def _show(page: Page, id_: str) -> Response:
         verification_error=verification if isinstance(verification, PostroomError) else None,
         hides_digests=view.is_masked or (preview is not None and preview.is_masked),
         correlation_id=_correlation_id(view),
-        read_snippets=read_snippets(_endpoint(page), view.id),
+        alike=_alike(page, view),
+        read_snippets=read_snippets(endpoint_of(page), view.id),
         send_snippets=snippets,
     )
 
@@ -120,7 +123,7 @@ async def download(page: Page) -> Response:
     name = detail.message_id
     decode: Decode = decode_payload
     if page.query.get("part") != "result":
-        envelope, decode = _envelope(detail), partial(_decode, page, detail.mailbox)
+        envelope, decode = _envelope(detail), partial(decode_message, page, detail.mailbox)
     elif detail.result is not None:
         envelope, name = wrap_result(detail.result), f"{name[:73]}-result"
     else:
@@ -202,7 +205,9 @@ async def resend(page: Page) -> Response:
         )
         return await _render_form(page, detail, draft, error=notice)
     except PostroomError as error:
-        return await _render_form(page, detail, draft, error=str(error), status=error.status, new_id=new_id)
+        return await _render_form(
+            page, detail, draft, error=explain(error), status=error.status, new_id=new_id
+        )
     done = "It had already been sent" if sent.duplicate else "It was sent"
     return redirect_to_message(
         page, sent.message_id, f"{done}: this is the new message, caused by {detail.message_id}."
@@ -214,9 +219,9 @@ def redirect_to_message(page: Page, id_: str, notice: str) -> Response:
     return page.redirect("/messages", notice, id=id_)
 
 
-async def _read(page: Page, id_: str) -> MessageDetail:
+async def read_message(page: Page, id_: str) -> MessageDetail:
     """Return a message, with its payload if the caller may read it."""
-    if _reads_payloads(page):
+    if reads_payloads(page):
         return await page.mailbox.get_message(id_)
     return await page.session.read_headers(id_)
 
@@ -226,11 +231,21 @@ def _correlation_id(view: MessageView) -> str:
     return next((each.value for each in view.headers if each.parameter == "correlation_id" and each.link), "")
 
 
-def _reads_payloads(page: Page) -> bool:
+def _alike(page: Page, view: MessageView) -> str | None:
+    """Return the link to the dead letters of the topic with the same error."""
+    if view.last_dead_lettering is None:
+        return None
+    own = fingerprint(view.reason, view.last_error or None)
+    return page.url("/dead-letters/letters", topics=view.topic, fingerprint=own)
+
+
+def reads_payloads(page: Page) -> bool:
+    """Return whether the caller may read payloads."""
     return Right.READ_PAYLOAD in page.grant.operations
 
 
-def _decode(page: Page, mailbox: str, envelope: PrismEnvelope) -> DecodedPayload:
+def decode_message(page: Page, mailbox: str, envelope: PrismEnvelope) -> DecodedPayload:
+    """Return the payload of a message, by the schemas of its mailbox if there are any."""
     decode = page.data.decode
     return decode_payload(envelope) if decode is None else decode(mailbox, envelope)
 
@@ -333,7 +348,7 @@ async def _editable(page: Page, id_: str) -> tuple[MessageDetail, PrismEnvelope]
     envelope = _envelope(detail)
     mask = page.mask
     if mask != NO_MASK:
-        decoded = await page.blocking(decode_bounded, envelope, partial(_decode, page, detail.mailbox))
+        decoded = await page.blocking(decode_bounded, envelope, partial(decode_message, page, detail.mailbox))
         if hides_headers(detail, envelope, mask) or mask.hide_fields(decoded) is not decoded:
             raise Forbidden(
                 "Headers or fields of this message are hidden from you and would be lost; to edit it, use a "
@@ -361,19 +376,6 @@ async def _render_form(
     )
 
 
-# -- snippets ---
-
-
-def _endpoint(page: Page) -> Endpoint:
-    if not page.data.serves_calls:
-        return Endpoint("", page.mailbox.name)
-    host = page.request.headers.get("host", "")
-    prefix = page.base.removesuffix(page.request.scope["root_path"])
-    # A proxy in front uses TLS, and tokens must not be sent in clear text.
-    scheme = "https" if page.console.is_secure else "http"
-    return Endpoint(f"{scheme}://{host}{prefix}", page.mailbox.name, not page.service.is_dev)
-
-
 def _send_snippets(
     page: Page, view: MessageView, envelope: PrismEnvelope, preview: PayloadPreview
 ) -> list[Snippet]:
@@ -384,17 +386,17 @@ def _send_snippets(
         message = message_like(envelope, view.id, view.topic)
     except PostroomError as error:
         return [Snippet("Send it again", None, str(error))]
-    return send_snippets(_endpoint(page), message)
+    return send_snippets(endpoint_of(page), message)
 
 
 ROUTES = [
-    route("/messages", look_up),
+    route("/messages", look_up, query=("id",)),
     route("/messages/{id:path}", show),
-    route("/message/payload", download),
-    route("/message/resend", edit),
+    route("/message/payload", download, query=("id", "part")),
+    route("/message/resend", edit, query=("id",)),
     route("/message/resend", resend, method="POST"),
     route("/message/cancel", cancel, method="POST"),
     route("/message/reschedule", reschedule, method="POST"),
-    route("/message/{action}", confirm),
+    route("/message/{action}", confirm, query=("id",)),
     route("/message/{action}", act, method="POST"),
 ]

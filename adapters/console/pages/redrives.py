@@ -1,163 +1,40 @@
 """Pages of redrive jobs: a form, its preview, and the jobs."""
 
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final, NamedTuple, cast
+from functools import partial
+from typing import Any, Final, cast
 
-import msgspec
 import uuid_utils
 from starlette.responses import HTMLResponse, Response
 
-from postroom.adapters.console.event_filter import check_mask
+from postroom.adapters.console.event_filter import PARAMETERS, parse_filter
 from postroom.adapters.console.page import NavEntry, Page, route
-from postroom.adapters.console.values import (
-    MS,
-    Fields,
-    parse_number,
-    parse_time,
-    split_lines,
-    split_pairs,
-    text_of,
-    write_time,
+from postroom.adapters.console.redrive_form import (
+    COPIES,
+    CRITERIA,
+    FAILURE,
+    MESSAGE,
+    NAMES,
+    PACE,
+    SELECTION,
+    WAITING,
+    describe_spec,
+    fields_of,
+    parse_spec,
+    read_values,
 )
-from postroom.application.masking import MASK, NO_MASK, Mask
+from postroom.adapters.console.values import MS, parse_number, write_time
 from postroom.application.queries.mailbox_past import to_us
-from postroom.application.query_results import OUTCOMES, Outcome, RedriveReport
+from postroom.application.query_results import OUTCOMES, Outcome
+from postroom.application.reports import RedriveReport
+from postroom.application.text import pluralize
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import InvalidRequest, NotFound
-from postroom.domain.redrive.spec import JOB_ACTIONS, Action, JobAction, RedriveSpec
+from postroom.domain.redrive.spec import JOB_ACTIONS, JobAction, RedriveSpec
 
-
-class Field(NamedTuple):
-    """A field of the form.
-
-    Arguments:
-        kind: `text`, `number`, `time`, `lines` (a value per line), `pairs` (`NAME=VALUE` per line) or `json`.
-    """
-
-    name: str
-    label: str
-    kind: str = "text"
-    hint: str = ""
-
-
-SELECTION: Final = (
-    Field("topics", "Topics", "lines", "Names or globs such as orders.*, one a line"),
-    Field("keys", "Sticky keys", "lines", "One a line"),
-    Field("message_ids", "Message ids", "lines", "One a line, up to 1,000"),
-)
-FAILURE: Final = (
-    Field("fingerprints", "Fingerprints", "lines", "Of errors, one a line"),
-    Field("reasons", "Reasons", "lines", "Such as max_attempts, one a line"),
-    Field(
-        "dead_since", "Dead-lettered since", "time", "Time such as 2026-01-31T08:00Z, or an age such as 2h"
-    ),
-    Field("dead_until", "Dead-lettered until", "time", "Inclusive; the preview enters its own time here"),
-)
-MESSAGE: Final = (
-    Field("start_time", "Published since", "time"),
-    Field("end_time", "Published until", "time"),
-    Field("principals", "Principals", "lines", "Publishers, one a line"),
-    Field("correlation_id", "Correlation id"),
-    Field("trace_id", "Trace id"),
-    Field("namespace", "Namespace"),
-    Field("headers", "Custom headers", "pairs", "NAME=VALUE, one a line"),
-    Field("text", "Text in headers", "text", "Substrings, all of which must occur"),
-    Field("match", "Words", "text", "In headers and payloads; a final * is any ending"),
-)
-PACE: Final = (
-    Field("rate", "Messages a second", "number", "No limit if empty"),
-    Field("delay_ms", "Delay in ms", "number", "Until the messages may be delivered"),
-    Field("limit", "Maximum number of messages", "number", "No limit if empty"),
-)
-WAITING: Final = (
-    Field("at", "Deliver at", "time", "Instead of a delay, when messages are rescheduled"),
-    Field("note", "Why", "text", "For the history of messages that are cancelled"),
-)
-COPIES: Final = (
-    Field("destination", "Destination", "text", "Another topic of the mailbox, to which copies are sent"),
-    Field("set_headers", "Set headers", "pairs", "NAME=VALUE, one a line"),
-    Field("remove_headers", "Remove headers", "lines", "Names, one a line"),
-    Field("merge_patch", "Change payloads", "json", "JSON object that is merged into payloads (RFC 7396)"),
-)
-CRITERIA: Final = tuple(
-    field.name for field in (*SELECTION, *FAILURE, *MESSAGE) if field.name != "dead_until"
-)
-"""Criteria; if all of them are empty, a job selects all dead letters of the mailbox, or all that waits."""
-_ANY_VALUE: Final = ("text", "match", "merge_patch")
-"""Fields whose values may come from any header or payload."""
-FIELDS: Final = (*SELECTION, *FAILURE, *MESSAGE, *PACE, *WAITING, *COPIES)
-NAMES: Final = ("action", *(field.name for field in FIELDS))
-
-
-def read_values(fields: Fields) -> dict[str, str]:
-    """Return the text of all fields of the form."""
-    return {name: text_of(fields, name) for name in NAMES}
-
-
-def parse_spec(values: Mapping[str, str]) -> RedriveSpec:
-    """Return the specification that the fields describe.
-
-    Raises: InvalidRequest naming the first invalid field.
-    """
-    parsed: dict[str, Any] = {field.name: _parse(field, values[field.name]) for field in FIELDS}
-    criteria = {name: value for name, value in parsed.items() if value is not None}
-    return RedriveSpec(action=cast(Action, values["action"] or "redrive"), **criteria).validate()
-
-
-def describe_spec(spec: RedriveSpec, mask: Mask = NO_MASK) -> list[tuple[str, str]]:
-    """Return labels and texts of the fields of a specification that are set.
-
-    Arguments:
-        mask: headers and fields that are hidden from the reader.
-    """
-    facts = msgspec.structs.asdict(spec)
-    for name in ("headers", "set_headers"):
-        facts[name] = mask.hide_headers(facts[name])
-    if spec.principals and mask.covers_header("principal"):
-        facts["principals"] = (MASK,)
-    for name in ("correlation_id", "trace_id", "namespace", "text", "match", "merge_patch"):
-        is_hidden = mask != NO_MASK if name in _ANY_VALUE else mask.covers_header(name)
-        if facts[name] is not None and is_hidden:
-            facts[name] = MASK
-    defaults = msgspec.structs.asdict(RedriveSpec())
-    return [
-        (field.label, _write(field, facts[field.name]))
-        for field in FIELDS
-        if facts[field.name] != defaults[field.name]
-    ]
-
-
-def _parse(field: Field, text: str) -> object:
-    if not text.strip():
-        return None
-    match field.kind:
-        case "number":
-            return parse_number(field.label, text)
-        case "time":
-            time = parse_time(field.label, text)
-            return None if time is None else time // MS
-        case "lines":
-            return split_lines(text)
-        case "pairs":
-            return split_pairs(field.label, text)
-        case _:
-            return text
-
-
-def _write(field: Field, value: Any) -> str:
-    match field.kind:
-        case "time":
-            return write_time(value * MS)
-        case "lines":
-            return "\n".join(value)
-        case "pairs":
-            return "\n".join(f"{name}={text}" for name, text in value.items())
-        case _:
-            return str(value)
-
-
-NAV: Final = NavEntry("Redrive jobs", "/redrives", 45, Right.REDRIVE)
+NAV: Final = NavEntry("Redrive jobs", "/redrives", 45, Right.REDRIVE, group="Operations", key="r")
 BADGES: Final = {
     "running": "accent",
     "paused": "warn",
@@ -173,6 +50,13 @@ DONE: Final[dict[str, str]] = {
     "cancel": "cancelled",
     "reschedule": "rescheduled",
 }
+SELECTABLE: Final = {
+    "redrive": "/redrives/preview",
+    "archive": "/redrives/preview",
+    "cancel": "/redrives/new",
+    "reschedule": "/redrives/new",
+}
+"""Pages to which searches lead, by action: the form of a job that has further fields, or the preview."""
 CHANGES: Final[dict[str, tuple[JobAction, ...]]] = {
     "running": ("pause", "cancel", "undo"),
     "paused": ("resume", "cancel", "undo"),
@@ -187,6 +71,17 @@ NOTICES: Final[dict[JobAction, str]] = {
     "undo": "The messages of the job become dead letters again, except those that were received since.",
 }
 MESSAGES: Final = 50
+MAX_FOLLOWED: Final = 250
+"""Number of the first messages of a job whose statuses the page counts."""
+STATUSES: Final = {
+    "acked": "good",
+    "dead": "bad",
+    "in_flight": "accent",
+    "ready": "neutral",
+    "delayed": "neutral",
+    "expired": "neutral",
+}
+"""Statuses of messages that a job redrove, with their badges."""
 
 
 async def list_jobs(page: Page) -> Response:
@@ -203,9 +98,18 @@ async def show_form(page: Page) -> Response:
     return await _form(page, read_values(page.query))
 
 
+async def select(page: Page) -> Response:
+    """Lead from a search to the preview of a job on all that it finds, or to the form for further fields."""
+    action = page.query.get("action", "")
+    if action not in SELECTABLE:
+        raise InvalidRequest(f"There is no action {action[:40]!r}; choose from {', '.join(SELECTABLE)}.")
+    fields = fields_of(action, parse_filter(page.query.multi_items()))
+    return page.redirect(SELECTABLE[action], None, **fields)
+
+
 async def preview(page: Page) -> Response:
-    """Show the messages that a job would select, and a button to start it."""
-    values = read_values(page.form)
+    """Show the messages that a job of a form or a link would select, and a button to start it."""
+    values = read_values(page.form if page.request.method == "POST" else page.query)
     if page.field("change"):
         return await _form(page, values)
     try:
@@ -215,14 +119,16 @@ async def preview(page: Page) -> Response:
         spec = _read_spec(page, values)
     except InvalidRequest as error:
         return await _form(page, values, error)
+    shown = await page.mailbox.preview_redrive(spec)
     return await page.render(
         "redrives/preview",
         spec=spec,
         facts=describe_spec(spec),
-        preview=await page.mailbox.preview_redrive(spec),
+        preview=shown,
         done_word=DONE[spec.action],
         selects_all=not any(values[name] for name in CRITERIA),
         fields=[(name, values[name]) for name in NAMES if values[name]],
+        shown=[("cutoff", shown.cutoff), ("previewed", shown.matched)],
         job_id=page.field("job_id") or str(uuid_utils.uuid7()),
     )
 
@@ -235,35 +141,56 @@ async def start(page: Page) -> Response:
         raise InvalidRequest(
             "The form lacks the id of the job; go back to the preview, and start the job there."
         )
-    report = await page.mailbox.start_redrive(_read_spec(page, values), job_id=job_id)
-    return page.redirect(
-        f"/redrives/{report.job_id}", f"The job has started: {report.matched:,} messages matched."
+    previewed = parse_number("previewed", page.field("previewed"))
+    report = await page.mailbox.start_redrive(
+        _read_spec(page, values),
+        job_id=job_id,
+        cutoff=parse_number("cutoff", page.field("cutoff")),
+        previewed=previewed,
     )
+    text = f"The job has started: {pluralize(report.matched, 'message')} matched."
+    if previewed is not None:
+        text += " It skips those that have changed since the preview, and says why."
+    return page.redirect(f"/redrives/{report.job_id}", text)
 
 
 async def show(page: Page) -> Response:
-    """Show a job with its progress; to htmx, only the progress."""
+    """Show a job with its progress and messages; to htmx, only these."""
     report = await page.mailbox.get_redrive(page.path["job_id"])
-    facts = {"job": report, **_job_facts(page, report)}
+    outcome = page.query.get("outcome") or None
+    cursor = page.query.get("cursor") or None
+    facts = {
+        "job": report,
+        **_job_facts(page, report),
+        **await _message_facts(page, report, cast("Outcome | None", outcome), cursor),
+    }
     if page.is_fragment:
         return HTMLResponse(page.part("redrives/progress", **facts))
-    outcome = page.query.get("outcome") or None
-    messages = await page.mailbox.list_redrive_messages(
-        report.job_id,
-        outcome=cast("Outcome | None", outcome),
-        cursor=page.query.get("cursor") or None,
-        limit=MESSAGES,
-    )
-    cursor = messages.next_cursor
-    return await page.render(
-        "redrives/show",
-        **facts,
-        spec=describe_spec(report.spec, page.mask),
-        messages=messages.items,
-        outcomes=[("", "All"), *((each, each.capitalize()) for each in OUTCOMES)],
-        outcome=outcome or "",
-        next_page=cursor and page.url(f"/redrives/{report.job_id}", outcome=outcome, cursor=cursor),
-    )
+    return await page.render("redrives/show", **facts, spec=describe_spec(report.spec, page.mask))
+
+
+async def _message_facts(
+    page: Page, report: RedriveReport, outcome: Outcome | None, cursor: str | None
+) -> dict[str, Any]:
+    """Return a page of the messages of a job, and how many of its first ones have each status."""
+    path = f"/redrives/{report.job_id}"
+    read = partial(page.mailbox.list_redrive_messages, report.job_id)
+    messages = await read(outcome=outcome, cursor=cursor, limit=MESSAGES)
+    changed = await read(outcome=None, limit=MAX_FOLLOWED)
+    counts = Counter(each.status for each in changed.items if each.outcome in ("redriven", "rescheduled"))
+    following = messages.next_cursor
+    return {
+        "messages": messages.items,
+        "outcomes": [("", "All"), *((each, each.capitalize()) for each in _outcomes(report))],
+        "outcome": outcome or "",
+        "statuses": [(each, counts[each]) for each in STATUSES if counts[each]],
+        "badges": STATUSES,
+        "is_sample": changed.next_cursor is not None,
+        "most": MAX_FOLLOWED,
+        "is_moving": any(counts[each] for each in ("ready", "delayed", "in_flight")),
+        "own": page.url(path, outcome=outcome, cursor=cursor),
+        "next_page": following and page.url(path, outcome=outcome, cursor=following),
+    }
 
 
 async def confirm(page: Page) -> Response:
@@ -286,7 +213,7 @@ def _read_spec(page: Page, values: Mapping[str, str]) -> RedriveSpec:
     Raises: InvalidRequest; Forbidden for criteria whose matches would disclose hidden values.
     """
     spec = parse_spec(values)
-    check_mask(spec.filter(), page.mask)
+    page.mask.check_criteria(spec.filter())
     return spec
 
 
@@ -325,6 +252,12 @@ async def _list_facts(page: Page) -> dict[str, Any]:
     }
 
 
+def _outcomes(report: RedriveReport) -> list[str]:
+    """Return the outcomes that messages of a job may have."""
+    possible = (DONE[report.spec.action], "skipped", "undone" if report.spec.action == "redrive" else "")
+    return [each for each in OUTCOMES if each in possible]
+
+
 def _job_facts(page: Page, report: RedriveReport) -> dict[str, Any]:
     is_undo = report.status in ("undoing", "undone")
     may = page.may(Right.REDRIVE if report.spec.action == "redrive" else Right.ADMIN)
@@ -352,9 +285,11 @@ def _has_any(values: dict[str, str], fields: Any) -> bool:
 ROUTES: Final = [
     route("/redrives", list_jobs),
     route("/redrives", start, method="POST"),
-    route("/redrives/new", show_form),
+    route("/redrives/new", show_form, query=NAMES, lists=NAMES),
+    route("/redrives/select", select, query=(*PARAMETERS, "action"), lists=PARAMETERS),
+    route("/redrives/preview", preview, query=NAMES, lists=NAMES),
     route("/redrives/preview", preview, method="POST"),
-    route("/redrives/{job_id}", show),
+    route("/redrives/{job_id}", show, query=("outcome", "cursor")),
     route("/redrives/{job_id}/{action}", confirm),
     route("/redrives/{job_id}/{action}", change, method="POST"),
 ]

@@ -7,7 +7,7 @@ from starlette.responses import HTMLResponse, Response
 from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.domain.capability.rights import Right
 
-NAV: Final = NavEntry("Schedules", "/schedules", 55)
+NAV: Final = NavEntry("Schedules", "/schedules", 55, group="Operations", key="h")
 
 
 async def list_schedules(page: Page) -> Response:
@@ -61,6 +61,6 @@ ROUTES: Final = [
     route("/schedules/pause", pause, method="POST"),
     route("/schedules/resume", resume, method="POST"),
     route("/schedules/run", run, method="POST"),
-    route("/schedules/delete", show_delete),
+    route("/schedules/delete", show_delete, query=("name",)),
     route("/schedules/delete", delete, method="POST"),
 ]

@@ -5,13 +5,14 @@ from typing import Final
 from starlette.responses import HTMLResponse, Response
 
 from postroom.adapters.console.page import NavEntry, Page, parse_moment, route
-from postroom.application.query_results import Moment, SubscriptionReport
+from postroom.application.query_results import Moment
+from postroom.application.reports import SubscriptionReport
 from postroom.application.text import pluralize
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.subscription_decisions import unknown_subscription
 
-NAV: Final = NavEntry("Subscriptions", "/subscriptions", 50)
+NAV: Final = NavEntry("Subscriptions", "/subscriptions", 50, group="Operations", key="b")
 
 
 async def list_subscriptions(page: Page) -> Response:
@@ -95,9 +96,9 @@ def _parse_start(text: str) -> Moment:
 
 ROUTES: Final = [
     route("/subscriptions", list_subscriptions),
-    route("/subscriptions/rewind", show_rewind),
+    route("/subscriptions/rewind", show_rewind, query=("name",)),
     route("/subscriptions/preview", preview_rewind, method="POST"),
     route("/subscriptions/rewind", rewind, method="POST"),
-    route("/subscriptions/delete", show_delete),
+    route("/subscriptions/delete", show_delete, query=("name",)),
     route("/subscriptions/delete", delete, method="POST"),
 ]

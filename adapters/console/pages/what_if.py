@@ -1,22 +1,23 @@
 """The policy simulator: replays the latest events of the log under another retry policy."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
+from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
 
-from postroom.adapters.console.charts import outcome_charts
 from postroom.adapters.console.page import NavEntry, Page, route
-from postroom.adapters.console.values import parse_number
-from postroom.application.queries.simulate_policy import Replay, SimulatePolicy
+from postroom.adapters.console.values import number, parse_number, span
+from postroom.application.queries.simulate_policy import Comparison, Replay, SimulatePolicy
 from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Saturated
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.policy_simulation import Changes
 
-NAV: Final = NavEntry("What-if", "/what-if", 60)
+NAV: Final = NavEntry("What-if", "/what-if", 60, group="Operations", key="w")
 EVENTS: Final = 5_000
 SIZES: Final = (1_000, EVENTS, 20_000, 100_000)
 """Choices for the number of the latest events to replay."""
@@ -42,6 +43,7 @@ SLIDERS: Final = (
         "visibility_ms", "Visibility timeout, ms", 250, 3_600_000, "How long a delivery is hidden from others"
     ),
 )
+NAMES: Final = ("topic", "events", *(each.name for each in SLIDERS))
 _busy: WeakSet[object] = WeakSet()
 """Consoles in which a simulation is running; each runs one at a time, as it is CPU-bound."""
 
@@ -49,9 +51,7 @@ _busy: WeakSet[object] = WeakSet()
 async def what_if(page: Page) -> Response:
     """Show the form, and the outcome if a field is set; to htmx, only the outcome."""
     await page.check(Right.READ_HEADERS)
-    values = {
-        name: page.query.get(name, "") for name in ("topic", "events", *(each.name for each in SLIDERS))
-    }
+    values = {name: page.query.get(name, "") for name in NAMES}
     values["events"] = values["events"] or str(EVENTS)
     error: PostroomError | None = None
     replay: Replay | None = None
@@ -68,6 +68,7 @@ async def what_if(page: Page) -> Response:
         "error": error,
         "replay": replay,
         "charts": [] if replay is None else outcome_charts(replay.comparison),
+        "cases": [label for label, _, _ in CASES],
     }
     if page.is_fragment:
         return HTMLResponse(page.part("what_if/outcome", **facts), status)
@@ -137,4 +138,90 @@ def _size(text: str) -> int:
     return size
 
 
-ROUTES: Final = [route("/what-if", what_if)]
+# -- charts of the outcome ---
+
+LABEL_PERCENT: Final = 24
+BAR_PERCENT: Final = 56
+ROW: Final = 24
+"""Height in pixels; widths are percentages, so that text has the same size in any window."""
+CASES: Final = (("Recorded", "observed", 1), ("Best case", "best", 2), ("Worst case", "worst", 4))
+
+
+class Measure(NamedTuple):
+    """A figure that a chart compares.
+
+    Arguments:
+        field: name of the figure's field in `Figures`.
+        write: formats a value.
+    """
+
+    title: str
+    field: str
+    write: Callable[[float | None], str]
+
+
+MEASURES: Final = (
+    Measure("Dead-lettered messages", "dead_lettered", number),
+    Measure("Settled messages", "settled", number),
+    Measure("Still waiting", "waiting", number),
+    Measure("Deliveries", "deliveries", number),
+    Measure("Time in the queue, median", "queued_p50_ms", span),
+    Measure("Time in the queue, 95 %", "queued_p95_ms", span),
+)
+
+
+class OutcomeChart(NamedTuple):
+    """A chart of a measure, and its values by case, as text."""
+
+    title: str
+    svg: Markup
+    texts: list[str]
+
+
+def outcome_charts(comparison: Comparison) -> list[OutcomeChart]:
+    """Return a chart for each measure."""
+    return [_chart(each, comparison) for each in MEASURES]
+
+
+def _chart(measure: Measure, comparison: Comparison) -> OutcomeChart:
+    values = [float(getattr(getattr(comparison, case), measure.field)) for _, case, _ in CASES]
+    texts = [measure.write(value) for value in values]
+    top = max(values)
+    rows = [
+        _bar(index, label, colour, text, value / top if top > 0 else 0.0)
+        for index, ((label, _, colour), text, value) in enumerate(zip(CASES, texts, values, strict=True))
+    ]
+    what = ", ".join(f"{label}: {text}" for (label, _, _), text in zip(CASES, texts, strict=True))
+    svg = Markup('<svg class="outcome" role="img" aria-label="{}. {}">{}{}</svg>').format(
+        measure.title, what, Markup("").join(rows), _ZERO
+    )
+    return OutcomeChart(measure.title, svg, texts)
+
+
+def _bar(index: int, label: str, colour: int, text: str, share: float) -> Markup:
+    width = BAR_PERCENT * share
+    return Markup(
+        '<g class="series-{}"><text class="chart-label" x="0" y="{}">{}</text>'
+        '<rect class="chart-bar" x="{}%" y="{}" width="{:.1f}%" height="{}"/>'
+        '<text class="chart-label" x="{:.1f}%" dx="6" y="{}">{}</text></g>'
+    ).format(
+        colour,
+        index * ROW + 16,
+        label,
+        LABEL_PERCENT,
+        index * ROW + 6,
+        width,
+        ROW - 12,
+        LABEL_PERCENT + width,
+        index * ROW + 16,
+        text,
+    )
+
+
+_ZERO: Final = Markup('<line class="plot-zero" x1="{0}%" x2="{0}%" y1="0" y2="{1}"/>').format(
+    LABEL_PERCENT, ROW * len(CASES)
+)
+"""The axis from which the bars begin."""
+
+
+ROUTES: Final = [route("/what-if", what_if, query=NAMES)]

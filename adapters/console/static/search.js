@@ -1,4 +1,4 @@
-// What JavaScript adds to the search page: dragging over the timeline, and searches saved in this browser.
+// What JavaScript adds to the search page: dragging over the timeline.
 "use strict";
 
 (() => {
@@ -7,6 +7,16 @@
   // Dragging from one bar to another narrows the search to the time between them.
   for (const chart of document.querySelectorAll("[data-timeline]")) {
     const bars = [...chart.querySelectorAll("a[data-start]")];
+    bars.forEach((bar, index) => { bar.tabIndex = index ? -1 : 0; }); // one stop, with arrows from bar to bar
+    chart.addEventListener("keydown", (event) => {
+      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      const bar = step && bars[bars.indexOf(document.activeElement) + step];
+      if (!bar) { return; }
+      event.preventDefault();
+      document.activeElement.tabIndex = -1;
+      bar.tabIndex = 0;
+      bar.focus();
+    });
     let first = null;
     let last = null;
     let wasDrag = false;
@@ -47,57 +57,4 @@
     });
     chart.addEventListener("click", (event) => { if (wasDrag) { event.preventDefault(); } });
   }
-
-  // Saved searches: names and query strings, in this browser only.
-  function keep(section) {
-    const key = `postroom.searches.${section.dataset.saved}`;
-    const list = section.querySelector("[data-saved-list]");
-    const form = section.querySelector("[data-saved-form]");
-
-    function read() {
-      try {
-        const stored = JSON.parse(window.localStorage.getItem(key) || "[]");
-        return Array.isArray(stored) ? stored.filter((each) => each && typeof each.name === "string" && typeof each.query === "string") : [];
-      } catch { return []; }
-    }
-
-    function write(searches) {
-      window.localStorage.setItem(key, JSON.stringify(searches.slice(0, 100)));
-      show();
-    }
-
-    function show() {
-      list.replaceChildren(...read().map((each) => {
-        const item = document.createElement("li");
-        item.className = "chip";
-        const link = document.createElement("a");
-        link.textContent = each.name;
-        link.href = `?${each.query}`;
-        const remove = document.createElement("button");
-        remove.type = "button";
-        remove.textContent = "×";
-        remove.setAttribute("aria-label", `Remove the saved search ${each.name}`);
-        remove.addEventListener("click", () => write(read().filter((other) => other.name !== each.name)));
-        item.append(link, remove);
-        return item;
-      }));
-    }
-
-    form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      const field = form.querySelector("input");
-      const name = field.value.trim();
-      if (!name) { return; }
-      const query = new URLSearchParams(window.location.search);
-      for (const paging of ["cursor", "back"]) { query.delete(paging); }
-      write([...read().filter((each) => each.name !== name), { name, query: query.toString() }]);
-      field.value = "";
-    });
-    section.hidden = false;
-    show();
-  }
-
-  try {
-    if (window.localStorage) { document.querySelectorAll("[data-saved]").forEach(keep); }
-  } catch { /* a browser without storage has no saved searches */ }
 })();

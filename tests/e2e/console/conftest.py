@@ -9,8 +9,7 @@ from playwright.sync_api import Browser
 
 from postroom.adapters.compose.access import open_capabilities, open_key_ring
 from postroom.domain.capability.rights import Right, Rights
-from postroom.domain.errors import Unavailable
-from tests.support.browser import Window, chromium
+from tests.support.browser import Window, chromium_or_skip
 from tests.support.hostile_store import create_store
 from tests.support.servers.http import PostroomServer
 
@@ -50,7 +49,7 @@ class Console:
         """Sign in, and open a page; return whether the token was accepted."""
         page = window.open(f"{self.base}/sign-in?next={quote(path, safe='')}")
         enter_token(window, token)
-        page.locator("nav.nav, [role=alert]").first.wait_for()
+        page.locator("nav.nav, [role=alert]").first.wait_for(state="attached")
         return page.locator("nav.nav").count() == 1
 
 
@@ -72,11 +71,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
 @pytest.fixture(scope="module")
 def browser(console: Console) -> Iterator[Browser]:
     """Chromium for the tests of a file, after their console: while it runs, no event loop may."""
-    with ExitStack() as opened:
-        try:
-            started = opened.enter_context(chromium())
-        except Unavailable as error:
-            pytest.skip(str(error))
+    with chromium_or_skip() as started:
         yield started
 
 

@@ -4,15 +4,12 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pytest
-
-from postroom.domain.errors import Unavailable
-from tests.support.browser import Window, chromium
+from tests.support.browser import Window, chromium_or_skip
 from tests.support.hostile_store import create_store
 from tests.support.servers.process import ServerProcess
 
@@ -62,12 +59,8 @@ def test_a_server_at_another_port_gets_no_cookie_for_any_path_that_it_can_know(t
     with (
         console_link(tmp_path) as link,
         foreign_server() as (foreign, cookies),
-        ExitStack() as opened,
+        chromium_or_skip() as browser,
     ):
-        try:
-            browser = opened.enter_context(chromium())
-        except Unavailable as error:
-            pytest.skip(str(error))
         window = Window(browser)
         page = window.open(link)
         assert not window.context.cookies()
