@@ -1,5 +1,5 @@
 #!/bin/sh
-# See that tests find the programs that they run: Chromium, promtool, PgBouncer, RabbitMQ.
+# See that tests find the programs that they run: Chromium, promtool, PgBouncer, RabbitMQ, curl, jq, strace, nft.
 # On Debian root gets the system's packages of those that are missing; no service is started or enabled. Elsewhere,
 # and without them, their tests are skipped. Never fails.
 set -eu
@@ -17,6 +17,10 @@ has chromium chromium-browser google-chrome ||
 has promtool || missing="$missing prometheus"
 has pgbouncer || missing="$missing pgbouncer"
 has rabbitmq-server || missing="$missing rabbitmq-server"
+for program in curl jq strace; do
+    has "$program" || missing="$missing $program"
+done
+has nft || missing="$missing nftables"
 
 [ -n "$missing" ] && [ "$(id -u)" -eq 0 ] && has apt-get && grep -q '^ID=debian' /etc/os-release || exit 0
 

@@ -102,7 +102,7 @@ def make_page() -> str:
 def _section(operation: Operation) -> str:
     parameters = list(inspect.signature(operation.method).parameters.values())[1:]
     shown = inspect.Signature([each.replace(annotation=each.empty) for each in parameters])
-    text, meanings = _read_docstring(inspect.getdoc(operation.method) or "")
+    text, meanings = read_docstring(inspect.getdoc(operation.method) or "")
     method = METHODS.get(method_name(operation))
     calls = [f"Right `{operation.right.value}`", f"HTTP `{operation.verb} {operation.path}`"]
     calls += [] if method is None else [f"gRPC `{method.path.rpartition('/')[2]}`"]
@@ -112,11 +112,13 @@ def _section(operation: Operation) -> str:
         lines += ["", "| argument | over HTTP | type and bounds | meaning |", "|---|---|---|---|"]
     for each in operation.parameters:
         name = f"`{each.sent_as}`" if each.is_sent else "entered by the server"
-        lines.append(f"| `{each.name}` | {name} | {_describe(each.type)} | {meanings.get(each.name, '')} |")
+        lines.append(
+            f"| `{each.name}` | {name} | {describe_type(each.type)} | {meanings.get(each.name, '')} |"
+        )
     return "\n".join(lines) + "\n"
 
 
-def _read_docstring(docstring: str) -> tuple[str, dict[str, str]]:
+def read_docstring(docstring: str) -> tuple[str, dict[str, str]]:
     """Return the text of a docstring without its arguments, and the meanings of these."""
     before, _, after = docstring.partition("\nArguments:\n")
     listed, _, rest = after.partition("\n\n")
@@ -128,19 +130,19 @@ def _read_docstring(docstring: str) -> tuple[str, dict[str, str]]:
     return re.sub(r"\n +", "\n", "\n\n".join(filter(None, paragraphs))), meanings
 
 
-def _describe(type_: Any) -> str:
+def describe_type(type_: Any) -> str:
     """Return the type of an argument and its bounds as words."""
     arguments = get_args(type_)
     if get_origin(type_) is Annotated:
         meta = [each for each in arguments[1:] if isinstance(each, msgspec.Meta)]
-        return ", ".join([_describe(arguments[0]), *(words for each in meta for words in _bounds(each))])
+        return ", ".join([describe_type(arguments[0]), *(words for each in meta for words in _bounds(each))])
     if get_origin(type_) in (Union, UnionType):
-        others = [_describe(each) for each in arguments if each is not NoneType]
+        others = [describe_type(each) for each in arguments if each is not NoneType]
         return " or ".join([*others, "None"] if NoneType in arguments else others)
     if get_origin(type_) is Literal:
         return ", ".join(f"`{each}`" for each in arguments)
     if get_origin(type_) is Sequence:
-        return f"list of {_describe(arguments[0])}"
+        return f"list of {describe_type(arguments[0])}"
     return f"`{type_.__name__}`" if isinstance(type_, type) else "mapping"
 
 

@@ -13,17 +13,9 @@ done
 [ $# -eq 0 ] || shift
 [ $# -gt 0 ] || set -- tests/unit tests/conformance
 
-# On the PATH, of pyenv, or of uv; a shim of pyenv's may be on the PATH without its Python.
-find_python() {
-    for candidate in "python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python; do
-        "$candidate" -c 'import sys; print(sys.executable)' 2>/dev/null && return
-    done
-    "$uv" python find --no-python-downloads --no-project --managed-python "$1" 2>/dev/null
-}
-
 failed=
 for version in $versions; do
-    python=$(find_python "$version") || {
+    python=$(scripts/find-python.sh "$version") || {
         echo "Python $version: not installed, skipped"
         continue
     }

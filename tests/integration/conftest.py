@@ -8,15 +8,16 @@ from nats.aio.client import Client
 
 from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from tests.integration.ingest_world import stream_of
-from tests.support.stores import MAILBOX, Place, memory_place, postgres_place, sqlite_place
+from tests.support.stores import MAILBOX, Place, jetstream_place, memory_place, postgres_place, sqlite_place
 
 
-@pytest.fixture(params=["memory:", "sqlite", "postgres"])
+@pytest.fixture(params=["memory:", "sqlite", "postgres", "jetstream"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     stores: dict[str, Callable[[], str]] = {
         "memory:": lambda: "memory:",
         "sqlite": lambda: str(tmp_path / "store.db"),
         "postgres": lambda: request.getfixturevalue("postgres_store"),
+        "jetstream": lambda: request.getfixturevalue("jetstream_store"),
     }
     return stores[request.param]()
 
@@ -27,12 +28,13 @@ async def mailbox(store: str) -> AsyncIterator[OwnedMailbox]:
         yield opened
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", "postgres", "jetstream"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     places: dict[str, Callable[[], Place]] = {
         "memory": memory_place,
         "sqlite": lambda: sqlite_place(tmp_path),
         "postgres": lambda: postgres_place(request.getfixturevalue("postgres_store")),
+        "jetstream": lambda: jetstream_place(request.getfixturevalue("jetstream_store")),
     }
     return places[request.param]()
 

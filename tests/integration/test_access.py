@@ -268,4 +268,4 @@ async def test_a_server_that_asks_for_no_tokens_says_so_in_every_answer(mailbox:
     async with grpc_channel(mailbox) as channel:
         for request in (pb.BacklogRequest(), pb.BacklogRequest(topic="no spaces")):
             calling = call(channel, "backlog", request)
-            assert ("x-postroom-mode", "dev") in tuple(await calling.initial_metadata())
+            assert ("x-postroom-mode", "dev") in tuple(await calling.trailing_metadata())

@@ -40,7 +40,7 @@ from tests.support.waiting import until
 SECONDS = 240
 """Deadline of each call."""
 CONTRACT = Path(__file__).parents[2] / "docs/reference/openapi.json"
-PUBLIC = {"GET /healthz", "GET /readyz", "GET /openapi.json"}
+PUBLIC = {"GET /healthz", "GET /readyz", "GET /openapi.json", "GET /v1/errors/{code}"}
 ALL = frozenset(Right)
 MALFORMED, DEFECT = "E_SCHEMA", "E_INTERNAL"
 

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from postroom.adapters.postgres.messaging.aggregate_events import AggregateEvents
 from postroom.adapters.postgres.messaging.settings import Tables
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.messaging.cleanup import CODEC
+from postroom.application.messaging import CODEC
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.outbox_events import OutboxEventPublished, OutboxEventRetried
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -35,7 +34,9 @@ from postroom.domain.errors import (
 )
 from postroom.domain.names import AUDIT_LOG
 from postroom.domain.policy import DAY_MS, MailboxLimits
+from tests.support.servers.process import pause
 from tests.support.stores import MAILBOX, message, receive_one, sqlite_place
+from tests.support.waiting import SECONDS
 
 OWNER = """
 import asyncio, sys
@@ -62,7 +63,7 @@ def paused_owner(store: str) -> Iterator["subprocess.Popen[bytes]"]:
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        process.send_signal(signal.SIGSTOP)
+        pause(process.pid)
         try:
             yield process
         finally:
@@ -338,7 +339,7 @@ async def test_a_store_in_use_is_not_replaced(store: str, paused_owner: "subproc
         await restore(Path("backup"), store, replace=True)
     check_head(store, manifest)
     paused_owner.kill()
-    paused_owner.wait()
+    paused_owner.wait(SECONDS)
     await restore(Path("backup"), store, replace=True)
 
     check_head(store, manifest)

@@ -21,10 +21,10 @@ from tests.support.access import MemoryAuditLog
 from tests.support.stores import MAILBOX, message
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "jetstream"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgres":
-        return str(request.getfixturevalue("postgres_store"))
+    if request.param != "sqlite":
+        return str(request.getfixturevalue(f"{request.param}_store"))
     return str(tmp_path / "orders.db")
 
 

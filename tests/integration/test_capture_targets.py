@@ -19,9 +19,10 @@ from tests.support.captures import LOGICAL, ServiceDatabase
 from tests.support.outboxes import column, numbers
 from tests.support.servers.kafka import KafkaServer
 from tests.support.servers.postgres import PostgresServer, postgres_folder
+from tests.support.servers.process import pause
 from tests.support.servers.rabbitmq import RabbitmqServer
 from tests.support.servers.server import LoopbackServer
-from tests.support.waiting import wait_until
+from tests.support.waiting import SECONDS, wait_until
 
 TOPIC = "sea.order"
 PARTITIONS = 3
@@ -137,14 +138,14 @@ def test_every_committed_row_is_published_in_order_while_target_and_capture_are_
         insert_round(database, 0)
         wait_until(lambda: has(1))
         first.kill()
-        first.wait()
+        first.wait(SECONDS)
     with captures.start(*arguments) as second:
         target.server.pause()
         insert_round(database, 1)
         time.sleep(PAUSE_SECONDS)
         target.server.resume()
         wait_until(lambda: has(2 * ROWS))
-        second.send_signal(signal.SIGSTOP)
+        pause(second.pid)
         insert_round(database, 2)
         if target.is_durable:
             target.server.kill()

@@ -20,7 +20,7 @@ from tests.integration.test_outbox_crashes import AGGREGATES, make_stream, recor
 from tests.support.fork_server import popen
 from tests.support.outboxes import column
 from tests.support.servers.nats import NatsServer
-from tests.support.waiting import wait_until
+from tests.support.waiting import SECONDS, wait_until
 
 SCRIPT = Path(sys.executable).with_name("postroom")
 MAILBOX = "acme@archive"
@@ -61,7 +61,7 @@ def running(process: "subprocess.Popen[bytes]") -> Iterator["subprocess.Popen[by
         yield process
     finally:
         process.kill()
-        process.wait()
+        process.wait(SECONDS)
 
 
 def archived(store: str) -> list[MessageSent]:

@@ -8,7 +8,7 @@ import pytest
 from postroom.adapters.compose.cluster_client import parse_cluster_url
 from postroom.adapters.compose.connect import ClientTls, connect
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
-from postroom.domain.namespace.members import home_of
+from postroom.domain.namespace import home_of
 from tests.support.local_cluster import UNUSED_ADDRESS, LocalCluster, silent_server
 from tests.support.messages import message
 

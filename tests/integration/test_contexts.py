@@ -20,7 +20,7 @@ from postroom.adapters.postgres.messaging.inbox_queue import count_backlog
 from postroom.adapters.postgres.messaging.outbox import Outbox
 from postroom.adapters.postgres.messaging.settings import Tables
 from postroom.adapters.sqlite.read_model_file import views_path
-from postroom.application.messaging.backlog_monitor import ContextBacklogRefresher
+from postroom.application.messaging import ContextBacklogRefresher
 from postroom.application.outbox.relay import OutboxSettings
 from postroom.application.ports.read_models import ContextBacklog
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable

@@ -8,10 +8,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from postroom.adapters.compose import OwnedMailbox, is_database, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.queries import read_mailbox
-from postroom.adapters.postgres.event_log import PostgresEventLog
-from postroom.adapters.sqlite.event_log import SqliteEventLog
+from postroom.adapters.compose.store import open_store
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.owner_tasks import watch_ownership
@@ -19,6 +18,7 @@ from postroom.application.messages import NewMessage, Sent
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.errors import Fenced, MailboxOwned
 from postroom.domain.policy import TopicPolicy
+from tests.support.waiting import until
 
 MAILBOX = "main@local"
 DEADLINE_SECONDS = 240
@@ -28,16 +28,16 @@ def message(number: int) -> NewMessage:
     return NewMessage(topic="orders", payload=str(number).encode())
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "jetstream"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return str(tmp_path / "store.db")
-    url: str = request.getfixturevalue("postgres_store")
+    url: str = request.getfixturevalue(f"{request.param}_store")
     return url
 
 
 def open_log(store: str) -> EventLog:
-    return PostgresEventLog(store, MAILBOX) if is_database(store) else SqliteEventLog(store, MAILBOX)
+    return open_store(store).event_log(MAILBOX)
 
 
 @asynccontextmanager
@@ -107,7 +107,7 @@ async def test_an_idle_stale_owner_finds_out_and_every_call_raises_fenced(store:
         (held,) = await old.receive_messages("orders", visibility_ms=60_000)
         waiting = [asyncio.create_task(old.receive_messages(t, wait_ms=60_000)) for t in ("orders", "x")]
         watching = asyncio.create_task(watch_ownership(old.engine, 0.01))
-        await asyncio.sleep(0.05)
+        await until(lambda: {*old.engine.long_polls} == {"orders", "x"})
         assert not watching.done()
         async with open_without_ownership(store), asyncio.timeout(DEADLINE_SECONDS):
             await watching

@@ -32,6 +32,7 @@ from postroom.domain.record import Record
 from postroom.domain.settings import SettingsChanges
 from tests.conformance.subject_keys import NOW
 from tests.support.erasure import keys_of, new_erasure
+from tests.support.waiting import within
 
 MAILBOXES = ["acme@one", "acme@two"]
 
@@ -332,7 +333,7 @@ async def test_a_message_that_was_being_encrypted_when_its_key_was_destroyed_is_
         with monkeypatch.context() as patched:
             patched.setattr(SqliteSubjectKeys, "get_or_create", wait_with_keys)
             sending = asyncio.create_task(mailbox.send_message(_message("alice", "late")))
-            await is_encrypting.wait()
+            await within(is_encrypting.wait())
             keys.destroy(pseudonym, NOW)
             erasing = asyncio.create_task(mailbox.erase_messages(pseudonym))
             await asyncio.sleep(0.05)  # without waiting for the send, it would end here

@@ -15,6 +15,7 @@ from eventsourcing.tests.persistence import (
 )
 
 from postroom.adapters.compose import OwnedMailbox
+from postroom.adapters.jetstream.store import JetStreamStore
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.recorder import LogRecorder
@@ -56,6 +57,17 @@ class PostgresRecorder:
         return LogRecorder(self.log, CLOCK.wall)
 
 
+class JetStreamRecorder:
+    @pytest.fixture(autouse=True)
+    def _store(self, jetstream_store: str) -> Iterator[None]:
+        self.log = JetStreamStore(jetstream_store).event_log(LEASES)
+        yield
+        self.log.close()
+
+    def create_recorder(self) -> LogRecorder:
+        return LogRecorder(self.log, CLOCK.wall)
+
+
 class RecorderCases(ApplicationRecorderTestCase[LogRecorder]):
     def test_insert_subscribe(self) -> None:
         self.optional_test_insert_subscribe()
@@ -73,6 +85,10 @@ class TestRecorderOverPostgres(PostgresRecorder, RecorderCases):
     pass
 
 
+class TestRecorderOverJetStream(JetStreamRecorder, RecorderCases):
+    pass
+
+
 class TestNonInterleavingOverMemory(MemoryRecorder, NonInterleavingNotificationIDsBaseCase):
     pass
 
@@ -85,16 +101,21 @@ class TestNonInterleavingOverPostgres(PostgresRecorder, NonInterleavingNotificat
     pass
 
 
+class TestNonInterleavingOverJetStream(JetStreamRecorder, NonInterleavingNotificationIDsBaseCase):
+    pass
+
+
 # The library's base classes are test cases themselves, but can't be made: only ours run.
 del RecorderCases, ApplicationRecorderTestCase, NonInterleavingNotificationIDsBaseCase
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", "postgres", "jetstream"])
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EventLog]:
     logs: dict[str, Callable[[], EventLog]] = {
         "memory": lambda: MemoryEventLog(LEASES),
         "sqlite": lambda: SqliteEventLog(tmp_path / "store.db", LEASES),
         "postgres": lambda: PostgresEventLog(request.getfixturevalue("postgres_store"), LEASES),
+        "jetstream": lambda: JetStreamStore(request.getfixturevalue("jetstream_store")).event_log(LEASES),
     }
     made = logs[request.param]()
     yield made

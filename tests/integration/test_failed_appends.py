@@ -16,7 +16,8 @@ from postroom.application.ports.event_log import Answer, Head
 from postroom.application.threads import cancel_and_wait
 from postroom.domain.commit import Commit
 from postroom.domain.errors import DuplicateRecord, Fenced, InternalError, Unavailable, WrongPosition
-from postroom.domain.mailbox.commands import Ack, Command, Send, SetPolicy, TopicPolicySet
+from postroom.domain.mailbox.commands import Ack, Command, Send, SetPolicy
+from postroom.domain.mailbox.events import TopicPolicySet
 from postroom.domain.message import Headers, Receipt
 from postroom.domain.policy import TopicPolicy
 from tests.support.clocks import ManualClock
@@ -65,9 +66,10 @@ async def test_a_mailbox_whose_append_failed_ends_deliveries_without_being_asked
 
 async def test_a_failed_append_voids_the_state_also_behind_a_group_that_is_still_checked() -> None:
     class Checked(FailingLog):
-        is_checked = Event()
+        is_asked, is_checked = Event(), Event()
 
         def head(self) -> Head | None:
+            self.is_asked.set()
             self.is_checked.wait(HANG_SECONDS)
             return super().head()
 
@@ -76,8 +78,9 @@ async def test_a_failed_append_voids_the_state_also_behind_a_group_that_is_still
     async with Place(lambda: log).open() as mailbox:
         await mailbox.send_message(message())
         log.is_checked.clear()
+        log.is_asked.clear()
         nothing = asyncio.create_task(mailbox.receive_messages("others"))  # answered once nobody else owns it
-        await asyncio.sleep(0.01)
+        await until(log.is_asked.is_set)
         log.fails = "before"
         sending = asyncio.create_task(mailbox.send_message(message()))
         async with asyncio.timeout(HANG_SECONDS):

@@ -8,16 +8,19 @@ from pathlib import Path
 from threading import Barrier, Event, Thread
 from typing import Any
 
+import psycopg
 import pytest
 
 from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.compose.store import open_store
+from postroom.adapters.postgres.hints import TableHints
 from postroom.adapters.sqlite import database
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.policy import DAY_MS, MailboxLimits
 from postroom.domain.record import StoredEvent
 from postroom.domain.search import BodyRules, EventFilter
+from postroom.projections import follow
 from postroom.projections.follow import Follower
 from postroom.projections.projection import MODULES
 from tests.conformance.records import append, life
@@ -39,7 +42,7 @@ from tests.projections.histories import (
 )
 from tests.support.fixtures import OpenReadModels
 from tests.support.stores import message, postgres_place, sqlite_place
-from tests.support.waiting import wait_until
+from tests.support.waiting import SECONDS, wait_until
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -60,6 +63,81 @@ def test_what_is_written_while_it_follows_is_there_soon(store: Store) -> None:
         wait_until(lambda: follower.counts.events >= written)
         assert follower.counts.events == written
     assert following.rows(store) == reference(store).rows
+
+
+def test_an_idle_follower_is_told_of_a_commit(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "LOST_SECONDS", 3_600)
+    live(store, "box0@test", STORY)
+    following.build(store)
+    told: list[bool | None] = []
+    follower = new_follower(store)
+    wait = follower._wait_for_commit
+
+    def note(stop: Event) -> bool | None:
+        told.append(wait(stop))
+        return told[-1]
+
+    monkeypatch.setattr(follower, "_wait_for_commit", note)
+    with running(follower):
+        for _ in range(3):
+            wait_until(lambda: is_caught_up(follower))
+            told.clear()
+            wait_until(lambda: True in told)  # of what was committed before it began to wait
+            live(store, "box0@test", STORY)
+        wait_until(lambda: is_caught_up(follower))
+
+
+def test_a_follower_polls_when_the_session_in_which_it_is_told_has_ended(postgres_store: Store) -> None:
+    updater = open_store(str(postgres_store)).read_model_updater()
+    with closing(updater), updater.leader_lock() as leads:
+        assert leads
+        assert updater.wait_for_commit(0)
+        assert updater.wait_for_commit(0) is False
+        with psycopg.connect(str(postgres_store)) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        wait_until(lambda: updater.wait_for_commit(60) is None)
+        assert updater.wait_for_commit(60) is None
+
+
+def test_a_follower_that_stops_tells_another_one_that_relies_on_its_session(postgres_store: Store) -> None:
+    place = open_store(str(postgres_store))
+    first, second = place.read_model_updater(), place.read_model_updater()
+    with closing(first), closing(second), second.leader_lock("lake"):
+        with first.leader_lock():
+            assert first.wait_for_commit(0)
+            assert second.wait_for_commit(0)
+            assert second.wait_for_commit(0) is False
+        assert second.wait_for_commit(SECONDS)
+
+
+def test_sessions_that_rely_on_another_one_warn_of_nothing(postgres_store: Store) -> None:
+    live(postgres_store, "box0@test", STORY)
+    url = str(postgres_store)
+    notices: list[str | None] = []
+    with psycopg.connect(url, autocommit=True) as one, psycopg.connect(url, autocommit=True) as other:
+        both = [TableHints(each, url, "log") for each in (one, other)]
+        for connection, waiting in zip((one, other), both, strict=True):
+            connection.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+            assert waiting.wait(0)
+        live(postgres_store, "box0@test", STORY)
+        assert all(waiting.wait(SECONDS) for waiting in both)
+    assert notices == []
+
+
+def test_a_session_that_failed_to_stop_waiting_stops_the_next_time(postgres_store: Store) -> None:
+    live(postgres_store, "box0@test", STORY)
+    url = str(postgres_store)
+    with psycopg.connect(url, autocommit=True) as session, psycopg.connect(url, autocommit=True) as other:
+        assert TableHints(session, url, "log").wait(0)  # and keeps its lock
+        again = TableHints(session, url, "log")
+        assert again.wait(0)
+        again.close()
+        assert TableHints(other, url, "log").wait(0)
+        held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 100 AND pid = %s"
+        assert session.execute(held, (session.info.backend_pid,)).fetchone() == (0,)
 
 
 def test_once_it_ends_where_the_log_ended(store: Store) -> None:
@@ -109,14 +187,14 @@ def test_of_two_that_apply_at_once_no_record_is_applied_twice(store: Store) -> N
     start = Barrier(2)
 
     def advance(follower: Follower) -> None:
-        start.wait()
+        start.wait(SECONDS)
         follower.advance()
 
     threads = [Thread(target=advance, args=(follower,)) for follower in both]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(SECONDS)
     assert following.rows(store) == reference(store).rows
     assert sum(follower.counts.events for follower in both) == sum(
         extent.last for extent in take_extents(store)

@@ -30,9 +30,11 @@ from postroom import (
 from postroom.adapters.compose.store import open_store
 from postroom.application.queries.owner_queries import OwnerQueries
 from postroom.application.redrive.jobs import RedriveJobs
-from postroom.domain.mailbox.commands import OwnershipTaken
+from postroom.application.worker_reports import WorkerState
+from postroom.domain.mailbox.events import OwnershipTaken
 from postroom.domain.names import mailbox_stream
 from postroom.domain.settings import SettingsChanges
+from tests.support.servers.process import pause
 
 OWNER_TIMEOUT_MS = 600
 ROUNDS = 4
@@ -107,7 +109,7 @@ class Peer:
         return self.process.stdout.readline().strip()
 
     def freeze(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
+        pause(self.process.pid)
 
     def wake(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -192,6 +194,10 @@ OF_THE_PROCESS = {"get_mode"}
 CALLS: dict[str, Callable[[OwnedMailbox], Awaitable[object]]] = {
     "get_backlog": lambda mailbox: mailbox.get_backlog(),
     "list_topics": lambda mailbox: mailbox.list_topics(),
+    "describe_topic": lambda mailbox: mailbox.describe_topic("orders"),
+    "list_consumers": lambda mailbox: mailbox.list_consumers(),
+    "list_workers": lambda mailbox: mailbox.list_workers(),
+    "report_worker": lambda mailbox: mailbox.report_worker(JOB_ID, WorkerState("shop")),
     "peek_messages": lambda mailbox: mailbox.peek_messages("orders"),
     "list_dead_letters": lambda mailbox: mailbox.list_dead_letters("orders"),
     "get_settings": lambda mailbox: mailbox.get_settings(),

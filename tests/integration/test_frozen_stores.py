@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import psycopg
 import pytest
 
@@ -60,6 +61,7 @@ EVENTS = {
     | {f"Schedule{each}.1" for each in ("Set", "Paused", "Resumed", "Ran", "Deleted")}
     | {f"Subscription{each}.1" for each in ("Set", "Rewound", "Advanced", "Deleted")},
 }
+EVENTS[4] = EVENTS[3]
 """Types and versions of the events that a version may write, by its format."""
 
 
@@ -287,6 +289,16 @@ async def test_a_database_of_records_is_refused_and_imported(
 def test_an_event_that_former_versions_can_not_read_grows_the_format() -> None:
     tags = {run.__struct_config__.tag for run in AnyRun.__args__}
     assert tags <= EVENTS[FORMAT], "Grow FORMAT, and freeze a store (frozen_stores/make_store.py)."
+
+
+def test_a_field_of_an_event_that_former_versions_do_not_know_grows_the_format() -> None:
+    fields = {
+        name: " ".join(sorted(each["properties"])) if "properties" in each else str(len(each["prefixItems"]))
+        for name, each in msgspec.json.schema(AnyRun)["$defs"].items()
+    }
+    lines = (FOLDER / f"format-{FORMAT}.txt").read_text("utf-8").splitlines()
+    frozen = dict(line.split(": ") for line in lines)
+    assert fields == frozen, "Grow FORMAT, or correct the file if no release has this format yet."
 
 
 def test_each_format_has_frozen_stores_and_a_migration() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from postroom.adapters.compose import OwnedMailbox, list_mailboxes, open_mailbox
 from postroom.adapters.compose.queries import read_mailbox
-from postroom.application.messages import ReceivedMessage, Sent
+from postroom.application.messages import Sent
 from postroom.application.ports.event_log import Answer
 from postroom.domain.errors import (
     InvalidRequest,
@@ -20,6 +20,7 @@ from postroom.domain.errors import (
 from postroom.domain.mailbox.commands import Command, Receive, Sweep
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from tests.support.stores import MAILBOX, envelope, memory_place, message
+from tests.support.waiting import until
 
 LONG_MS = 60_000
 
@@ -29,7 +30,7 @@ LONG_MS = 60_000
 
 async def test_a_long_poll_wakes_when_a_message_is_sent(mailbox: OwnedMailbox) -> None:
     waiting = asyncio.create_task(mailbox.receive_messages("orders", wait_ms=LONG_MS))
-    await asyncio.sleep(0.005)
+    await until(lambda: mailbox.engine.long_polls.count("orders") == 1)
     await mailbox.send_message(message(b"elsewhere", topic="invoices"))
     assert not waiting.done()
     await mailbox.send_message(message())
@@ -57,7 +58,7 @@ async def test_a_long_poll_ends_empty_handed(mailbox: OwnedMailbox) -> None:
 
 async def test_of_many_pollers_one_gets_the_one_message(mailbox: OwnedMailbox) -> None:
     polls = [asyncio.create_task(mailbox.receive_messages("orders", wait_ms=LONG_MS)) for _ in range(5)]
-    await asyncio.sleep(0.005)
+    await until(lambda: mailbox.engine.long_polls.count("orders") == 5)
     await mailbox.send_message(message())
     done, waiting = await asyncio.wait(polls, return_when=asyncio.FIRST_COMPLETED)
     assert [len(poll.result()) for poll in done] == [1]
@@ -87,15 +88,13 @@ async def test_a_send_wakes_as_many_pollers_as_there_are_messages(
         asyncio.create_task(mailbox.receive_messages("orders", max_messages=1, wait_ms=LONG_MS))
         for _ in range(100)
     ]
-    while len(receives) < 100:
-        await asyncio.sleep(0.005)
-    assert await mailbox.receive_messages("orders") == []  # answered after the polls, which wait from then on
+    await until(lambda: mailbox.engine.long_polls.count("orders") == 100)
     receives.clear()
     await mailbox.send_batch([message(), message(topic="invoices"), message()])
-    done = set[asyncio.Task[list[ReceivedMessage]]]()
-    waiting = set(polls)
-    while len(done) < 2:
-        done, waiting = await asyncio.wait(polls, timeout=0.05)
+    await until(lambda: sum(poll.done() for poll in polls) == 2)
+    assert await mailbox.receive_messages("orders") == []  # decided after what others asked for
+    done, waiting = await asyncio.wait(polls, timeout=0)
+    receives.pop()
     assert (len(done), len(receives)) == (2, 2)
     for poll in waiting:
         poll.cancel()
@@ -153,7 +152,7 @@ async def test_what_a_cancelled_caller_asked_for_happens_all_the_same(mailbox: O
 
 async def test_a_poller_that_gives_up_takes_no_message_with_it(mailbox: OwnedMailbox) -> None:
     poll = asyncio.create_task(mailbox.receive_messages("orders", wait_ms=LONG_MS))
-    await asyncio.sleep(0.005)
+    await until(lambda: mailbox.engine.long_polls.count("orders") == 1)
     poll.cancel()
     await asyncio.wait([poll])
     await mailbox.send_message(message())

@@ -25,6 +25,7 @@ from postroom.application.outbox.new_event import NewEvent
 from postroom.application.ports.inbox import HandlerRequest
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.errors import InvalidRequest, Unavailable
+from tests.support.waiting import within
 
 SUBJECT = "shop.event.order_placed.v1"
 KINDS = ["sessionmaker", "engine", "engine-asyncpg", "psycopg", "pool"]
@@ -191,13 +192,13 @@ async def test_of_two_deliveries_at_once_the_second_waits_and_is_then_a_duplicat
         nonlocal calls
         calls += 1
         entered.set()
-        await go_on.wait()
+        await within(go_on.wait())
         await insert_order(1)
 
     handle = pipeline(transaction(connect), inbox(), handler)
     request = event()
     first = asyncio.create_task(handle(request))
-    await entered.wait()
+    await within(entered.wait())
     second = asyncio.create_task(handle(request))
     go_on.set()
     await asyncio.gather(first, second)
@@ -214,14 +215,14 @@ async def test_when_the_first_of_two_deliveries_fails_the_second_takes_over(conn
         calls += 1
         if calls == 1:
             entered.set()
-            await go_on.wait()
+            await within(go_on.wait())
             raise RuntimeError("the first one")
         await insert_order(1)
 
     handle = pipeline(transaction(connect), inbox(), handler)
     request = event()
     first = asyncio.create_task(handle(request))
-    await entered.wait()
+    await within(entered.wait())
     second = asyncio.create_task(handle(request))
     go_on.set()
     outcomes = await asyncio.gather(first, second, return_exceptions=True)

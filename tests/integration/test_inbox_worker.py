@@ -14,11 +14,12 @@ import pytest
 from nats.js.api import ConsumerConfig
 
 from postroom.adapters.compose.inbox import InboxSettings
-from postroom.application.cloudevents.message import NATS
+from postroom.application.cloudevents import NATS
 from postroom.application.ports.inbox import HandlerRequest
 from postroom.domain.errors import NotFound, PoisonMessage, Unavailable
 from tests.integration.inbox_world import CONSUMER, DLQ, EVENTS, SOON, SUBJECT, World, opened_world
 from tests.support.archived import cloud_events
+from tests.support.waiting import within
 
 
 @pytest.fixture
@@ -431,14 +432,14 @@ async def test_a_worker_that_is_stopped_finishes_the_messages_in_progress(world:
 
     async def handler(request: HandlerRequest) -> None:
         begun.set()
-        await go_on.wait()
+        await within(go_on.wait())
         done.append(request.payload)
 
     for name in ("a0", "a1", "a2"):
         await world.publish(name, aggregate="a")
     async with world.worker(handler) as worker:
         running = asyncio.create_task(worker.run(stop))
-        await begun.wait()
+        await within(begun.wait())
         stop.set()
         await asyncio.sleep(0)
         go_on.set()

@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.ingest import reload_namespace
 from postroom.adapters.compose.queries import read_mailbox
-from postroom.application.cloudevents.message import NATS
+from postroom.application.cloudevents import NATS
 from postroom.application.ingest.file_import import RecordMapping, TopicTemplate
 from postroom.application.ingest.namespace import IngestCounts, PayloadSchema, RedisSource, SchemaFormat
 from postroom.domain.envelope.build import open_envelope

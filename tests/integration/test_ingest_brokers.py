@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in its stubs
 from redis.asyncio import Redis
 
-from postroom.application.cloudevents.message import KAFKA
+from postroom.application.cloudevents import KAFKA
 from postroom.application.ingest.namespace import IngestCounts, KafkaSource, Namespace, RedisSource
 from tests.integration.ingest_world import DURABLE, ingest, namespace, stored
 from tests.integration.test_ingest import postroom

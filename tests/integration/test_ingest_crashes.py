@@ -33,6 +33,7 @@ from tests.support.fork_server import popen
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.postgres import PostgresServer
 from tests.support.stores import envelope
+from tests.support.waiting import SECONDS
 
 ROOT = Path(__file__).parents[2]
 MESSAGES, KILLS = 2_000, 6
@@ -176,7 +177,7 @@ class IngesterProcess:
     def kill(self) -> None:
         assert self._process.poll() is None, "the ingester ended by itself"
         self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
+        self._process.wait(SECONDS)
 
     def restart(self) -> None:
         self.kill()

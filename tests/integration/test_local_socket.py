@@ -38,9 +38,11 @@ from postroom.adapters.compose.serve import (
 )
 from postroom.adapters.local import protocol
 from postroom.adapters.local.protocol import FRAME_BYTES, frame
+from postroom.application.worker_reports import HandlerState, WorkerState
 from postroom.domain.mailbox.commands import Ack, Extend, Nack, Purge, Receive, Redrive, Send, SetPolicy
 from postroom.domain.message import IN_FLIGHT, Headers, Message, Receipt
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.saved_search import search_id
 from postroom.domain.schedule import ScheduleSpec
 from postroom.domain.settings import SettingsChanges
 from postroom.domain.subscription import SubscriptionFilter
@@ -198,6 +200,9 @@ async def transported(transport: str, store: str) -> AsyncIterator[Any]:
                 yield mailbox
 
 
+WORKER = WorkerState(
+    "shop", "host-1", 7, "1.2", "0.1", 1, (HandlerState("o*", "ship", "shop/ship@h:7", 4, 1),)
+)
 QUERIES: dict[str, Callable[[Any, str], Any]] = {
     "get_message": lambda mailbox, id_: mailbox.get_message(id_),
     "wait_for_result": lambda mailbox, id_: mailbox.wait_for_result(id_, wait_ms=1),
@@ -206,6 +211,10 @@ QUERIES: dict[str, Callable[[Any, str], Any]] = {
     "list_dead_letters": lambda mailbox, _: mailbox.list_dead_letters(),
     "get_topic_policy": lambda mailbox, _: mailbox.get_topic_policy("orders"),
     "list_topics": lambda mailbox, _: mailbox.list_topics(),
+    "describe_topic": lambda mailbox, _: mailbox.describe_topic("orders"),
+    "list_consumers": lambda mailbox, _: mailbox.list_consumers(),
+    "report_worker": lambda mailbox, _: mailbox.report_worker(JOB_ID, WORKER),
+    "list_workers": lambda mailbox, _: mailbox.list_workers(),
     "peek_messages": lambda mailbox, _: mailbox.peek_messages("orders"),
     "preview_redrive": lambda mailbox, _: mailbox.preview_redrive(RedriveSpec()),
     "start_redrive": lambda mailbox, _: mailbox.start_redrive(RedriveSpec(), job_id=JOB_ID),
@@ -225,6 +234,9 @@ QUERIES: dict[str, Callable[[Any, str], Any]] = {
     "resume_schedule": lambda mailbox, _: mailbox.resume_schedule("nightly"),
     "run_schedule": lambda mailbox, _: mailbox.run_schedule("nightly"),
     "delete_schedule": lambda mailbox, _: mailbox.delete_schedule("nightly"),
+    "save_search": lambda mailbox, _: mailbox.save_search("mine", "topics=orders"),
+    "list_searches": lambda mailbox, _: mailbox.list_searches(),
+    "delete_search": lambda mailbox, _: mailbox.delete_search(search_id("mine", "topics=orders")),
     "get_settings": lambda mailbox, _: mailbox.get_settings(),
     "preview_settings": lambda mailbox, _: mailbox.preview_settings(SettingsChanges()),
     "delete_old_events": lambda mailbox, _: mailbox.delete_old_events(1),
@@ -290,8 +302,20 @@ async def test_every_query_is_answered_over_every_transport(tmp_path: Path, tran
                     detail = await ask(partial(mailbox.get_message, answer.message_id))
                     assert detail.topic == "reports"
                     await ask(partial(mailbox.cancel_messages, [answer.message_id]))
-                case "delete_schedule":
+                case "save_search":
+                    assert (answer.name, answer.query, answer.topics) == ("mine", "topics=orders", ["orders"])
+                case "list_searches":
+                    assert [each.name for each in answer] == ["mine"]
+                case "delete_schedule" | "delete_search":
                     assert answer is None
+                case "describe_topic":
+                    assert (answer.summary.ready, answer.periods[0].sent) == (1, 1)
+                case "list_consumers":
+                    assert answer == []
+                case "list_workers":
+                    assert [(each.id, each.version, *each.handlers) for each in answer] == [
+                        (JOB_ID, "1.2", *WORKER.handlers)
+                    ]
                 case "search_unsettled":
                     assert [each.message_id for each in answer.items] == [sent.message_id]
 

@@ -29,6 +29,7 @@ from postroom.domain.envelope.build import open_envelope
 from postroom.domain.message import MessageSent
 from tests.support.fork_server import popen
 from tests.support.servers.postgres import PostgresServer
+from tests.support.waiting import SECONDS
 
 TRANSACTIONS = 600
 WRITERS = 4
@@ -104,7 +105,7 @@ class Workers:
 
     def _end(self, process: "subprocess.Popen[bytes]") -> None:
         process.kill()
-        process.wait()
+        process.wait(SECONDS)
 
 
 def query(shop: str, statement: str) -> list[Any]:

@@ -18,7 +18,7 @@ from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.messages import rfc3339
 from postroom.domain.envelope.build import open_envelope
-from postroom.domain.mailbox.commands import OwnershipTaken
+from postroom.domain.mailbox.events import OwnershipTaken
 from postroom.domain.message import MessageSent
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.schedule import ScheduleRan

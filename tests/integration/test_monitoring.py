@@ -55,6 +55,7 @@ from tests.support.lease_requests import lease_request
 from tests.support.outboxes import order_placed, record
 from tests.support.proxies import proxy_metrics
 from tests.support.servers.nats import NatsServer
+from tests.support.waiting import within
 
 GOLDEN = Path(__file__).with_name("metrics.txt")
 
@@ -100,7 +101,7 @@ class Services:
     async def inbox(self, *, ordered: bool = False) -> AsyncIterator[Monitor]:
         async def handle(_: HandlerRequest) -> None:
             if ordered:
-                await stop.wait()
+                await within(stop.wait())
 
         stop = asyncio.Event()
         async with (

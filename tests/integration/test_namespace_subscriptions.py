@@ -11,7 +11,7 @@ import uuid_utils
 from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.application.cluster.namespace_mailbox import NamespaceMailbox
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.query_results import DeletionReport, RewindReport
+from postroom.application.reports import DeletionReport, RewindReport
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.domain.subscription import SubscriptionFilter
 from tests.support.messages import message

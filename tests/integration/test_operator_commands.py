@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -14,6 +15,7 @@ from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import load_settings
 from postroom.adapters.cli.values import WrongUsage
 from postroom.adapters.compose import open_mailbox
+from postroom.application.worker_reports import HandlerState, WorkerState
 from postroom.domain.errors import NotFound
 from postroom.domain.policy import TopicPolicy
 from tests.support.stores import MAILBOX, message
@@ -119,6 +121,44 @@ async def test_a_topic_is_paused_and_resumed_and_listed_as_such(
         ("invoices", False, 1),
         ("orders", False, 0),
     ]
+
+
+async def test_a_topic_is_shown_with_what_happened_and_its_consumers(
+    session: Open, store: str, capsys: Captured
+) -> None:
+    await messages.recv(session(), "orders", consumer="ship@host:1")
+    capsys.readouterr()
+    await topic.show(session(), "orders")
+    shown = "\n".join(lines(capsys))
+    for text in ("in flight", "messages sent in", "total p95", "ship@host:1"):
+        assert text in shown
+    await topic.show(session(as_json=True), "orders")
+    report = document(capsys)
+    assert (report["summary"]["topic"], report["consumers"][0]["in_flight"]) == ("orders", 2)
+    await topic.policy(session(), "steps", ["ordered_keys=true"])
+    await messages.send(session(), "steps", "x", key="step-1")
+    capsys.readouterr()
+    await topic.show(session(), "steps")
+    assert any(line.startswith("step-1") for line in lines(capsys))
+    await topic.list_consumers(session())
+    assert lines(capsys)[-1].split()[:2] == ["ship@host:1", "orders"]
+    await topic.list_consumers(session(as_json=True))
+    assert [each["consumer"] for each in document(capsys)["consumers"]] == ["ship@host:1"]
+
+
+async def test_workers_are_listed_a_line_for_each_handler(
+    session: Open, store: str, capsys: Captured
+) -> None:
+    handlers = tuple(HandlerState(each, "ship", "", 4, 1, 10, 2) for each in ("orders", "\x1b[31mred"))
+    async with open_mailbox(store, MAILBOX) as mailbox:
+        await mailbox.report_worker(str(uuid4()), WorkerState("shop", "host-1", 7, "1.2", "0.1", 1, handlers))
+        await topic.list_workers(session(as_json=True))
+        (report,) = document(capsys)["workers"]
+        await topic.list_workers(session())
+    assert (report["name"], report["version"], len(report["handlers"])) == ("shop", "1.2", 2)
+    shown = lines(capsys)
+    assert [line.split()[:3] for line in shown[-2:]] == [["shop", "host-1:7", "1.2"]] * 2
+    assert "\x1b" not in "".join(shown)
 
 
 async def test_a_topic_that_does_not_exist_is_answered_with_those_that_do(

@@ -13,6 +13,7 @@ from postroom.application.inbox.ordered_source import OrderedSource, sharing
 from postroom.application.ports.inbox import NewMessage, Retry
 from postroom.application.ports.source import SourceMessage, StreamState
 from postroom.domain.errors import Unavailable
+from tests.support.waiting import within
 
 STATE = StreamState("first", 0, 0)
 LONG_MS = 600_000
@@ -26,7 +27,7 @@ class QueueWithSlowSettlements(PostgresInboxQueue):
         self.may_settle = asyncio.Event()
 
     async def settle(self, settled: Collection[int], retries: Collection[Retry]) -> None:
-        await self.may_settle.wait()
+        await within(self.may_settle.wait())
         await super().settle(settled, retries)
 
 

@@ -16,7 +16,7 @@ from postroom.domain.errors import InvalidRequest, PoisonMessage
 from tests.integration import ordered_drill
 from tests.integration.inbox_world import CONSUMER, EVENTS, SOON, Handler, World, opened_world
 from tests.integration.ordered_drill import Plan
-from tests.support.waiting import until, until_answer
+from tests.support.waiting import until, until_answer, within
 
 ORDERED = msgspec.structs.replace(SOON, ordered=True, lease_ms=600)
 PATIENT = msgspec.structs.replace(CONSUMER, max_deliver=1_000)
@@ -120,7 +120,7 @@ async def test_a_message_waits_for_the_one_before_it_only_if_the_workers_are_ord
     async def handler(request: HandlerRequest) -> None:
         if request.payload == 0:
             begun.set()
-            await go_on.wait()
+            await within(go_on.wait())
         handled.append(request.payload)
 
     settings = msgspec.structs.replace(ORDERED, ordered=ordered, concurrency=10 if ordered else 1)
@@ -128,7 +128,7 @@ async def test_a_message_waits_for_the_one_before_it_only_if_the_workers_are_ord
     async with world.worker(handler, settings) as one, world.worker(handler, settings) as other:
         stop = asyncio.Event()
         runs = [asyncio.create_task(worker.run(stop)) for worker in (one, other)]
-        await begun.wait()
+        await within(begun.wait())
         await world.publish(1, aggregate="o-1")
         await world.publish(2, aggregate="another" if ordered else "o-1")
         await until(lambda: 2 in handled)

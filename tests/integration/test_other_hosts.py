@@ -18,7 +18,7 @@ import pytest
 
 from postroom import InvalidRequest, Mailbox, NewMessage, OwnedMailbox, Unavailable, connect, open_mailbox
 from postroom.adapters.compose.doctor import store_checks
-from postroom.adapters.local import remote_server
+from postroom.adapters.local import server
 from postroom.adapters.local.endpoints import NAME, issue_certificate, trust_certificate
 from postroom.adapters.local.protocol import frame, read_hello
 from postroom.adapters.postgres.database import connect as connect_database
@@ -153,7 +153,7 @@ async def test_an_address_that_is_none_is_refused(postgres_store: str, listen: A
 async def test_a_peer_without_tls_gets_nothing(
     postgres_store: str, hosts: Any, data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_server, "HANDSHAKE_SECONDS", 0.5)
+    monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.5)
     async with owned(hosts("a"), postgres_store) as owner:
         reader, writer = await asyncio.open_connection(*split(await address_of(postgres_store)))
         writer.write(data)
@@ -184,7 +184,7 @@ async def test_a_peer_without_a_valid_ticket_gets_nothing(
             with closing(connect_database(postgres_store, "test")) as connection:
                 connection.execute("UPDATE postroom.owner_ticket SET issued_at = now() - interval '61 s'")
         elif kind == "cut":
-            monkeypatch.setattr(remote_server, "HANDSHAKE_SECONDS", 0.3)
+            monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.3)
             ticket = ticket[:-1]
         reader, writer = await open_tls(address)
         request = b"" if kind == "cut" else frame([1, "ping", None])
@@ -253,8 +253,8 @@ async def test_an_impostor_at_the_address_gets_neither_ticket_nor_request(
 async def test_silent_peers_keep_nobody_out(
     postgres_store: str, hosts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_server, "MAX_HANDSHAKES", 5)
-    monkeypatch.setattr(remote_server, "MAX_STRANGERS", 5)
+    monkeypatch.setattr(server, "MAX_HANDSHAKES", 5)
+    monkeypatch.setattr(server, "MAX_STRANGERS", 5)
     async with owned(hosts("a"), postgres_store):
         address = await address_of(postgres_store)
         silent = [await asyncio.open_connection(*split(address)) for _ in range(20)]
@@ -291,7 +291,7 @@ async def test_the_row_of_a_dead_owner_is_not_used(postgres_store: str, hosts: A
 async def test_an_owner_whose_lock_has_a_new_session_tells_its_address_again(
     postgres_store: str, hosts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_server, "ANNOUNCE_SECONDS", 0.02)
+    monkeypatch.setattr(server, "ANNOUNCE_SECONDS", 0.02)
     monkeypatch.setattr("postroom.adapters.postgres.ownership.CHECK_SECONDS", 0.02)
     async with owned(hosts("a"), postgres_store, owner="first"):
         before = await address_of(postgres_store)

@@ -22,7 +22,8 @@ from tests.support.fork_server import popen, shared_server
 from tests.support.outboxes import SUBJECT, column, numbers
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.postgres import PostgresServer, postgres_folder
-from tests.support.waiting import wait_until
+from tests.support.servers.process import pause
+from tests.support.waiting import SECONDS, wait_until
 
 pytestmark = pytest.mark.extended
 
@@ -148,7 +149,7 @@ def test_captures_nats_and_postgresql_that_are_killed_and_paused_lose_and_reorde
             wait_until(lambda: asyncio.run(count_messages(nats.url)) > 20)
             for process in (first, second):  # one reads, the other waits
                 process.kill()
-                process.wait()
+                process.wait(SECONDS)
         with captures.start() as first, captures.start() as second:
             insert_round(service, 1)
             nats.kill()
@@ -178,7 +179,7 @@ def test_a_paused_capture_is_replaced_and_reorders_nothing_when_it_resumes(
         with captures.start() as first:
             insert_round(service, 0)
             wait_until(lambda: asyncio.run(count_messages(nats.url)) > 20)
-            first.send_signal(signal.SIGSTOP)
+            pause(first.pid)
             with captures.start():
                 insert_round(service, 1)
                 wait_until(lambda: asyncio.run(count_messages(nats.url)) == 2 * 50 * ORDERS)

@@ -23,6 +23,7 @@ from tests.support.fork_server import popen
 from tests.support.outboxes import SUBJECT, column, numbers, order_placed
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.postgres import PostgresServer
+from tests.support.servers.process import pause
 from tests.support.waiting import SECONDS, wait_until
 
 SCRIPT = Path(sys.executable).with_name("postroom")
@@ -193,7 +194,7 @@ def test_relays_that_are_killed_and_stopped_lose_and_reorder_nothing(
             recorded += 500
             time.sleep(rng.random() / 5)
             processes.pop(0).kill()
-            processes[0].send_signal(signal.SIGSTOP)
+            pause(processes[0].pid)
             record_orders(messaging_database, 100, recorded)
             recorded += 100
             processes.append(running.enter_context(relays.start()))

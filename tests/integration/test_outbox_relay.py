@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
 
+import msgspec
 import nats
 import psycopg
 import pytest
@@ -19,10 +21,12 @@ from postroom.adapters.compose.outbox import (
 )
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.publisher import JetStreamPublisher
-from postroom.adapters.postgres.messaging.message_outbox import PostgresHints
+from postroom.adapters.postgres import hints as hints_module
+from postroom.adapters.postgres.hints import PostgresHints
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.messaging.cleanup import Cleanup
+from postroom.application.messaging import Cleanup
+from postroom.application.outbox import relay as relay_module
 from postroom.application.outbox.relay import OutboxRelay
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.support.logs import capture_logs
@@ -373,6 +377,33 @@ async def test_a_hint_wakes_a_relay_that_would_sleep_on(messaging_database: str)
                 Outbox(notify=True).record(connection, order_placed("o-1", n))
             await until(has_messages(stream, n + 1))
     await hints.close()
+    await hints.close()
+
+
+async def test_a_relay_that_is_to_be_notified_publishes_rows_of_plain_sql_and_delayed_events_in_time(
+    messaging_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hints_module, "QUIET_SECONDS", 0.1)
+    for name, value in {"QUIET_MS": 100, "LOST_MS": 3_600_000}.items():
+        monkeypatch.setattr(relay_module, name, value)
+    stream = MemoryStream()
+    hints = PostgresHints(messaging_database)
+    often = OutboxSettings(poll_ms=50)
+    async with (
+        relaying(messaging_database, stream, hints=hints, settings=often) as relay,
+        running(relay),
+    ):
+        await until(hints.watch)
+        with psycopg.connect(messaging_database) as connection:
+            connection.execute(
+                "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
+                " VALUES (gen_random_uuid(), 'order', 'o-1', 'order_placed', '{}')"
+            )
+        await until(has_messages(stream, 1))
+        await until(hints.watch)
+        later = datetime.now(UTC) + timedelta(seconds=1)
+        record(messaging_database, msgspec.structs.replace(order_placed("o-2", 1), publish_at=later))
+        await until(has_messages(stream, 2))
     await hints.close()
 
 

@@ -22,7 +22,7 @@ from postroom.adapters.compose.outbox import (
     open_outbox,
     open_relay,
 )
-from postroom.application.cloudevents.message import MAILBOX
+from postroom.application.cloudevents import MAILBOX
 from postroom.application.outbox.formats import FormatName
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.support.cloud_events import read_by_sdk

@@ -27,6 +27,7 @@ from postroom.domain.message import ON_CONFLICT
 from tests.integration.sharing_process import Calls
 from tests.support.fixtures import CreateDatabase
 from tests.support.fork_server import popen
+from tests.support.servers.process import pause
 from tests.support.waiting import SECONDS
 
 PROCESSES = 3
@@ -89,9 +90,13 @@ class Process:
             raise EOFError(f"The process ended with {process.wait()} instead of an answer to {name}.")
         return json.loads(line)
 
-    def signal(self, number: signal.Signals) -> None:
-        self._running().send_signal(number)
-        self.is_paused = number == signal.SIGSTOP
+    def pause(self) -> None:
+        pause(self._running().pid)
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self._running().send_signal(signal.SIGCONT)
+        self.is_paused = False
 
     def kill(self) -> None:
         if self._process is not None:
@@ -131,7 +136,7 @@ class Owners(RuleBasedStateMachine):
     def teardown(self) -> None:
         for process in self.pool:
             if process.is_paused:
-                process.signal(signal.SIGCONT)
+                process.resume()
         for process in self.pool:
             if process.is_open:
                 process.call("close")
@@ -198,13 +203,13 @@ class Owners(RuleBasedStateMachine):
     def pause_the_owner(self, caller: int) -> None:
         owner = self.owner(caller)
         if owner is not None:
-            owner.signal(signal.SIGSTOP)
+            owner.pause()
 
     @rule()
     def resume(self) -> None:
         for process in self.pool:
             if process.is_paused:
-                process.signal(signal.SIGCONT)
+                process.resume()
 
     # -- calls ---
 

@@ -28,8 +28,8 @@ from postroom.domain.mailbox.commands import Receive
 from tests.support.fixed_control_plane import FixedControlPlane
 from tests.support.messages import MAILBOX, message
 from tests.support.proxies import RunningProxy, running_owner, running_proxy, service_of
-from tests.support.servers.process import free_port
-from tests.support.waiting import SECONDS, until
+from tests.support.servers.process import free_port, pause
+from tests.support.waiting import SECONDS, until, within
 
 NOBODY = "127.0.0.1:1"
 """An address at which nobody listens."""
@@ -374,7 +374,7 @@ async def owner_process() -> AsyncIterator[tuple[Process, str]]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        await process.wait()
+        await within(process.wait())
 
 
 async def test_calls_to_an_owner_that_is_killed_are_unavailable_until_another_one_takes_over(
@@ -409,7 +409,7 @@ async def test_an_owner_that_is_paused_is_unavailable_and_then_serves_again(
         ):
             async with connect_grpc(proxy.address, timeout_ms=60_000, mailbox=MAILBOX) as client:
                 assert client.name == MAILBOX
-            process.send_signal(signal.SIGSTOP)
+            pause(process.pid)
             with pytest.raises(Unavailable, match="took effect is unknown"):
                 await caller.send(message())
             for _ in range(2):

@@ -84,8 +84,8 @@ async def test_each_option_is_a_field_of_the_selection(run: Run) -> None:
     report = await run(redrive.start, **OPTIONS, job_id=JOB)
     assert msgspec.convert(report["spec"], RedriveSpec) == EVERY_FIELD
     assert (report["job_id"], report["status"], report["matched"]) == (JOB, "completed", 0)
-    note = CANCEL.note
-    report = await run(redrive.start, action="cancel", topic=["orders"], key=["ann"], note=note, yes=True)
+    options = {"note": CANCEL.note, "status": CANCEL.statuses, "yes": True}
+    report = await run(redrive.start, action="cancel", topic=["orders"], key=["ann"], **options)
     assert msgspec.convert(report["spec"], RedriveSpec) == CANCEL
     at = "1970-01-01T00:00:05Z"
     report = await run(redrive.start, action="reschedule", id_=["m1"], at=at, limit=2)

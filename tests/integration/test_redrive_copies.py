@@ -17,14 +17,14 @@ from postroom.adapters.system.clock import SystemClock
 from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.application.messages import NewMessage
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.query_results import RedriveMessage, RedriveReport
+from postroom.application.reports import RedriveMessage, RedriveReport
 from postroom.domain.capability.rights import Right
 from postroom.domain.commit import Commit
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import Forbidden, InvalidRequest
 from postroom.domain.message import MessageExpired, MessageSent
 from postroom.domain.names import message_stream
-from postroom.domain.namespace.members import RESERVED_TOPIC
+from postroom.domain.namespace import RESERVED_TOPIC
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
 from tests.support.access import controlled_mailbox, mailbox_of
@@ -86,6 +86,10 @@ async def test_a_job_sends_copies_to_another_topic_and_links_them_in_both_direct
         assert [(each.message_id, each.copy_id, each.topic, each.outcome) for each in done] == [
             (id_, copy.message_id, "orders", "redriven") for id_, copy in zip(IDS, received, strict=True)
         ]
+        assert [each.status for each in done] == ["in_flight"] * len(IDS)  # of the copies
+        await received[0].ack()
+        await mailbox.nack_messages([received[1].receipt], action="reject")
+        assert [each.status for each in await outcomes(mailbox, job)][:3] == ["acked", "dead", "in_flight"]
         original, copy = await mailbox.get_message("m3"), await mailbox.get_message(received[3].message_id)
         assert (original.status, original.reason, original.last_error) == ("dead", "replaced", "boom")
         links = original.history[-1].facts

@@ -359,6 +359,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "delay of a cancellation": ({"action": "cancel", "delay_ms": 1}, "leave it out of action cancel"),
     "time of a cancellation": ({"action": "cancel", "at": 1}, "at is of action reschedule"),
     "note of a redrive": ({"note": "x"}, "note is of action cancel; leave it out of action redrive"),
+    "statuses of a redrive": ({"statuses": ("ready",)}, "statuses are of messages that wait"),
+    "in flight to be rescheduled": (
+        {"action": "reschedule", "statuses": ("in_flight",)},
+        "in flight can't be rescheduled",
+    ),
+    "status": ({"action": "cancel", "statuses": ("acked",)}, "Invalid enum value"),
     "two times": ({"action": "reschedule", "at": 1, "delay_ms": 1}, "leave out one of them"),
     "distant time": ({"action": "reschedule", "at": 1 << 50}, "at must be within"),
     "ids": ({"message_ids": ("a",) * 1_001}, "at most 1000"),

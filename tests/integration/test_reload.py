@@ -22,7 +22,7 @@ from postroom.adapters.cli.settings import Settings, load_settings
 from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.compose.access import open_access, open_capabilities, open_key_ring
 from postroom.adapters.compose.serve import ServerTls, TlsFiles
-from postroom.adapters.system.service_manager import ServiceManager
+from postroom.adapters.system.host import ServiceManager
 from postroom.application.page import Page
 from postroom.domain.errors import InvalidRequest, Saturated
 from postroom.domain.search import EventFilter, FoundMessage

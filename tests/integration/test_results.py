@@ -276,7 +276,7 @@ async def test_a_mailbox_that_is_closed_ends_waits_with_an_error(tmp_path: Path)
     async with open_mailbox(str(tmp_path / "store.db")) as mailbox:
         sent = await mailbox.send_message(message())
         waiting = asyncio.create_task(mailbox.wait_for_result(sent.message_id, wait_ms=WAIT_MS))
-        await asyncio.sleep(0.1)
+        await until(lambda: mailbox.engine.long_polls.watches)
     async with asyncio.timeout(WAIT_MS / 2_000):
         with pytest.raises(PostroomError, match="closed"):
             await waiting
@@ -286,8 +286,7 @@ async def test_a_wait_that_is_cancelled_leaves_nothing_behind(tmp_path: Path) ->
     async with open_mailbox(str(tmp_path / "store.db")) as mailbox:
         sent = await mailbox.send_message(message())
         waiting = asyncio.create_task(mailbox.wait_for_result(sent.message_id, wait_ms=WAIT_MS))
-        await asyncio.sleep(0.1)
-        assert mailbox.engine.long_polls.watches
+        await until(lambda: mailbox.engine.long_polls.watches)
         waiting.cancel()
         await asyncio.wait([waiting])
         assert not mailbox.engine.long_polls.watches

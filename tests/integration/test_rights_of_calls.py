@@ -28,6 +28,7 @@ SCOPES = [*([each] for each in Right), [HEADERS, PAYLOADS], [HEADERS, Right.REDR
 RECEIPT = write_receipt(Receipt(message_stream("acme@one", "unknown"), 2, 1))
 ONE = {"receipts": [RECEIPT]}
 JOB = "01890a5d-ac96-774b-bcce-b302099a8057"
+WORKER = {"name": "shop"}
 FILTER = pb.SubscriptionFilter(topics=["orders"])
 
 HTTP: Mapping[str, tuple[set[Right], Any]] = {
@@ -49,6 +50,10 @@ HTTP: Mapping[str, tuple[set[Right], Any]] = {
     "GET /v1/dlq": ({HEADERS}, None),
     "GET /v1/dlq/groups": ({HEADERS}, None),
     "GET /v1/topics": ({HEADERS}, None),
+    "GET /v1/topics/{topic}/report": ({HEADERS}, None),
+    "GET /v1/consumers": ({HEADERS}, None),
+    "GET /v1/workers": ({HEADERS}, None),
+    "PUT /v1/workers/{id}": ({Right.RECV}, {"worker": WORKER}),
     "GET /v1/peek": ({HEADERS, PAYLOADS}, None),
     "GET /v1/topics/{topic}/policy": ({HEADERS}, None),
     "PUT /v1/topics/{topic}/policy": ({Right.ADMIN}, {}),
@@ -65,6 +70,9 @@ HTTP: Mapping[str, tuple[set[Right], Any]] = {
     "PUT /v1/schedules/{name}/resume": ({Right.ADMIN}, None),
     "POST /v1/schedules/{name}/run": ({Right.ADMIN}, None),
     "DELETE /v1/schedules/{name}": ({Right.ADMIN}, None),
+    "POST /v1/searches": ({Right.REDRIVE}, {"name": "dead", "query": "topics=orders"}),
+    "GET /v1/searches": ({HEADERS}, None),
+    "DELETE /v1/searches/{search_id}": ({Right.REDRIVE}, None),
     "GET /v1/subscriptions": ({HEADERS}, None),
     "PUT /v1/subscriptions/{name}": ({Right.ADMIN}, {"filter": {"topics": ["orders"]}}),
     "POST /v1/subscriptions/{name}/rewind": ({Right.ADMIN}, {"start": 0}),
@@ -111,6 +119,10 @@ GRPC: Mapping[str, tuple[set[Right], Any]] = {
     "preview_settings": ({Right.ADMIN}, pb.PreviewSettingsRequest()),
     "set_topic_policy": ({Right.ADMIN}, pb.SetTopicPolicyRequest(topic="orders")),
     "list_topics": ({HEADERS}, pb.ListTopicsRequest()),
+    "describe_topic": ({HEADERS}, pb.DescribeTopicRequest(topic="orders")),
+    "list_consumers": ({HEADERS}, pb.ListConsumersRequest()),
+    "list_workers": ({HEADERS}, pb.ListWorkersRequest()),
+    "report_worker": ({Right.RECV}, pb.ReportWorkerRequest(id=JOB, worker=pb.WorkerState(name="shop"))),
     "pause_topic": ({Right.ADMIN}, pb.PauseTopicRequest(topic="orders")),
     "resume_topic": ({Right.ADMIN}, pb.ResumeTopicRequest(topic="orders")),
     "set_subscription": ({Right.ADMIN}, pb.SetSubscriptionRequest(name="mail", filter=FILTER)),
@@ -123,6 +135,9 @@ GRPC: Mapping[str, tuple[set[Right], Any]] = {
     "resume_schedule": ({Right.ADMIN}, pb.ResumeScheduleRequest(name="nightly")),
     "run_schedule": ({Right.ADMIN}, pb.RunScheduleRequest(name="nightly")),
     "delete_schedule": ({Right.ADMIN}, pb.DeleteScheduleRequest(name="nightly")),
+    "save_search": ({Right.REDRIVE}, pb.SaveSearchRequest(name="dead", query="topics=orders")),
+    "list_searches": ({HEADERS}, pb.ListSearchesRequest()),
+    "delete_search": ({Right.REDRIVE}, pb.DeleteSearchRequest(search_id=JOB)),
     "list_subscriptions": ({HEADERS}, pb.ListSubscriptionsRequest()),
     "rewind_subscription": (
         {Right.ADMIN},
@@ -173,7 +188,8 @@ async def test_a_call_over_http_needs_its_right(controlled: "Controlled[MemoryMa
             for call, (rights, body) in HTTP.items():
                 method, _, path = call.partition(" ")
                 target = path.replace("{msg_id}", "unknown").replace("{topic}", "orders")
-                target = target.replace("{job_id}", JOB).replace("{name}", "mail")
+                target = target.replace("{job_id}", JOB).replace("{name}", "mail").replace("{id}", JOB)
+                target = target.replace("{search_id}", JOB)
                 query = "?topic=orders" if path == "/v1/peek" else ""
                 async with session.request(method, target + query, json=body, headers=headers) as answer:
                     text = await answer.text()

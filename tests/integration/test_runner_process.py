@@ -24,6 +24,7 @@ from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.domain.errors import PostroomError
 from tests.support.memory_control_plane import MemoryControlPlane
 from tests.support.messages import MAILBOX, message
+from tests.support.servers.process import pause
 from tests.support.waiting import SECONDS, until
 
 SCRIPT = Path(sys.executable).with_name("postroom")
@@ -87,7 +88,7 @@ async def test_a_runner_that_was_paused_beyond_its_lease_appends_nothing_when_it
         connect_grpc(served, timeout_ms=60_000, mailbox=MAILBOX) as client,
     ):
         await client.send_message(message(b"1", message_id="1"))
-        process.send_signal(signal.SIGSTOP)
+        pause(process.pid)
         paused = asyncio.create_task(client.send_message(message(b"2", message_id="2")))
         async with beside(tmp_path, admin, "second") as second:
             await until(lambda: second.runner.served)  # after TTL and grace period

@@ -31,7 +31,7 @@ from postroom.adapters.local.endpoints import bound_path
 from postroom.adapters.local.protocol import VERSION, Hello, frame
 from postroom.application.threads import cancel_and_wait
 from postroom.domain.errors import WrongMode
-from tests.support.waiting import until
+from tests.support.waiting import until, within
 
 MAILBOX = "main@local"
 SHORT_MS = 400
@@ -280,10 +280,10 @@ async def test_tasks_share_a_connection(store: str) -> None:
     async def use_and_leave() -> None:
         async with connection:
             is_open.set()
-            await may_leave.wait()
+            await within(may_leave.wait())
 
     other = asyncio.create_task(use_and_leave())
-    await is_open.wait()
+    await within(is_open.wait())
     async with connection as mailbox:
         may_leave.set()
         await other

@@ -55,6 +55,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "PART_WEIGHT", 10)
     monkeypatch.setattr(snapshots, "ALLOWED_WEIGHT", 200)
     monkeypatch.setattr(batch, "CHUNK_ITEMS", 25)
+    monkeypatch.setattr(batch, "BLOCK_ITEMS", 10)
     monkeypatch.setattr(snapshot, "ROW_BYTES", 4_000)
 
 
@@ -314,6 +315,24 @@ async def test_a_mailbox_that_changes_all_the_time_gets_its_snapshot() -> None:
         assert restored is not None
         assert restored.position >= taken[-1].position
         assert take_snapshot(restored) == take_snapshot(fold_at(folded_log(log), restored.position))
+
+
+@pytest.mark.usefixtures("small_steps")
+async def test_unsettled_messages_are_noted_for_those_who_ask_for_a_whole_snapshot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(snapshots, "PART_EVENTS", 10_000)
+    async with memory_place().open() as mailbox:
+        await mailbox.send_batch([message()] * 300)
+        first = await mailbox.engine.take_snapshot()  # whole, as there is none before
+        assert first.unsettled == frozenset()
+    async with memory_place().open() as mailbox:
+        await mailbox.send_batch([message()] * 300)
+        first, whole = await asyncio.gather(
+            mailbox.engine.take_snapshot(), mailbox.engine.take_snapshot(whole=True)
+        )
+        assert first == whole
+        assert len(whole.unsettled) == 300
 
 
 async def test_no_snapshot_is_taken_of_a_mailbox_that_is_closed() -> None:

@@ -18,6 +18,7 @@ from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.sqlite.store import SqliteStore
 from postroom.domain.errors import PostroomError, UnusableStore
 from tests.support.fork_server import popen
+from tests.support.waiting import within
 
 MAILBOX = "main@local"
 SENDS = 40
@@ -156,7 +157,7 @@ async def test_a_store_that_is_renamed_has_no_second_owner_while_the_first_runs(
     with pytest.raises(UnusableStore, match="another name"):
         SqliteEventLog(two, MAILBOX)
     owner.kill()
-    await owner.wait()
+    await within(owner.wait())
     os.rename(f"{one}-wal", f"{two}-wal")
     assert await count(two) == SENDS
 
@@ -240,14 +241,10 @@ async def test_a_store_that_another_user_made_is_refused(tmp_path: Path) -> None
 
 AS_NOBODY = """
 import os, sys
-from postroom.adapters.cli.main import main
+from postroom.adapters.cli.main import invoke
 
 def run(store, command):
-    sys.argv = ["postroom", "--store", store, *command.split()]
-    try:
-        main()
-    except SystemExit as end:
-        return end.code
+    return invoke(["--store", store, *command.split()])
 
 own, other, *commands = sys.argv[1:]
 for command in commands:  # imports what an installation of this user may not read

@@ -24,7 +24,7 @@ BODY_BYTES = 10_000
 Open = Callable[..., AbstractAsyncContextManager[OwnedMailbox]]
 
 
-@pytest.fixture(params=["sqlite", "postgres", "memory"])
+@pytest.fixture(params=["sqlite", "postgres", "jetstream", "memory"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """Open one and the same mailbox, with limits as the test says."""
     if request.param == "memory":
@@ -32,7 +32,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     elif request.param == "sqlite":
         store = str(tmp_path / "store.db")
     else:
-        store = request.getfixturevalue("postgres_store")
+        store = request.getfixturevalue(f"{request.param}_store")
 
     @asynccontextmanager
     async def open_(max_store_bytes: int | None = None, **options: object) -> AsyncIterator[OwnedMailbox]:

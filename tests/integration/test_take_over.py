@@ -36,13 +36,15 @@ from postroom.adapters.postgres.migrate import migrate
 from postroom.adapters.postgres.url import is_url
 from postroom.application.mailbox.stored_snapshots import fold
 from postroom.domain.envelope.build import open_envelope
-from postroom.domain.mailbox.commands import OwnershipTaken
+from postroom.domain.mailbox.events import OwnershipTaken
 from postroom.domain.message import MessageAcked, MessageReceived, MessageRequeued, MessageSent
 from postroom.domain.names import mailbox_stream
 from postroom.domain.subscription import SubscriptionAdvanced
 from tests.simulation.subscriptions import Reference
 from tests.support.fork_server import popen
 from tests.support.servers.postgres import PostgresServer
+from tests.support.servers.process import pause
+from tests.support.waiting import SECONDS
 
 KILL_SECONDS = 1.0
 DEADLINE_SECONDS = 600.0
@@ -121,7 +123,7 @@ class Processes:
             if process.pid == owner and process.poll() is None:
                 self.kills.append(time.monotonic_ns())
                 process.kill()
-                process.wait()
+                process.wait(SECONDS)
                 self.start(name)
                 return
 
@@ -146,7 +148,7 @@ class Processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(30)
             process.kill()
-            process.wait()
+            process.wait(SECONDS)
         for host in self._hosts:
             host.cleanup()
 
@@ -278,11 +280,11 @@ def test_order_limits_and_subscriptions_hold_while_owners_are_killed(store: str,
     print(f"{len(take_overs)} take-overs, {most} messages in flight, {copies}: {sorted(take_overs)}")
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "jetstream"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return str(tmp_path / "store.db")
-    url: str = request.getfixturevalue("postgres_store")
+    url: str = request.getfixturevalue(f"{request.param}_store")
     return url
 
 
@@ -349,7 +351,7 @@ async def send_beside_a_paused_owner(store: str, owner: Owner) -> list[bytes]:
     async with connect(store, owner_timeout_ms=OWNER_TIMEOUT_MS) as mailbox:
         await mailbox.send_message(NewMessage(topic="orders", payload=b"to the first owner"))
         assert (await mailbox.get_backlog()).owner.startswith(f"process {owner.process.pid} ")
-        os.kill(owner.process.pid, signal.SIGSTOP)
+        pause(owner.process.pid)
         await mailbox.send_message(NewMessage(topic="orders", payload=b"to the second owner"))
         assert (await mailbox.get_backlog()).owner.startswith(f"process {os.getpid()} ")
         os.kill(owner.process.pid, signal.SIGCONT)

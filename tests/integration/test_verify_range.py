@@ -11,7 +11,7 @@ from postroom.application.mailbox.codec import make_commit
 from postroom.application.queries.verify import RangeVerification, VerifyLog, VerifyRange
 from postroom.domain.commit import Commit
 from postroom.domain.errors import BrokenLog, InvalidRequest, NotFound
-from postroom.domain.mailbox.commands import LogTruncated
+from postroom.domain.mailbox.events import LogTruncated
 from postroom.domain.names import mailbox_stream
 from tests.support.altered_log import AlteredLog
 from tests.support.stores import MAILBOX, Place, message

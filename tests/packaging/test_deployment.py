@@ -16,12 +16,15 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import typer
 import yaml
 
 from postroom.adapters.cli.main import build
-from postroom.adapters.cli.serve import DEFAULT_HTTP
+from postroom.adapters.cli.restrictions import AccessSection
+from postroom.adapters.cli.serve import DEFAULT_HTTP, ServeSettings
+from postroom.adapters.cli.settings import load_settings
 from tests.packaging.conftest import ROOT, TIMEOUT_SECONDS
 from tests.packaging.environments import Environment
 
@@ -343,3 +346,57 @@ def test_the_commands_of_the_containers_run_in_their_order_on_a_new_database(
         assert done == code, printed
     assert "worker app:worker, console." in printed
     assert DEFAULT_HTTP in (DEPLOY / "healthcheck.py").read_text()
+
+
+KUBERNETES = DEPLOY / "kubernetes"
+
+
+def manifests() -> list[dict[str, Any]]:
+    """Return the objects of deploy/kubernetes, but for the file of kustomize."""
+    files = sorted(each for each in KUBERNETES.glob("*.yaml") if each.name != "kustomization.yaml")
+    listed = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())["resources"]
+    assert sorted(listed) == [each.name for each in files]
+    return [each for file in files for each in yaml.safe_load_all(file.read_text())]
+
+
+def pods() -> list[dict[str, Any]]:
+    """Return the pods that the manifests describe."""
+    return [each["spec"]["template"]["spec"] for each in manifests() if "template" in each.get("spec", ())]
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.37"])
+def test_the_manifests_are_valid_in_kubernetes(version: str) -> None:
+    for each in manifests():
+        kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_the_commands_and_settings_of_the_manifests_are_valid(tmp_path: Path) -> None:
+    commands = [each for pod in pods() for each in pod["containers"]]
+    assert len(commands) == 3
+    for each in commands:
+        context = build().make_context("postroom", [*each["args"]], resilient_parsing=False)
+        while rest := [*getattr(context, "_protected_args", ()), *context.args]:
+            name, found, arguments = context.command.resolve_command(context, rest)
+            context = found.make_context(name, arguments, parent=context)
+    settings = next(each["data"] for each in manifests() if each["kind"] == "ConfigMap")
+    (tmp_path / "postroom.toml").write_text(settings["postroom.toml"])
+    loaded = load_settings({}, {}, str(tmp_path / "postroom.toml"))
+    assert loaded.section("serve", ServeSettings).behind_proxy
+    assert loaded.section("access", AccessSection).key_file == "/run/postroom/keys"
+
+
+def test_the_pods_have_no_privileges_and_only_memory_and_empty_folders_to_write_to() -> None:
+    for pod in pods():
+        assert pod["automountServiceAccountToken"] is False
+        assert (pod["securityContext"]["runAsNonRoot"], pod["securityContext"]["runAsUser"]) == (True, 10001)
+        for each in [*pod.get("initContainers", ()), *pod["containers"]]:
+            assert each["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert each["resources"]["limits"]["memory"]
+        for volume in pod.get("volumes", ()):
+            assert {"configMap", "secret", "emptyDir"} & volume.keys()
+    text = "".join(file.read_text() for file in KUBERNETES.glob("*.yaml"))
+    assert "postgresql://" not in text  # addresses have passwords, and are in the secret

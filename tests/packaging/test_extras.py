@@ -127,6 +127,7 @@ def test_with_an_extra_no_public_name_asks_for_it(install: Install, extra: str) 
         ([], ["streams", "list"], "nats"),
         ([], ["search", "--from", "chdb:read-models"], "clickhouse"),
         ([], ["console"], "console"),
+        ([], ["mcp"], "mcp"),
         ([], ["up"], "up"),
         ([], ["ingest", "--subject", "orders.>", "--durable", "archive"], "nats"),
         ([], ["ingest", "--url", "kafka://127.0.0.1:1", "--subject", "a", "--durable", "b"], "kafka"),

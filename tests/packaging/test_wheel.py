@@ -1,10 +1,13 @@
 """The built wheel holds every layer and lives beside a consumer that has a `domain` package of its own."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 import tarfile
 import zipfile
+from email import message_from_string
 from pathlib import Path
 
 import pytest
@@ -75,6 +78,59 @@ def test_the_wheel_carries_its_licence_and_its_command(wheel: Path) -> None:
     (info,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
     assert "Apache License" in archive.read(f"{info}/licenses/LICENSE").decode()
     assert "postroom = postroom.adapters.cli.main:main" in archive.read(f"{info}/entry_points.txt").decode()
+
+
+@pytest.mark.parametrize(
+    ("site", "repository", "links", "urls"),
+    [
+        ("", "", {"docs/workers.md", "docs/images/console/overview-1280-light.webp", "CONTRIBUTING.md"}, []),
+        (
+            "https://docs.example/",
+            "https://code.example/postroom",
+            {
+                "https://docs.example/{}/workers/",
+                "https://docs.example/{}/images/console/overview-1280-light.webp",
+                "https://docs.example/{}/",
+                "https://docs.example/{}/adr/",
+                "https://docs.example/{}/operations/#anchors",
+                "https://docs.example/{}/changelog/",
+                "https://code.example/postroom/blob/v{}/CONTRIBUTING.md",
+            },
+            ["Documentation", "Changelog", "Source", "Issues"],
+        ),
+        (
+            "",
+            "https://code.example/postroom",
+            {
+                "https://code.example/postroom/blob/v{}/docs/workers.md",
+                "https://code.example/postroom/raw/v{}/docs/images/console/overview-1280-light.webp",
+            },
+            ["Source", "Issues"],
+        ),
+    ],
+)
+def test_the_readme_of_the_package_has_absolute_links_where_the_addresses_are_known(
+    tmp_path: Path, site: str, repository: str, links: set[str], urls: list[str]
+) -> None:
+    code = f"from hatchling import build; build.prepare_metadata_for_build_wheel({str(tmp_path)!r})"
+    subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"POSTROOM_SITE_URL": site, "POSTROOM_REPOSITORY_URL": repository},
+        check=True,
+        timeout=TIMEOUT_SECONDS,
+    )
+    (file,) = tmp_path.glob("*.dist-info/METADATA")
+    metadata = message_from_string(file.read_text("utf-8"))
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    text = str(metadata.get_payload())
+    targets = set(re.findall(r"\]\(([^)]+)\)", text))
+    assert {link.format(metadata["Version"]) for link in links} <= targets
+    if site or repository:
+        assert [target for target in targets if "://" not in target] == []
+    else:
+        assert text == (ROOT / "README.md").read_text("utf-8")
+    assert [url.partition(",")[0] for url in metadata.get_all("Project-URL", [])] == urls
 
 
 @pytest.mark.extended

@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 
 from postroom.adapters.compose import OwnedMailbox
+from tests.integration.console.dead_letter_store import Desk, fill_store, opened_desk
 from tests.support.access import Controlled, MemoryPlace, controlled_mailbox
 from tests.support.clocks import ManualClock
 from tests.support.messages import message
 from tests.support.servers.console import Browser, served_console
-from tests.support.stores import live, sqlite_place
+from tests.support.stores import copy_store, live, sqlite_place
 
 
 @pytest.fixture
@@ -26,6 +27,19 @@ async def browser(place: MemoryPlace) -> AsyncIterator[Browser]:
     """A browser at the console of `place`, which asks for tokens; see `Controlled.issue`."""
     async with served_console(place.mailbox, access=access_of(place)) as browser:
         yield browser
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with dead letters, to be copied and left alone."""
+    return fill_store(tmp_path_factory.mktemp("dead"))
+
+
+@pytest.fixture
+async def desk(filled: Path, tmp_path: Path) -> AsyncIterator[Desk]:
+    """A console over a copy of `filled`."""
+    async with opened_desk(copy_store(filled, tmp_path)) as desk:
+        yield desk
 
 
 def access_of(place: Controlled[Any, Any]) -> Any:

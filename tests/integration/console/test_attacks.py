@@ -68,6 +68,52 @@ NAMES = (
 """Names of parameters, of any page."""
 
 
+async def test_errors_of_a_session_keep_its_navigation_and_unknown_parameters_are_refused(
+    stored_browser: Browser, stored: Stored
+) -> None:
+    await stored_browser.sign_in(stored.issue())
+    paths = (
+        "/none",
+        "/messages/none",
+        "/topics/pause",
+        "/search?topc=orders",
+        "/log?event=None",
+        "/access?x",
+        "/topics?sort=ready&sort=dead",
+        "/topics/show?name=orders&name=payments",
+        "/consumers?text=a&text=b",
+    )
+    for path in paths:
+        page = await stored_browser.get(path)
+        assert page.status in (400, 404), path
+        assert 'href="/console/dead-letters"' in page.text, path
+    page = await stored_browser.get("/dead-letters?topic=orders")
+    assert "no parameter &#39;topic&#39;; it has by, cursor, fingerprint, order" in page.text
+    stored_browser.client.cookie_jar.clear()
+    assert 'href="/console/dead-letters"' not in (await stored_browser.get("/none")).text
+
+
+@pytest.mark.parametrize("operations", [tuple(Right), (Right.READ_HEADERS,)])
+async def test_each_page_of_the_navigation_answers_a_token_that_is_limited_to_topics(
+    stored_browser: Browser, stored: Stored, operations: tuple[Right, ...]
+) -> None:
+    await stored_browser.sign_in(stored.issue(topics=["orders*"], operations=operations))
+    paths = nav_of((await stored_browser.get("/")).text)
+    for path in paths:
+        page = await stored_browser.get(path)
+        assert page.status == 200, path
+        assert 'role="alert"' not in page.text, path
+        assert "payments" not in page.text, path
+    await stored_browser.sign_in(stored.issue(operations=operations))
+    others = nav_of((await stored_browser.get("/")).text) - paths
+    assert others >= {"/log", "/outboxes"}
+
+
+def nav_of(text: str) -> set[str]:
+    """Return the paths that the navigation of a page links to."""
+    return set(re.findall(r'href="/console([^"?#]*)"', text.partition("<main")[0])) - {""}
+
+
 async def request(browser: Browser, method: str, path: str, csrf: str, form: Need | None = None) -> Answer:
     """Make a request, and read no stream of events."""
     data = {"csrf": csrf, **dict(form.form if form is not None else ())} if method == "POST" else None

@@ -294,6 +294,33 @@ async def test_a_hostile_traceback_is_shown_as_text_to_those_who_may_read_payloa
     assert "most recent call" not in (await browser.get(f"/messages/{received.message_id}")).text
 
 
+async def test_a_dead_letter_begins_with_why_it_died_and_what_to_do(
+    place: MemoryPlace, browser: Browser
+) -> None:
+    await place.mailbox.set_topic_policy("bills", TopicPolicy(max_attempts=1))
+    await place.mailbox.send_message(message(topic="bills", message_id="bill"))
+    (received,) = await place.mailbox.receive_messages("bills", consumer="printer-1")
+    trace = "Traceback (most recent call last):\nValueError"
+    await place.mailbox.nack_messages([received.receipt], reason="no paper <b>", traceback=trace)
+    await browser.sign_in(place.issue())
+    page = await browser.get("/messages/bill")
+    why, _, rest = page.text.partition('id="payload"')
+    shown = (
+        "no paper &lt;b&gt;",
+        trace,
+        "attempt 1 of 1",
+        "printer-1",
+        "/message/redrive?id=bill",
+        "max_attempts",
+    )
+    assert [each for each in shown if each not in why] == []
+    assert "postroom dlq" not in page.text
+    assert re.search(r"<details>\s*<summary><h2 id=\"headers\">", rest)
+    assert re.search(r"<details>\s*<summary><h2 id=\"hashes\">", rest)
+    alike = re.findall(r'href="/console(/dead-letters/letters[^"]*)"', why)
+    assert "bill" in (await browser.get(unescape(alike[0]))).text
+
+
 async def test_a_message_without_a_result_has_none_to_download() -> None:
     async with open_memory_mailbox() as mailbox, served_console(mailbox) as browser:
         await mailbox.send_message(message(message_id="m"))

@@ -1,35 +1,20 @@
 """Redrive jobs in the console: from the form to the end of the job."""
 
 import re
-from collections.abc import AsyncIterator
 from html import unescape
 from pathlib import Path
 
-import pytest
-
 from postroom.adapters.compose.console import ConsoleSettings
 from postroom.application.messages import NewMessage
-from postroom.application.query_results import RedriveReport
+from postroom.application.reports import RedriveReport
 from postroom.domain.capability.rights import Right
 from postroom.domain.policy import TopicPolicy
-from tests.integration.console.dead_letter_store import Desk, fill_store, opened_desk
+from tests.integration.console.dead_letter_store import Desk, opened_desk
 from tests.support.servers.console import Answer
 from tests.support.stores import copy_store
 from tests.support.waiting import until_answer
 
 _FIELD = re.compile(r'<input type="hidden" name="([^"]+)" value="([^"]*)">')
-
-
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with dead letters, to be copied and left alone."""
-    return fill_store(tmp_path_factory.mktemp("dead"))
-
-
-@pytest.fixture
-async def desk(filled: Path, tmp_path: Path) -> AsyncIterator[Desk]:
-    async with opened_desk(copy_store(filled, tmp_path)) as desk:
-        yield desk
 
 
 def start_form(page: Answer) -> dict[str, str]:
@@ -71,9 +56,27 @@ async def test_a_job_has_what_its_preview_showed_and_starts_once(desk: Desk) -> 
     assert {each.last_error for each in left if each.topic != "payments"} == {"a failure after the preview"}
     page = await desk.browser.get(f"/redrives/{job.job_id}?outcome=redriven")
     assert page.text.count('scope="row"') == 14
-    assert "hx-trigger" not in page.text
+    assert "every 2s" not in page.text
     changed = await desk.browser.send("/redrives", form | {"topics": "payments"})
     assert changed.status == 409
+
+
+async def test_a_job_lists_its_messages_while_it_runs_and_tells_what_became_of_them(desk: Desk) -> None:
+    page = await desk.browser.post("/redrives/preview", topics="payments")
+    page = await desk.browser.send("/redrives", start_form(page))
+    (job,) = await desk.mailbox.list_redrives()
+    await ended(desk, job.job_id)
+    part = await desk.browser.get(f"/redrives/{job.job_id}", headers={"HX-Request": "true"})
+    assert part.text.count('scope="row"') == 4
+    assert "4 ready" in part.text
+    assert "every 5s" in part.text  # as they wait
+    await desk.mailbox.set_topic_policy("payments", TopicPolicy(max_attempts=1))
+    first, second, *_ = await desk.mailbox.receive_messages("payments", max_messages=4)
+    await first.ack()
+    await second.nack(reason="again")
+    part = await desk.browser.get(f"/redrives/{job.job_id}", headers={"HX-Request": "true"})
+    shown = [text for text in ("1 acked", "1 dead again", "2 in flight") if text in part.text]
+    assert shown == ["1 acked", "1 dead again", "2 in flight"]
 
 
 async def test_a_job_is_paused_resumed_cancelled_and_undone_and_others_see_it(desk: Desk) -> None:

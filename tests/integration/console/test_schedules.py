@@ -29,7 +29,9 @@ async def test_a_schedule_is_run_paused_resumed_and_deleted(place: MemoryPlace, 
     done = await browser.post("/schedules/run", name="nightly")
     (received,) = await place.mailbox.receive_messages("reports")
     assert f"has sent message {received.message_id}" in done.text
-    assert f"/messages/{received.message_id}" in (await browser.get("/schedules")).text
+    listed = (await browser.get("/schedules")).text
+    assert f"/messages/{received.message_id}" in listed
+    assert ">in flight<" in listed
     assert "is paused" in (await browser.post("/schedules/pause", name="nightly")).text
     assert (await place.mailbox.list_schedules())[0].paused
     assert "is active" in (await browser.post("/schedules/resume", name="nightly")).text

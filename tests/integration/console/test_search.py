@@ -20,12 +20,13 @@ from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.connect import connect
 from postroom.adapters.compose.console import ConsoleSettings
 from postroom.adapters.compose.export import MAX_EXPORTS, StoreSearchQueries
+from postroom.adapters.compose.projections import LocalTaskRunner, rebuild_projections
 from postroom.adapters.compose.testing import ManualClock
 from postroom.adapters.console.event_filter import PARAMETERS
 from postroom.application.messages import NewMessage
 from postroom.application.ports.read_models import ExportFormat, ExportOptions
 from postroom.domain.capability.rights import Right
-from postroom.domain.search import EventFilter, Order
+from postroom.domain.search import BodyRules, EventFilter, Order
 from tests.projections import histories
 from tests.projections.histories import START_US, STORY, VARIED, build_without_spark, live
 from tests.support.access import Controlled
@@ -95,6 +96,11 @@ def messages(page: str) -> list[str]:
     return [unescape(each) for each in _MESSAGE.findall(page)]
 
 
+def results(page: str) -> list[str]:
+    """Return the ids of the results, without the dead letters of a moment."""
+    return messages(page.partition('aria-labelledby="moment"')[0])
+
+
 async def test_pages_lead_forward_and_back_over_all_messages(place: Place, browser: Browser) -> None:
     everything = await place.mailbox.search_messages(EventFilter(limit=1_000))
     page = await browser.get("/search?limit=7")
@@ -134,7 +140,7 @@ async def test_what_the_form_sends_is_a_short_url_whose_reload_is_identical(brow
 
 async def test_any_text_in_any_field_is_a_page_and_never_markup(browser: Browser) -> None:
     for text in ("<script>&" + "é" * 3_000, "\u202e\0%00 * OR 1=1"):
-        for name in (*PARAMETERS, "at", "back"):
+        for name in (*PARAMETERS, "at", "back", "columns"):
             page = await browser.get("/search?" + urlencode({name: text}))
             assert page.status in (200, 400), (name, text)
             assert "<h1>Search</h1>" in page.text
@@ -157,9 +163,11 @@ async def test_without_read_models_unsettled_messages_are_searched(tmp_path: Pat
 
 async def test_the_backlog_of_a_past_position_is_shown(place: Place, browser: Browser) -> None:
     page = await browser.get("/search?at=1")
+    (href,) = re.findall(r'href="/console([^"]+)">Show the backlog', page.text)
+    page = await browser.get(unescape(href))
     assert "Position 1 of the log" in page.text
     page = await browser.get("/search?at=999999")
-    assert page.status == 200
+    assert page.status == 400
     assert 'role="alert"' in page.text
 
 
@@ -168,7 +176,7 @@ async def test_suggestions_begin_with_what_was_typed(browser: Browser) -> None:
     assert re.findall('value="([^"]*)"', page.text) == ["alice"]
     page = await browser.get("/search/suggestions/principal?principals=" + "<")
     assert "<script>" not in page.text
-    assert (await browser.get("/search/suggestions/envelope_blob?x=a")).status == 404
+    assert (await browser.get("/search/suggestions/envelope_blob?topics=a")).status == 404
 
 
 async def test_an_export_has_all_that_matches_in_any_format(place: Place, browser: Browser) -> None:
@@ -188,14 +196,36 @@ async def test_an_export_has_all_that_matches_in_any_format(place: Place, browse
     assert (await browser.get("/search/export?format=csv&topics=%ed")).status in (200, 400)
 
 
+async def test_a_search_for_words_says_in_which_payloads_it_searched(place: Place, checked: Browser) -> None:
+    await checked.sign_in(place.issue())
+    assert "the payloads of no topic are indexed" in (await checked.get("/search?match=evil")).text
+    assert "are indexed" not in (await checked.get("/search?text=evil")).text
+    for topics, known in ((("*",), ""), (("odd", "shop*"), "payloads of odd, shop*.")):
+        rebuild_projections(place.store, runner=LocalTaskRunner(), bodies=BodyRules(topics))
+        await checked.sign_in(place.issue())
+        page = await checked.get("/search?match=evil")
+        assert ("[search]" in page.text) == bool(known)
+        assert known in page.text
+        for limits, text in (
+            (["odd"], ""),
+            (["later", "odd"], "Only headers were searched of later, whose payloads are not indexed."),
+            (["o*"], "those topics whose payloads are indexed"),
+        ):
+            await checked.sign_in(place.issue(topics=limits))
+            page = await checked.get("/search?match=evil")
+            assert ("[search]" in page.text) == bool(known and text)
+            assert not known or text in page.text
+            assert "shop*" not in page.text
+
+
 async def test_a_token_sees_and_exports_what_it_covers_and_each_call_is_audited(
     place: Place, checked: Browser
 ) -> None:
     await checked.sign_in(place.issue(topics=["odd", "o*"], operations=[Right.READ_HEADERS], principal="ann"))
-    page = await checked.get("/search")
-    assert page.status == 403
-    assert "limited to topics" in page.text
-    assert messages(page.text) == []
+    page = await checked.get("/search?text=evil&limit=25")
+    assert page.status == 200
+    assert page.path.partition("?")[2] == "text=evil&limit=25&topics=odd&topics=o*"
+    assert "1 message matches" in page.text
     assert "shop" not in page.text
     page = await checked.get("/search?topics=o*")
     assert len(messages(page.text)) == 1
@@ -286,10 +316,10 @@ async def test_what_is_hidden_is_not_in_results_facets_suggestions_and_exports(p
         assert "Principal</h2>" not in page.text
         for path in (
             *("principals=alice", "header=%5C%3D1%2B1=x", "text=evil", "match=evil"),
-            "format=csv&principals=alice",
+            "topics=odd&principals=alice",
         ):
-            for target in ("/search", "/search/export"):
-                assert (await browser.get(f"{target}?{path}&format=csv")).status == 403, path
+            for target in ("/search?", "/search/export?format=csv&"):
+                assert (await browser.get(target + path)).status == 403, path
         assert "value=" not in (await browser.get("/search/suggestions/principal?principals=a")).text
         export = await browser.get("/search/export?format=json&payload=1&topics=odd")
         row = json.loads(export.text)
@@ -298,3 +328,71 @@ async def test_what_is_hidden_is_not_in_results_facets_suggestions_and_exports(p
         await browser.sign_in(place.issue())
         page = await browser.get("/search?topics=odd&principals=%3Cscript%3Ealert(1)%3C/script%3E")
         assert len(messages(page.text)) == 1
+
+
+async def test_a_message_is_offered_by_its_id_only_if_there_is_one(place: Place, browser: Browser) -> None:
+    id_ = messages((await browser.get("/search?limit=25")).text)[0]
+    offered = "The message with the id"
+    assert offered in (await browser.get(f"/search?match={id_}")).text
+    for text in ("nothing-like-it", "two words", "part*"):
+        page = await browser.get("/search?" + urlencode({"match": text}))
+        assert (page.status, offered in page.text) == (200, False), text
+
+
+async def test_columns_of_choice_are_part_of_every_link(place: Place, browser: Browser) -> None:
+    columns = [("columns", "principal"), ("columns", "shard"), ("columns", "header:tenant")]
+    page = await browser.get("/search?limit=5&" + urlencode(columns))
+    headings = re.findall(r'<th scope="col"[^>]*>([^<]*)</th>', page.text)
+    assert headings[:5] == ["Message", "Principal", "Shard", "tenant", "Compare"]
+    following = _NEXT.search(page.text)
+    facets = _FACET.findall(page.text)
+    assert following
+    for href in (following[1], facets[0][0]):
+        assert urlencode(columns) in unescape(href)
+        page = await browser.get(unescape(href))
+        assert "tenant</th>" in page.text
+    for wrong in ("payload", "header:", "envelope_blob", "<script>"):
+        page = await browser.get("/search?" + urlencode({"columns": wrong}))
+        assert page.status == 400
+        assert "There is no column" in page.text
+    many = urlencode([("columns", f"header:{number}") for number in range(21)])
+    assert (await browser.get(f"/search?{many}")).status == 400
+    odd = urlencode({"columns": "header:=1+1", "topics": "odd"})
+    assert "\\u202eevil" in (await browser.get(f"/search?{odd}")).text
+
+
+async def test_a_search_as_of_a_position_shows_the_statuses_of_then(place: Place, browser: Browser) -> None:
+    events = (await place.mailbox.get_message("order-1")).history
+    died = next(each.position for each in events if each.event == "MessageDeadLettered")
+    received = next(each.position for each in events if each.event == "MessageReceived")
+    page = await browser.get(f"/search?at={died}&columns=status")
+    assert messages(page.text)[:1] == ["order-1"]
+    assert "badge-bad" in page.text
+    assert f"Statuses are as of position {died}" in page.text
+    assert 'class="facets"' not in page.text
+    assert "Export all" not in page.text
+    page = await browser.get(f"/search?at={received}&columns=status")
+    assert "badge-accent" in page.text  # it was in flight
+    assert "badge-bad" not in page.text
+    page = await browser.get(f"/search?at={received}&statuses=dead")
+    assert "No message matches" in page.text
+    page = await browser.get("/search?at=60&limit=3&order=oldest")
+    found = results(page.text)
+    while following := _NEXT.search(page.text):
+        page = await browser.get(unescape(following[1]))
+        found += results(page.text)
+    assert len(found) == len(set(found)) > 9
+    for future in ("999999", "2999-01-01"):
+        assert (await browser.get(f"/search?at={future}")).status == 400
+
+
+async def test_times_may_be_ages(place: Place, browser: Browser) -> None:
+    everything = await browser.get("/search?limit=250")
+    assert messages((await browser.get("/search?limit=250&end_time=0s")).text) == messages(everything.text)
+    assert messages((await browser.get("/search?start_time=1s")).text) == []
+
+
+async def test_no_export_is_offered_when_nothing_matches(browser: Browser) -> None:
+    page = await browser.get("/search?topics=no.such.topic")
+    assert "No message matches" in page.text
+    assert "/search/export" not in page.text

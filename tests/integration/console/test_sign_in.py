@@ -265,3 +265,25 @@ async def test_a_method_that_a_page_does_not_accept_is_refused_in_words(
     page = await browser.get("/topics/pause?topic=orders")
     assert (page.status, "does not accept" in page.text) == (400, True)
     assert not (await place.mailbox.get_backlog()).paused_topics
+
+
+async def test_a_token_that_may_not_read_leads_to_a_page_that_it_may_see(
+    place: MemoryPlace, browser: Browser
+) -> None:
+    page = await browser.sign_in(place.issue(operations=[Right.SEND], topics=["news"]))
+    assert (page.status, page.path) == (200, "/console/send")
+    assert "Sender" in page.text
+    assert (await browser.get("/")).path == "/console/send"
+    assert (await browser.get("/live")).status == 403
+    for rights, path in (
+        ([Right.RECV], "/console/access"),
+        ([Right.REDRIVE], "/console/redrives"),
+        ([each for each in Right if each is not Right.READ_HEADERS], "/console/send"),
+        ([Right.READ_HEADERS], "/console/"),
+    ):
+        async with Browser.another(browser) as other:
+            page = await other.sign_in(place.issue(operations=rights))
+            assert (page.status, page.path) == (200, path)
+    async with Browser.another(browser) as other:
+        page = await other.sign_in(place.issue(mailboxes=["another@*"]))
+        assert (page.status, page.path) == (200, "/console/access")

@@ -28,7 +28,7 @@ async def test_the_list_shows_filters_progress_and_messages(place: MemoryPlace, 
     page = await browser.get("/subscriptions")
     for text in ("orders, refunds", "country=de", ">live<", ">paused<", "pay*", "Rewind…", "Delete…"):
         assert text in page.text
-    assert 'href="/console/search?topics=mail"' in page.text
+    assert 'href="/console/topics/show?name=mail"' in page.text
     assert 'href="/console/subscriptions"' in page.text  # the navigation
     assert "hx-trigger" not in page.text
     part = await browser.get("/subscriptions", headers={"HX-Request": "true"})

@@ -1,27 +1,12 @@
 """The policy simulator in the console."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from postroom.adapters.console.pages import what_if
 from postroom.domain.capability.rights import Right
-from tests.integration.console.dead_letter_store import Desk, fill_store, opened_desk
-from tests.support.stores import copy_store
-
-
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with dead letters, to be copied and left alone."""
-    return fill_store(tmp_path_factory.mktemp("dead"))
-
-
-@pytest.fixture
-async def desk(filled: Path, tmp_path: Path) -> AsyncIterator[Desk]:
-    async with opened_desk(copy_store(filled, tmp_path)) as desk:
-        yield desk
+from tests.integration.console.dead_letter_store import Desk
 
 
 async def test_the_outcome_is_compared_with_what_was_recorded(desk: Desk) -> None:

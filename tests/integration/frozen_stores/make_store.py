@@ -8,6 +8,8 @@ merged, and never again:
 
     xz -9 STORE                                                              as format-N.db.xz
     pg_dump --schema=postroom --no-owner --no-privileges --inserts URL | xz  as format-N.sql.xz
+
+`format-N.txt` has the fields of the events, or their number where they are stored without names.
 """
 
 import asyncio

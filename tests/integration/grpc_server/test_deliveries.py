@@ -16,7 +16,7 @@ from postroom.domain.errors import Unavailable
 from postroom.domain.subscription import SubscriptionFilter
 from tests.support.grpc_callers import Caller, connected, details, new, read, serve_grpc
 from tests.support.stores import envelope, message
-from tests.support.waiting import SECONDS
+from tests.support.waiting import SECONDS, within
 
 
 async def test_a_delivery_has_the_envelope_without_the_publishers_token(
@@ -175,7 +175,7 @@ async def test_messages_of_a_caller_that_is_paused_are_ready_again(
                 received = await mailbox.receive_messages("orders", wait_ms=20_000)
         finally:
             paused.kill()
-            await paused.wait()
+            await within(paused.wait())
     assert [each.attempt for each in received] == [2]
 
 

@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 
 import pytest
 
-from postroom.application.cloudevents.message import NATS, Mode
+from postroom.application.cloudevents import NATS, Mode
 from tests.support.archived import sdk_event
 from tests.support.cloud_events import write_by_sdk
 from tests.support.http_messages import message, receive, send, topic

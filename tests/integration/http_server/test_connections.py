@@ -1,13 +1,19 @@
 """Connections without a valid token: they hold a small share for a short time, and keep nobody out."""
 
+import asyncio
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from uvicorn.config import Config
 
 from postroom.adapters.compose.access import open_capabilities, open_key_ring
+from postroom.adapters.http_server.connection import State
+from postroom.adapters.http_server.server import NewConnection
+from postroom.adapters.http_server.settings import HttpSettings
 from postroom.domain.capability.rights import Right, Rights
 from tests.support.servers.http import PostroomServer, receive_all
 from tests.support.waiting import wait_until
@@ -134,3 +140,40 @@ def test_connections_above_the_share_of_an_address_are_closed(tmp_path: Path) ->
             return not is_open(connections[0]) and is_open(latest)
 
         wait_until(oldest_is_closed)
+
+
+def test_a_refused_connection_that_its_client_resets_is_forgotten() -> None:
+    class Refused(set[NewConnection]):
+        """Connections that are refused; their number is asked for between the answer and its end."""
+
+        def __len__(self) -> int:
+            client.close()
+            return super().__len__()
+
+    async def refuse() -> None:
+        settings = HttpSettings(max_connections=1)
+        state = State(settings)
+        state.connections.add(object())  # type: ignore[arg-type]  # only their number counts
+        state.refused = refused = Refused()
+        errors: list[dict[str, object]] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, error: errors.append(error))
+        made: list[NewConnection] = []
+
+        def connect() -> NewConnection:
+            made.append(NewConnection(Config(app=None), state, settings))  # type: ignore[arg-type]  # not called
+            return made[-1]
+
+        server = await loop.create_server(connect, "127.0.0.1", 0)
+        async with server:
+            await loop.run_in_executor(None, client.connect, server.sockets[0].getsockname())
+            async with asyncio.timeout(60):
+                while not made:
+                    await asyncio.sleep(0)
+                await made[0].closed.wait()
+        assert not list(refused)
+        assert not errors
+
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close resets
+    asyncio.run(refuse())

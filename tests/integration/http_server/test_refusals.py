@@ -1,7 +1,10 @@
 """Requests that the HTTP interface refuses, and what they leave behind: nothing."""
 
+from pathlib import Path
+
 import pytest
 
+from postroom.adapters.compose.access import open_capabilities, open_key_ring
 from tests.support.http_messages import message, topic
 from tests.support.servers.http import PostroomServer
 
@@ -85,3 +88,30 @@ def test_a_full_shard_is_answered_429_with_a_time_to_retry(server: PostroomServe
     assert (full.status, full.json["code"]) == (429, "E_SATURATED")
     assert int(full.headers["retry-after"]) >= 1
     assert full.json["retry_after_ms"] > 0
+
+
+def test_the_type_of_a_problem_is_a_page_about_its_code(server: PostroomServer) -> None:
+    for path in ("/nothing", "/v1/dlq?limit=0", "/v1/messages/unknown"):
+        refusal = server.call("GET", path).json
+        assert refusal["type"] == f"/v1/errors/{refusal['code']}"
+        page = server.call("GET", refusal["type"])
+        assert (page.status, page.headers["content-type"]) == (200, "text/plain; charset=utf-8")
+        assert page.text.startswith(f"{refusal['code']}: ")
+        assert "\n\nRemedy: " in page.text
+
+
+def test_the_page_of_a_code_needs_no_token(tmp_path: Path) -> None:
+    store = str(tmp_path / "store.db")
+    with open_capabilities(store, open_key_ring(store)) as capabilities:
+        capabilities.rotate()
+    with PostroomServer(tmp_path, dev=False) as server:
+        refusal = server.call("GET", "/v1/backlog")
+        assert (refusal.status, refusal.json["type"]) == (401, "/v1/errors/E_CAP_AUTH")
+        assert server.call("GET", refusal.json["type"]).status == 200
+
+
+@pytest.mark.parametrize("code", ["E_NONE", "%00", "%ff", "..%2f..%2fetc", "E_STORE/x", "<script>"])
+def test_a_code_that_does_not_exist_has_no_page(server: PostroomServer, code: str) -> None:
+    answer = server.call("GET", f"/v1/errors/{code}")
+    assert answer.status in (400, 404)
+    assert answer.headers["content-type"] == "application/problem+json"

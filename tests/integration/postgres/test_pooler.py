@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from postroom import MailboxOutbox, NewEvent, Outbox, ReceivedMessage, Sent, Worker, connect
-from postroom.adapters.cli.main import main
+from postroom.adapters.cli.main import invoke
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.outbox import MailboxTarget, open_relay
 from postroom.adapters.compose.projections import LocalTaskRunner, rebuild_projections, verify_projections
@@ -140,7 +140,6 @@ def filled(
 def run(command: str, filled: Filled, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Run a command of the command line on the store behind the pooler, and return its exit code."""
     words = [word.format(folder=folder, **filled.names) for word in command.split()]
-    monkeypatch.setattr("sys.argv", ["postroom", *words])
     monkeypatch.chdir(folder)
     for name, value in {
         "POSTROOM_STORE": filled.pooled,
@@ -149,9 +148,7 @@ def run(command: str, filled: Filled, folder: Path, monkeypatch: pytest.MonkeyPa
         "POSTROOM_MESSAGING__CONTEXT": "sea",
     }.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
+    return invoke(words)
 
 
 def failed_writes(pooled: str) -> list[str]:

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
+from random import Random
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import psycopg
@@ -342,6 +344,24 @@ def test_mailboxes_are_sorted_by_name(open_log: Open, url: str) -> None:
     open_log(TWO)
     open_log(ONE)
     assert mailbox_names(url) == list_mailboxes(url) == [ONE, TWO]
+
+
+def test_of_large_commits_few_are_fetched_at_a_time(open_log: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, sizes, random = open_log(ONE), list[int](), Random(1)
+    records = append_each(log, [sent(number, envelope=random.randbytes(60_000)) for number in range(1, 31)])
+    fetch = log_connections.LogConnections.fetch
+
+    def spy(connections: Any, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        rows = fetch(connections, statement, **values)
+        sizes.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(log_connections.LogConnections, "fetch", spy)
+    for most, expected in ((1, 1), (150_000, 3), (event_log.CHUNK_BYTES, 30)):
+        monkeypatch.setattr(event_log, "CHUNK_BYTES", most)
+        sizes.clear()
+        assert list(log.read()) == records
+        assert max(sizes) == expected
 
 
 def test_a_gap_that_is_longer_than_what_is_read_at_once_is_not_taken_for_the_end(

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from psycopg import sql
 
 from postroom import MailboxOutbox, NewEvent, NewMessage, Outbox, ReceivedMessage
-from postroom.adapters.cli.main import main
+from postroom.adapters.cli.main import invoke
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.backup import back_up
 from postroom.adapters.compose.control_plane import open_lease_store
@@ -24,9 +24,9 @@ from postroom.adapters.compose.restore import restore
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.postgres.database import connect
 from postroom.adapters.postgres.event_log import PostgresEventLog
+from postroom.adapters.postgres.hints import PostgresHints
 from postroom.adapters.postgres.lease_store import PostgresLeaseTables
 from postroom.adapters.postgres.messaging.inbox import PostgresInbox
-from postroom.adapters.postgres.messaging.message_outbox import PostgresHints
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.adapters.postgres.migrate import migrate
 from postroom.adapters.subject_keys.master_key import LocalMasterKey
@@ -245,7 +245,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
     def run(command: str, url: str, code: int = 0) -> str:
         schema = url.partition("=")[2]
-        monkeypatch.setattr("sys.argv", ["postroom", *command.format(folder=tmp_path, schema=schema).split()])
         monkeypatch.chdir(tmp_path)
         for name, value in {
             "POSTROOM_STORE": url,
@@ -254,10 +253,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
             "POSTROOM_MESSAGING__CONTEXT": "sea",
         }.items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(SystemExit) as ended:
-            main()
+        ended = invoke(command.format(folder=tmp_path, schema=schema).split())
         printed = capsys.readouterr()
-        assert (ended.value.code or 0) == code, (command, printed)
+        assert ended == code, (command, printed)
         return printed.out + printed.err
 
     return run

@@ -12,6 +12,7 @@ from typing import Any
 from postroom.projections.spark.session import SCHEDULER_OPTIONS
 from tests.support.servers.process import LOOPBACK, end_with_parent
 from tests.support.servers.spark import SparkCluster, archive_options, spark_home
+from tests.support.waiting import SECONDS
 
 REPOSITORY = Path(__file__).parents[3]
 JOB_SECONDS = 800
@@ -110,7 +111,7 @@ class Job:
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.wait(SECONDS)
 
     def result(self) -> dict[str, Any]:
         """Wait for the end and return the JSON that the job printed."""

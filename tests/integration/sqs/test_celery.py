@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.servers.http import PostroomServer
 from tests.support.sqs import sqs_client
-from tests.support.waiting import wait_until
+from tests.support.waiting import SECONDS, wait_until
 
 COUNT = 20
 TASKS = """
@@ -57,7 +57,7 @@ def worker(folder: Path, environment: dict[str, str]) -> Iterator["subprocess.Po
         yield process
     finally:
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.wait(SECONDS)
 
 
 @pytest.mark.extended

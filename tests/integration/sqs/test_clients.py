@@ -113,7 +113,7 @@ def conversation(command: Sequence[str | Path], url: str) -> Iterator[Invoke]:
         stdin.close()
         stdout.close()
         process.kill()
-        process.wait()
+        process.wait(SECONDS)
 
 
 @pytest.mark.extended

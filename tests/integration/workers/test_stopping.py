@@ -12,11 +12,10 @@ import pytest
 from postroom import InvalidRequest, MailboxClosed, NewMessage, TopicPolicy, Worker, connect
 from postroom.adapters.compose import OwnedMailbox
 from postroom.application.mailbox.engine import MailboxEngine
-from postroom.application.workers import consumer_run
-from postroom.application.workers import handler as handler_module
-from postroom.application.workers.handler import LoopWatch
+from postroom.application.workers import consumer_run, handler_calls
+from postroom.application.workers.handler_calls import LoopWatch
 from postroom.domain.errors import Unavailable
-from tests.support.waiting import SECONDS, until
+from tests.support.waiting import SECONDS, until, within
 from tests.support.worker_runs import running, send, unsettled
 
 PATIENT = TopicPolicy(max_attempts=1_000, backoff_base_ms=1, backoff_max_ms=1)
@@ -33,7 +32,7 @@ async def test_stopping_lets_handlers_finish(mailbox: OwnedMailbox) -> None:
 
     await send(mailbox, b"1", b"2")
     async with running(worker, mailbox) as task:
-        await started.wait()
+        await within(started.wait())
     assert task.result().handled == 2
     assert await unsettled(mailbox) == {}
 
@@ -72,11 +71,11 @@ async def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_worker_
         started.set()
         while not release.is_set():
             with suppress(asyncio.CancelledError):
-                await release.wait()
+                await within(release.wait())
 
     await send(mailbox, b"1", b"2")
     async with running(worker, mailbox, stop_ms=100):
-        await started.wait()
+        await within(started.wait())
     release.set()
     received = await mailbox.receive_messages("orders", max_messages=2)
     assert [each.payload for each in received] == [b"1", b"2"]
@@ -93,11 +92,11 @@ async def test_a_batch_whose_handler_ignores_its_cancellation_is_delivered_again
         started.set()
         while not release.is_set():
             with suppress(asyncio.CancelledError):
-                await release.wait()
+                await within(release.wait())
 
     await send(mailbox, b"1", b"2", b"3")
     async with running(worker, mailbox, stop_ms=100):
-        await started.wait()
+        await within(started.wait())
     left = await unsettled(mailbox)
     release.set()
     assert left == {"ready": 3}
@@ -113,7 +112,7 @@ async def test_a_cancelled_worker_returns_its_messages_at_once(mailbox: OwnedMai
 
     await send(mailbox, b"1")
     task = asyncio.create_task(worker.run(mailbox))
-    await started.wait()
+    await within(started.wait())
     with pytest.raises(InvalidRequest, match="is running"):
         await worker.run(mailbox)
     task.cancel()
@@ -222,8 +221,8 @@ async def test_a_worker_can_run_again_and_many_messages_are_each_handled_once(ma
 def test_a_loop_that_is_blocked_after_a_pause_without_messages_is_noticed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(handler_module, "CHECK_SECONDS", 0.01)
-    monkeypatch.setattr(handler_module, "IDLE_SECONDS", 3_600.0)
+    monkeypatch.setattr(handler_calls, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(handler_calls, "IDLE_SECONDS", 3_600.0)
 
     async def main() -> None:
         watch = LoopWatch(lambda task: None)

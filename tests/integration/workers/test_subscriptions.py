@@ -17,7 +17,7 @@ from postroom.domain.subscription import SubscriptionFilter
 from tests.support.access import controlled_mailbox, mailbox_of
 from tests.support.namespaces import open_namespace
 from tests.support.surfaces import served
-from tests.support.waiting import SECONDS, until
+from tests.support.waiting import SECONDS, until, within
 from tests.support.worker_runs import running, send, unsettled
 
 COUNT = 200
@@ -168,7 +168,7 @@ async def test_of_two_versions_that_start_at_the_same_moment_one_creates_the_sub
 
     async def list_together() -> Any:
         reports = await original()
-        await both.wait()
+        await within(both.wait())
         return reports
 
     monkeypatch.setattr(mailbox, "list_subscriptions", list_together)
