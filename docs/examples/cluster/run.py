@@ -14,22 +14,26 @@ from pathlib import Path
 from typing import Any
 
 from postroom import Mailbox, NewMessage, connect
-from tests.support.servers.nats_cluster import NatsCluster
+from tests.support.servers.nats_cluster import WITH_SYSTEM, ClusterServer, NatsCluster
 from tests.support.servers.process import ServerProcess
 from tests.support.waiting import until, wait_until
 
 POSTROOM = Path(sys.executable).with_name("postroom")
 MAILBOX = "shop@a"
+STREAM = "SHOP"
 TOPIC = "orders"
 KEYS = 8
 VISIBILITY_MS = 2_000
 POLL_SECONDS = 1.0
 SETTINGS = """
 [admin]
-ttl_ms = 4_000
-heartbeat_interval_ms = 800
-grace_period_ms = 1_000
+ttl_ms = {ttl_ms}
+heartbeat_interval_ms = {heartbeat_ms}
+grace_period_ms = {grace_ms}
 """
+LEASE = {"ttl_ms": 4_000, "heartbeat_ms": 800, "grace_ms": 1_000}
+LEASE_OF_REPLICATED = {"ttl_ms": 12_000, "heartbeat_ms": 2_000, "grace_ms": 3_000}
+"""Longer than NATS takes to elect another leader of the streams, of leases and of messages."""
 STARTED = time.monotonic()
 
 
@@ -75,14 +79,22 @@ class Process:
 
 
 class Cluster:
-    """Admins, two proxies, and two runners that may both own the mailbox."""
+    """Admins, two proxies, and two runners that may both own the mailbox.
 
-    def __init__(self, folder: Path, *, is_standalone: bool) -> None:
+    Arguments:
+        is_standalone: the leases are in a file, without NATS.
+        is_replicated: the messages are in the NATS servers, too, instead of a file.
+    """
+
+    def __init__(self, folder: Path, *, is_standalone: bool, is_replicated: bool) -> None:
         self.runners: dict[str, Process] = {}
         self._folder = folder
         self._opened = ExitStack()
         self._admins = ""
         self.proxies = ""
+        self.nats: NatsCluster | None = None
+        self.is_replicated = is_replicated
+        self.lease_times = LEASE_OF_REPLICATED if is_replicated else LEASE
         try:
             self._start(is_standalone)
         except BaseException:
@@ -109,13 +121,23 @@ class Cluster:
         leases = self.show("lease", "list")["leases"]
         return next((each for each in leases if each["mailbox"] == MAILBOX), {"status": "none"})
 
+    def kill_host(self, runner: str) -> ClusterServer | None:
+        """Kill a runner and, if the servers have the messages, the one that leads their stream; return it."""
+        leader = self.nats.leader(STREAM) if self.nats is not None and self.is_replicated else None
+        if leader is not None:
+            leader.kill()
+        self.runners[runner].kill()
+        return leader
+
     def _start(self, is_standalone: bool) -> None:
         settings = self._folder / "postroom.toml"
-        settings.write_text(SETTINGS)
+        settings.write_text(SETTINGS.format(**self.lease_times))
         leases = ["--standalone"]
         if not is_standalone:
-            nats = self._opened.enter_context(NatsCluster(self._folder / "nats"))
-            say("3 NATS servers with JetStream keep the leases, by Raft.")
+            nats = NatsCluster(self._folder / "nats", **WITH_SYSTEM)
+            self.nats = self._opened.enter_context(nats)
+            what = "the leases and the messages" if self.is_replicated else "the leases"
+            say(f"3 NATS servers with JetStream keep {what}, by Raft.")
             leases = ["--jetstream", nats.url, "--monitoring", nats.monitoring]
         admins = []
         for number in range(1 if is_standalone else 2):
@@ -134,10 +156,13 @@ class Cluster:
             ).address
             for name in ("proxy-1", "proxy-2")
         )
+        store = str(self._folder / "shop.db")
+        if self.nats is not None and self.is_replicated:
+            store = self.nats.store(STREAM)
         for name in ("runner-1", "runner-2"):
             self.runners[name] = self._run(
                 name,
-                *("--store", str(self._folder / "shop.db"), "runner", "--dev", "--admin", self._admins),
+                *("--store", store, "runner", "--dev", "--admin", self._admins),
                 *("--runner-id", name, "--proxy-id", "a", "--mailbox", MAILBOX, "--listen", "127.0.0.1:0"),
             )
         say(f"{len(admins)} admin(s), 2 proxies and 2 runners serve.")
@@ -203,15 +228,25 @@ async def demonstrate(cluster: Cluster, count: int) -> int:
             tasks.create_task(traffic.send())
             tasks.create_task(traffic.receive())
             await until(lambda: len(traffic.sent) >= count // 3)
-            await asyncio.to_thread(cluster.runners[before["runner"]].kill)
+            server = await asyncio.to_thread(cluster.kill_host, before["runner"])
+            killed_at = time.monotonic()
             say(f"{before['runner']} was killed (kill -9) after {len(traffic.sent)} messages were sent.")
+            if server is not None:
+                say(f"So was {server.name}, which led the stream of the messages; its disk is gone.")
             after = before
             while after["status"] != "active" or after["epoch"] == before["epoch"]:
                 await asyncio.sleep(POLL_SECONDS)
                 after = await asyncio.to_thread(cluster.lease)
-            say(f"The lease moved: {after['runner']} acquired it, in epoch {after['epoch']}.")
+            longest = (cluster.lease_times["ttl_ms"] + cluster.lease_times["grace_ms"]) / 1_000
+            say(
+                f"The lease moved: {after['runner']} acquired it, in epoch {after['epoch']}, within "
+                f"{time.monotonic() - killed_at:.1f} s; TTL and grace period are {longest:g} s."
+            )
             (route,) = (await asyncio.to_thread(cluster.show, "route", "list"))["routes"]
             say(f"The route changed: {route['mailbox']} is at {route['address']} ({route['runner']}).")
+            if server is not None and cluster.nats is not None:
+                await asyncio.to_thread(cluster.nats.replace_disk, server, STREAM)
+                say(f"{server.name}, a new server with an empty disk, has all messages again.")
         backlog = await mailbox.get_backlog()
     lost = len({*traffic.sent} - traffic.acked)
     repeated = sum(times > 1 for times in traffic.deliveries.values())
@@ -226,11 +261,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=1_500)
     parser.add_argument("--standalone", action="store_true", help="keep leases in a file, without NATS")
+    parser.add_argument("--replicated", action="store_true", help="keep the messages in the NATS servers")
     options = parser.parse_args()
+    if options.standalone and options.replicated:
+        parser.error("--replicated needs NATS; leave out --standalone.")
     for name in [name for name in os.environ if name.startswith("POSTROOM_")]:
         del os.environ[name]
     with tempfile.TemporaryDirectory() as folder:
-        cluster = Cluster(Path(folder), is_standalone=options.standalone)
+        cluster = Cluster(Path(folder), is_standalone=options.standalone, is_replicated=options.replicated)
         try:
             code = asyncio.run(demonstrate(cluster, options.messages))
         finally:
